@@ -10,7 +10,7 @@ from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import CompileFacts, CpuSpeed, ForwardFacts, OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import Snapshot, Throughput
+from training_profiler.snapshot.snapshot import LineStats, Snapshot, Throughput
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 CPU = CpuSpeed("float32", 50.0, 3e-6)
@@ -82,6 +82,35 @@ def test_a_delay_in_the_counted_step_is_not_python():
     run = run_with(ProgramFacts(ADAM, forward=LONG))
     shortest = replace(run.sections["forward_pass"], min_s=0.012)
     assert "python-in-forward" not in findings_of(replace(run, sections={**run.sections, "forward_pass": shortest}))
+
+
+MANY = LONG._replace(operators=800)  # what is between them may take all of the rest
+
+
+def with_loop(part: float, facts: ForwardFacts, samples: int = 100) -> Snapshot:
+    """Return a run in whose forward pass a line runs a loop in Python for this part of the time."""
+    run = run_with(ProgramFacts(ADAM, forward=facts))
+    share = run.sections["forward_pass"].share
+    line = LineStats("model.py", 9, "Net.forward", share, samples, called={"<python>": part * share})
+    return replace(run, lines={"forward_pass": (line,)})
+
+
+def test_a_sampled_loop_in_python_is_found_among_many_operators():
+    finding = findings_of(with_loop(0.5, MANY))["python-in-forward"]
+    assert "50% of the forward pass" in finding.message
+    assert "model.py:9 Net.forward" in finding.message
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        with_loop(0.2, MANY),
+        with_loop(0.5, MANY, samples=20),
+        with_loop(0.9, MANY._replace(operators_s=0.035)),  # a loop of operators
+    ],
+)
+def test_other_loops_are_not_called_python(run):
+    assert "python-in-forward" not in findings_of(run)
 
 
 def test_compiled_model_is_not_advised_to_compile():

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.rules import THRESHOLDS
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 OF_STEP = [
@@ -118,15 +119,22 @@ def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
-def test_share_of_run_above_a_tenth_saves_half(section, code):
-    finding = find(of_run(section, 10.1), code)
-    assert finding.potential_saving_s == 5.05
-    assert finding.evidence["seconds"] == 10.1
+def test_share_of_the_run_above_its_threshold_saves_half(section, code):
+    total_s = 100 * THRESHOLDS[code] + 0.1
+    finding = find(of_run(section, total_s), code)
+    assert finding.potential_saving_s == total_s / 2
+    assert finding.evidence["seconds"] == total_s
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
-def test_a_share_of_the_run_just_below_a_tenth_is_not(section, code):
-    assert code not in codes(of_run(section, 9.9))
+def test_a_share_of_the_run_just_below_its_threshold_is_not(section, code):
+    assert code not in codes(of_run(section, 100 * THRESHOLDS[code] - 0.1))
+
+
+def test_a_single_checkpoint_cannot_be_saved_less_often():
+    run = of_run("checkpointing", 20.0)
+    once = replace(run.sections["checkpointing"], count=1)
+    assert "checkpointing-heavy" not in codes(replace(run, sections={**run.sections, "checkpointing": once}))
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)

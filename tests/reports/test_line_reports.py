@@ -104,7 +104,7 @@ def test_source_line_has_at_most_its_sections_share():
     assert rows[1].removeprefix("a: train.py:1 main: ") <= rows[0].removeprefix("a: ")
 
 
-NO_WAIT = {"waiting_share": 0.0, "waits_in": "", "inside": "", "phase": "", "held_by": {}}
+NO_WAIT = {"waiting_share": 0.0, "waits_in": "", "inside": "", "phase": "", "held_by": {}, "called": {}}
 
 
 def test_json_has_source_lines_hottest_first():

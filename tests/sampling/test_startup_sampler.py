@@ -7,6 +7,7 @@ from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.user_code import Places
+from training_profiler.snapshot.snapshot import PYTHON
 
 S = 1_000_000_000
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
@@ -23,7 +24,7 @@ def sampler_after_import(clock: FakeClock) -> StartupSampler:
 def test_the_import_of_torch_is_exact() -> None:
     samples = sampler_after_import(FakeClock()).stop()
     before = Location("", 0, "", activity="until torch was imported")
-    imported = Location("train.py", 1, "<module>", activity="imports")
+    imported = Location("train.py", 1, "<module>", activity="imports", called=PYTHON)
     assert samples == [(0, before), (S, before), *((ns * S, imported) for ns in (2, 3, 4))]
 
 

@@ -86,6 +86,27 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
     assert first["evidence"]["count"] == 150
 
 
+def line_of(program: str, text: str) -> str:
+    """Return the file and line at which ``text`` stands in a planted training."""
+    lines = (PLANTED / f"{program}.py").read_text().splitlines()
+    return f"{program}.py:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
+
+def test_a_copy_of_the_model_in_each_step_is_named_with_its_line(tmp_path: Path) -> None:
+    first, *_ = findings_of("copied_average", tmp_path, NOISE, OMP_NUM_THREADS="1")
+    assert first["code"] == "unexplained"
+    assert "copying objects" in first["evidence"]["spent_on"]
+    assert line_of("copied_average", "fresh = copy.deepcopy") in first["finding"]
+
+
+def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path) -> None:
+    first, second, *_ = findings_of("validated_with_gradients", tmp_path, NOISE, OMP_NUM_THREADS="1")
+    assert first["code"] == "validation-with-gradients"
+    assert 700 <= first["evidence"]["count"] <= 800  # of 8 passes, one may be counted as validation alone
+    assert line_of("validated_with_gradients", "hits = sum(") in first["finding"]
+    assert second["code"] == "validation-heavy"
+
+
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
     _, report = outcome_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}")
     assert find(report["insights"], "slowing-down")["evidence"]["rise"] > 0.3

@@ -53,6 +53,7 @@ def lines_of(share: float, samples: Counter[Location | None], callers: set[Locat
     waits: dict[Location, Counter[str]] = {}
     phases: dict[Location, Counter[str]] = {}
     held: dict[Location, Counter[str]] = {}
+    called: dict[Location, Counter[str]] = {}
     for location, count in samples.items():
         if location is None:
             continue
@@ -65,6 +66,8 @@ def lines_of(share: float, samples: Counter[Location | None], callers: set[Locat
             waits.setdefault(line, Counter())[location.waits_in] += count
         if location.held_by:
             held.setdefault(line, Counter())[location.held_by] += count
+        if location.called:
+            called.setdefault(line, Counter())[location.called] += count
     return tuple(
         LineStats(
             *line[:3],
@@ -74,10 +77,15 @@ def lines_of(share: float, samples: Counter[Location | None], callers: set[Locat
             waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
             inside=line.inside,
             phase=_main_phase(phases[line]),
-            held_by={place: samples * of_a_sample for place, samples in held.get(line, Counter()).most_common()},
+            held_by=_shares(held.get(line), of_a_sample),
+            called=_shares(called.get(line), of_a_sample),
         )
         for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     )
+
+
+def _shares(samples: Counter[str] | None, of_a_sample: float) -> dict[str, float]:
+    return {} if samples is None else {name: count * of_a_sample for name, count in samples.most_common()}
 
 
 def phase_shares(

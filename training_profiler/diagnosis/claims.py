@@ -19,6 +19,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
+from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
@@ -29,6 +30,7 @@ from training_profiler.recording.known_sections import (
     OPTIMIZER_STEP,
     STEP_PARTS,
     SYNCHRONIZATION,
+    VALIDATION_EPOCH,
     WORKER_START,
 )
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
@@ -37,6 +39,7 @@ STEP_TIME_VARIES: Final = "step-time-varies"
 RISES: Final = (SLOWER_SINCE, "slowing-down")  # of step time
 BACKWARD_SLOW: Final = "backward-slow"
 SYNCHRONIZATION_HEAVY: Final = "synchronization-heavy"
+VALIDATION_HEAVY: Final = "validation-heavy"
 # Their cause is another rank. What a rank waits for it lies in the sections in which ranks meet.
 OF_OTHER_RANKS: Final = ("straggler", "host-slow", "uneven-work")
 
@@ -57,6 +60,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
     PAGE_FAULTS: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    VALIDATION_WITH_GRADIENTS: (VALIDATION_EPOCH,),
 }
 # A cause that is measured is named before what only says where the time lies.
 _CAUSES: Final = (
@@ -69,6 +73,7 @@ _CAUSES: Final = (
     DOUBLE_PRECISION,
     SMALL_OPERATORS,
     REPEATED_BACKWARD,
+    VALIDATION_WITH_GRADIENTS,
 )
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
@@ -200,11 +205,20 @@ def _is_slow_without(finding: Finding, waited_s: float) -> bool:
 
 
 def cause_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, synchronization right after the rank or host that it mostly waits for."""
+    """Return the findings, what takes time right after its own cause, at the place of the costlier of both.
+
+    Such as synchronization after the rank that it mostly waits for, and validation after the gradients that it records.
+    """
     waits = next((finding for finding in findings if "waits_for" in finding.evidence), None)
     culprit = next((finding for finding in findings if finding.code in OF_OTHER_RANKS), None)
-    if waits is None or culprit is None:
+    validation = next((finding for finding in findings if finding.code == VALIDATION_HEAVY), None)
+    gradients = next((finding for finding in findings if finding.code == VALIDATION_WITH_GRADIENTS), None)
+    return _together(_together(findings, culprit, waits), gradients, validation)
+
+
+def _together(findings: Sequence[Finding], cause: Finding | None, effect: Finding | None) -> list[Finding]:
+    if cause is None or effect is None:
         return list(findings)
-    at = min(findings.index(culprit), findings.index(waits))
-    others = [finding for finding in findings if finding not in (culprit, waits)]
-    return [*others[:at], culprit, waits, *others[at:]]
+    at = min(findings.index(cause), findings.index(effect))
+    others = [finding for finding in findings if finding not in (cause, effect)]
+    return [*others[:at], cause, effect, *others[at:]]

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.called_functions import activities, spent_text
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
+MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
+SAY_NOTHING: Final = (PYTHON, "step", "backward")  # no call, and calls that are a section themselves
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
@@ -70,8 +73,8 @@ def _trains_on_cpu(snapshot: Snapshot) -> bool:
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
-    Time that ``waits-for-device`` reports does not count. Functional code has its forward pass there, where nothing
-    says what could be saved.
+    Time that ``waits-for-device`` reports does not count. Functional code has its forward pass there: as much time as
+    the backward pass takes is none that could be saved.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -94,6 +97,11 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
+    has_forward = _has_hidden_forward(snapshot)
+    spent = activities(other, snapshot.lines.get(OTHER, ()), has_forward)
+    if spent:
+        evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
+        message += f", {spent_text(spent)}"
     places = snapshot.hottest(OTHER)
     line_texts = [f"{line.place} {line.what} ({_of_it(line, other.share)})" for line in places]
     callers = list(dict.fromkeys(line.caller for line in places if line.caller))
@@ -103,9 +111,11 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["lines"] = ", ".join(line_texts)
         message += f": {evidence['lines']}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
-    if _has_hidden_forward(snapshot):
+    if spent:
+        fix = "; ".join(each.activity.fix for each in spent)
+    if has_forward:
         message += "; it includes the forward pass, which calls no module"
-        total_s = 0.0
+        total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
 
 
@@ -151,8 +161,12 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
 
 
 def _of_it(place: LineStats, of: float) -> str:
-    """Return a place's part of the share ``of``, and the parts of its hottest lines if it is a function."""
+    """Return a place's part of the share ``of``, with the function that a line calls, or the hottest lines of one."""
     text = f"{min(1.0, place.share / of):.0%} of it"
+    name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
+    is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_NOTHING
+    if called and is_named and place.lines == 1 and not place.inside:
+        return f"{text}, in {name}()"
     if place.lines > 1 and not place.inside:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
         text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)

@@ -100,6 +100,7 @@ class RunShare:
     threshold: float
     activity: str | Callable[[Snapshot], str]  # "% of the run is spent ..."
     fix: str | Callable[[Snapshot], str]
+    least_count: int = 1  # fewer times than this cannot be less often
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
@@ -107,7 +108,7 @@ class RunShare:
         if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
             return None
         share = section.total_s / snapshot.wall_s
-        if share <= threshold or section.total_s < MIN_SAVING_S:
+        if share <= threshold or section.total_s < MIN_SAVING_S or section.count < self.least_count:
             return None
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         return Finding(
@@ -236,9 +237,10 @@ RUN_SHARES: Final = (
     RunShare(
         code="checkpointing-heavy",
         section=CHECKPOINTING,
-        threshold=0.10,
+        threshold=0.05,
         activity="saving checkpoints",
         fix="Save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
+        least_count=2,  # the one at the end is needed
     ),
 )
 for step_row in STEP_SHARES:

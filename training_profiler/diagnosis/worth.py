@@ -21,6 +21,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "backward-slow": (0.0, 1.5),
     "optimizer-heavy": (0.4, 1.15),
     "validation-heavy": (0.5, 1.1),
+    "validation-with-gradients": (0.2, 2.3),
     "sampling-heavy": (0.5, 1.8),
     "checkpointing-heavy": (0.5, 1.1),
     "small-operators": (0.5, 1.1),

@@ -46,6 +46,7 @@ _CLASSES: Final = {
     "logging-heavy": "LOGGING",
     "ema-heavy": "EMA",
     "validation-heavy": "VALIDATION",
+    "validation-with-gradients": "VALIDATION",
     "sampling-heavy": "SAMPLING",
     "checkpointing-heavy": "CHECKPOINTS",
     "unexplained": "UNATTRIBUTED",

@@ -4,11 +4,13 @@ import re
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
+from training_profiler.sampling.called_functions import called_function, runs_python
 from training_profiler.sampling.framework_frames import CALLBACK, LOOP, FileRows, callback_named
 from training_profiler.sampling.location import Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
-from training_profiler.snapshot.snapshot import BETWEEN
+from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
+from training_profiler.text import printable
 
 MOST_LOCATIONS: Final = 5000
 MOST_CODES: Final = 5000
@@ -68,6 +70,7 @@ class StackReader:
         self._codes: dict[int, _Code] = {}  # by the id of the code: its hash covers all of its constants
         self._files: dict[str, tuple[FileRows, FileRows]] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
+        self._calls: dict[tuple[int, int], tuple[CodeType, str, str]] = {}  # by the id of the code and the instruction
 
     def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
         """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
@@ -138,21 +141,34 @@ class StackReader:
         if file is None:
             return None
         phase = phase_text(place.phases)
+        waits, called = self._call_at(code, instruction)
         location = Location(
             file,
             line_of(code, instruction),
             function_name(code),
-            waits_in(code, instruction),
+            waits,
             self._inside(place, phase),
             phase,
             place.activity,
             "" if place.holder is None else self._users_text(place.holder),
+            called,
         )
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             location = location.alone()
             if location not in self._locations and len(self._locations) >= 2 * MOST_LOCATIONS:
                 return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
+
+    def _call_at(self, code: CodeType, instruction: int) -> tuple[str, str]:
+        """Return the call that waits for the device, and the function that is called; each "" for none."""
+        key = id(code), instruction
+        known = self._calls.get(key)
+        if known is None or known[0] is not code:
+            if len(self._calls) >= MOST_LOCATIONS:
+                self._calls.clear()
+            called = PYTHON if runs_python(code, instruction) else printable(called_function(code, instruction))
+            known = self._calls[key] = (code, waits_in(code, instruction), called)
+        return known[1:]
 
     def _users_text(self, frame: Instruction) -> str:
         code, instruction = frame

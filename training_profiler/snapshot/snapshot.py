@@ -31,6 +31,7 @@ HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
+PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
@@ -86,6 +87,8 @@ class LineStats:
     phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
     # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
     held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
+    # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share..
+    called: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
@@ -462,6 +465,10 @@ def _common(place: LineStats, level: Callable[[LineStats], tuple[str, ...]]) -> 
     return replace(place, inside=kept, phase=place.phase if kept == place.inside else "")
 
 
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
+
+
 def _added(hotter: LineStats, line: LineStats) -> LineStats:
     return replace(
         hotter,
@@ -470,5 +477,6 @@ def _added(hotter: LineStats, line: LineStats) -> LineStats:
         lines=hotter.lines + line.lines,
         waiting_share=hotter.waiting_share + line.waiting_share,
         waits_in=hotter.waits_in or line.waits_in,
+        called=_sum(hotter.called, line.called),
         parts=hotter.parts + _part(line),
     )

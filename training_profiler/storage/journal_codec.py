@@ -90,6 +90,7 @@ class LineRow(Struct, array_like=True):
     phase: str = ""
     activity: str = ""
     held_by: str = ""
+    called: str = ""
 
 
 class MachineRecord(Struct):
@@ -397,8 +398,8 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity, row.held_by))
-            location = Location(printable(row.file), row.line, printable(row.function), *words)
+            words = (row.waits_in, row.inside, row.phase, row.activity, row.held_by, row.called)
+            location = Location(printable(row.file), row.line, printable(row.function), *map(printable, words))
         totals.lines[id, location] += row.samples
 
 

@@ -1,0 +1,93 @@
+"""Unattributed time says what it is spent on where the called functions show it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
+
+
+def run_with(*lines: tuple[dict[str, float], float], forward: float = 0.25, inside: str = "") -> Snapshot:
+    """Return a run whose unattributed half has these lines: parts of the half by the called function, and in all."""
+    run = snapshot_of({"forward_pass": forward, "backward_pass": 0.25}, steps=64, step_s=0.125)
+    half = run.sections["other"].share
+    stats = [
+        LineStats("train.py", number, "main", whole * half, 100, inside=inside, called=_scaled(called, half))
+        for number, (called, whole) in enumerate(lines, 10)
+    ]
+    return replace(run, lines={"other": tuple(stats)})
+
+
+def _scaled(called: dict[str, float], by: float) -> dict[str, float]:
+    return {name: part * by for name, part in called.items()}
+
+
+def unexplained(run: Snapshot) -> Finding:
+    return next(finding for finding in diagnose(run) if finding.code == "unexplained")
+
+
+def test_a_copy_is_named_with_its_line() -> None:
+    finding = unexplained(run_with(({"copy.deepcopy": 0.6}, 0.7), ({"zip": 0.3}, 0.3)))
+    assert finding.message == (
+        "50.0% of step time is unattributed (62.5 ms per step), most of it spent copying objects (copy.deepcopy(), "
+        "60%): train.py:10 main (70% of it, in copy.deepcopy()), train.py:11 main (30% of it, in zip())"
+    )
+    assert finding.fix.startswith("Update one copy in place")
+
+
+def test_an_activity_on_many_lines_is_one() -> None:
+    finding = unexplained(run_with(*(({"loss.item": 0.04, ".tolist": 0.03}, 0.1) for _ in range(10))))
+    spent = "most of it spent reading numbers out of tensors (loss.item(), .tolist(), 70%): "
+    assert spent in finding.message
+    assert finding.losses == "same bit for bit"
+
+
+def test_two_activities_are_named_with_both_fixes() -> None:
+    finding = unexplained(run_with(({"print": 0.25}, 0.3), ({".norm": 0.2}, 0.3)))
+    spent = (
+        "much of it spent printing and writing (print(), 25%) and computing norms and checking tensors (.norm(), 20%)"
+    )
+    assert spent in finding.message
+    assert finding.evidence["spent_on"] == "printing and writing, computing norms and checking tensors"
+    assert finding.fix.startswith("Write every n-th step")
+    assert "clip_grad_norm_" in finding.fix
+
+
+@pytest.mark.parametrize("name", ["torch.log", "torch.stack", "f", ".backward", "env.step"])
+def test_what_may_be_work_of_the_training_has_no_activity(name: str) -> None:
+    finding = unexplained(run_with(({name: 0.9}, 0.9)))
+    assert "spent" not in finding.message
+    assert finding.fix.startswith("Make these lines cheaper")
+
+
+@pytest.mark.parametrize(
+    "run", [run_with(({"print": 0.2}, 0.2)), run_with(({"print": 0.9}, 0.9), inside="lib/a.py:3 f")]
+)
+def test_a_small_part_or_a_library_s_loop_says_nothing(run: Snapshot) -> None:
+    assert "spent" not in unexplained(run).message
+
+
+def test_functional_code_may_save_what_its_forward_pass_cannot_be() -> None:
+    run = run_with(({"sort": 0.6}, 0.6), forward=0.0)
+    without_forward = replace(run, sections={k: v for k, v in run.sections.items() if k != "forward_pass"})
+    finding = unexplained(without_forward)
+    assert finding.message.endswith("; it includes the forward pass, which calls no module")
+    assert finding.potential_saving_s == pytest.approx(64 * 0.125 * (0.75 - 0.25))
+
+
+def test_functional_code_that_only_computes_saves_nothing() -> None:
+    run = snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125)
+    assert unexplained(run).potential_saving_s == 0.0
+
+
+def test_a_loop_in_python_is_named() -> None:
+    finding = unexplained(run_with(({"<python>": 0.6, "zip": 0.1}, 0.8)))
+    assert ", most of it spent in loops and functions of Python (60%): train.py:10 main (80% of it)" in finding.message
+
+
+def test_a_loop_of_functional_code_may_be_its_forward_pass() -> None:
+    run = snapshot_of({"backward_pass": 0.25}, steps=64, step_s=0.125)
+    line = LineStats("train.py", 10, "main", 0.7, 100, called={"<python>": 0.7})
+    assert "spent" not in unexplained(replace(run, lines={"other": (line,)})).message

@@ -1,0 +1,115 @@
+"""What unattributed time is spent on, by the names of the functions that its lines call."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from training_profiler.snapshot.snapshot import PYTHON, LineStats, SectionStats
+
+TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
+EACH_FROM: Final = 0.1
+MOST_OF_IT: Final = 0.5
+MOST_ACTIVITIES: Final = 2
+MOST_NAMES: Final = 2
+OFTEN_CALLED: Final = 0.2  # of the time of its activity
+
+
+class Activity(NamedTuple):
+    """A row of the table: functions that cost time and train nothing."""
+
+    text: str  # "most of it spent ..."
+    functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
+    fix: str
+
+
+ACTIVITIES: Final = (
+    Activity(
+        "in loops and functions of Python",
+        frozenset({PYTHON}),
+        "Replace loops in Python by operations on whole tensors, or do this work every n-th step or in a worker",
+    ),
+    Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
+    Activity(
+        "copying objects",
+        frozenset({"deepcopy"}),
+        "Update one copy in place instead of making a new one: torch._foreach_lerp_ for a moving average of weights, "
+        "Tensor.copy_ for a backup",
+    ),
+    Activity(
+        "printing and writing",
+        frozenset(
+            (
+                *("print", "write", "writelines", "writerow", "flush", "fsync", "dump", "dumps", "save", "savez"),
+                *("savetxt", "savefig", "to_csv", "info", "debug", "warning", "add_scalar", "add_scalars"),
+                *("add_histogram", "add_image", "log_metric", "log_metrics", "wandb.log", "run.log", "format", "repr"),
+            )
+        ),
+        "Write every n-th step, and only what is new",
+    ),
+    Activity(
+        "reading files",
+        frozenset(
+            (
+                *("open", "read", "readline", "readlines", "read_text", "read_bytes", "read_csv", "loadtxt", "imread"),
+                *("json.load", "torch.load", "np.load", "numpy.load", "pickle.load", "yaml.safe_load"),
+            )
+        ),
+        "Read files once, before the loop",
+    ),
+    Activity(
+        "reading numbers out of tensors",
+        frozenset({"item", "tolist", "numpy", "cpu"}),
+        "Keep tensors (.detach()) and read them every n-th step",
+    ),
+    Activity(
+        "computing norms and checking tensors",
+        frozenset({"norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose"}),
+        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_ returns the norm of all "
+        "gradients",
+    ),
+)
+
+
+class Spent(NamedTuple):
+    """An activity in the unattributed time."""
+
+    activity: Activity
+    part: float  # of the time
+    names: tuple[str, ...]  # of its functions with most of it, such as "copy.deepcopy()"
+
+
+def activities(section: SectionStats, lines: Sequence[LineStats], has_forward: bool) -> list[Spent]:
+    """Return what a good part of a section's time is spent on, the largest first; empty where that is not known.
+
+    ``has_forward``: it includes a forward pass, whose short operators may be taken for the loop around them.
+    """
+    called: Counter[str] = Counter()
+    for line in lines:
+        if not line.inside:  # the line only calls a library's loop, whose calls are not known
+            called.update(line.called)
+    spent = []
+    for activity in ACTIVITIES:
+        if has_forward and PYTHON in activity.functions:
+            continue
+        its = Counter({name: share for name, share in called.items() if _is_of(name, activity)})
+        whole = its.total()
+        if section.share and whole >= EACH_FROM * section.share:
+            names = [name for name, share in its.most_common(MOST_NAMES) if share >= OFTEN_CALLED * whole]
+            spent.append(Spent(activity, min(1.0, whole / section.share), _shown(names)))
+    spent = sorted(spent, key=lambda each: -each.part)[:MOST_ACTIVITIES]
+    return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
+
+
+def _shown(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{name}()" for name in names if name != PYTHON)
+
+
+def _is_of(name: str, activity: Activity) -> bool:
+    return name in activity.functions or name.rpartition(".")[2] in activity.functions
+
+
+def spent_text(spent: Sequence[Spent]) -> str:
+    """Return "most of it spent copying objects (copy.deepcopy(), 60%)"."""
+    much = "most of it" if sum(each.part for each in spent) >= MOST_OF_IT else "much of it"
+    parts = [f"{each.activity.text} ({', '.join((*each.names, f'{each.part:.0%}'))})" for each in spent]
+    return f"{much} spent {' and '.join(parts)}"

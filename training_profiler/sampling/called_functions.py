@@ -1,0 +1,110 @@
+"""What a line does at an instruction, from its code object alone: no source file is read.
+
+Another thread sees an instruction of a thread only where that gives up Python's lock: in a call or an operator that
+releases it, after a call, at the begin of a function, or at the end of a round of a loop. Before the last two, Python
+ran since the last call, and at most short operators with it.
+"""
+
+import opcode
+import sys
+from types import CodeType
+from typing import Final
+
+MOST_UNITS: Final = 400  # instructions that are searched for the function of a call, which its arguments follow
+
+_OF: Final = opcode.opmap
+_HAS_METHODS: Final = sys.version_info < (3, 12)  # an instruction for them; since then a bit of LOAD_ATTR marks them
+_UNIT: Final = 2  # bytes an instruction: its code and its argument
+_CACHE: Final = _OF["CACHE"]
+_EXTENDED: Final = _OF["EXTENDED_ARG"]
+_PLAIN_CALLS: Final = frozenset(
+    _OF[name] for name in ("PRECALL", "CALL") if name in _OF
+)  # no names or packed arguments
+_CALLS: Final = _PLAIN_CALLS | frozenset(_OF[name] for name in ("CALL_KW", "CALL_FUNCTION_EX") if name in _OF)
+_NAME: Final = _OF["LOAD_NAME"]
+_METHOD: Final = _OF["LOAD_METHOD"] if _HAS_METHODS else -1
+_ATTRIBUTE: Final = _OF["LOAD_ATTR"]
+_GLOBAL: Final = _OF["LOAD_GLOBAL"]  # its lowest bit marks a function that is called
+_LOCALS: Final = frozenset(_OF[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in _OF)
+
+_OF_PYTHON: Final = frozenset(_OF[name] for name in ("RESUME", "JUMP_BACKWARD"))
+
+_Moment = tuple[int, int]  # a line and a column of the source
+
+
+def called_function(code: CodeType, instruction: int) -> str:
+    """Return what the call at this offset calls: "print", "copy.deepcopy", or ".item" of ``loss.mean().item()``.
+
+    "" where the instruction calls nothing, or where the function has no name, as in ``hooks[0]()``. A function is the
+    name whose load begins where the call does: ``loss.mean().item`` is the longest one that ends before its brackets.
+    """
+    raw, at = code.co_code, _at_call(code.co_code, instruction)
+    if at is None:
+        return ""
+    positions = list(code.co_positions())
+    begin, end = _span(positions[at])
+    if begin is None or end is None:
+        return ""
+    parts: dict[_Moment, tuple[str, bool]] = {}  # of the called expression, by their ends: name, is it an attribute
+    for unit in range(at - 1, max(-1, at - MOST_UNITS), -1):
+        its_begin, its_end = _span(positions[unit])
+        is_part = raw[unit * _UNIT] != _CACHE and its_begin == begin
+        if is_part and its_end is not None and its_end <= end:
+            name = _name_loaded(code, raw, unit)
+            if (name and not parts.get(its_end, ("", False))[0]) or (its_end < end and its_end not in parts):
+                parts[its_end] = name, raw[unit * _UNIT] in (_ATTRIBUTE, _METHOD)
+    return _dotted(parts) if parts else ""
+
+
+def runs_python(code: CodeType, instruction: int) -> bool:
+    """Return whether the lock was given up at this offset by a loop or the begin of a function, and by no call."""
+    raw = code.co_code
+    return 0 <= instruction < len(raw) and raw[instruction] in _OF_PYTHON
+
+
+def has_no_arguments(code: CodeType, instruction: int) -> bool:
+    """Return whether the call at this offset passes nothing, as ``loss.item()`` does."""
+    raw, at = code.co_code, _at_call(code.co_code, instruction)
+    return at is not None and raw[at * _UNIT] in _PLAIN_CALLS and not raw[at * _UNIT + 1]
+
+
+def _at_call(raw: bytes, instruction: int) -> int | None:
+    """Return the number of the instruction of the call at this offset; None if it is another instruction."""
+    at = instruction // _UNIT
+    while 0 < at < len(raw) // _UNIT and raw[at * _UNIT] == _CACHE:  # where the call is of a Python function
+        at -= 1
+    return at if 0 <= at < len(raw) // _UNIT and raw[at * _UNIT] in _CALLS else None
+
+
+def _dotted(parts: dict[_Moment, tuple[str, bool]]) -> str:
+    """Return the name of the longest part, after a plain name: "copy.deepcopy"; of others the dot alone is shown."""
+    line, column = max(parts)
+    name, is_attribute = parts[line, column]
+    receiver, is_chain = parts.get((line, column - len(name) - 1), ("", False))
+    if not is_attribute or not name:
+        return name
+    return f".{name}" if is_chain else f"{receiver}.{name}"
+
+
+def _span(position: tuple[int | None, int | None, int | None, int | None]) -> tuple[_Moment | None, _Moment | None]:
+    line, end_line, column, end_column = position
+    if line is None or end_line is None or column is None or end_column is None:  # Python keeps none if asked to
+        return None, None
+    return (line, column), (end_line, end_column)
+
+
+def _name_loaded(code: CodeType, raw: bytes, unit: int) -> str:
+    """Return the name that this instruction loads; "" if it is another instruction."""
+    operation, argument = raw[unit * _UNIT], raw[unit * _UNIT + 1]
+    if unit and raw[(unit - 1) * _UNIT] == _EXTENDED:
+        argument |= raw[(unit - 1) * _UNIT + 1] << 8
+    names: tuple[str, ...] = code.co_names
+    if operation == _GLOBAL:
+        argument >>= 1
+    elif operation == _ATTRIBUTE:
+        argument >>= 0 if _HAS_METHODS else 1
+    elif operation in _LOCALS:
+        names = code.co_varnames
+    elif operation not in (_NAME, _METHOD):
+        return ""
+    return names[argument] if argument < len(names) else ""

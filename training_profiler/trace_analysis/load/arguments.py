@@ -1,15 +1,16 @@
 """Fields of the events' arguments as columns."""
 
-from collections.abc import Iterable, Sequence
-from itertools import compress
-from operator import attrgetter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import compress, repeat
+from operator import attrgetter, is_
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Floats, Ints
 from training_profiler.trace_analysis.load.numbers import Numbers
-from training_profiler.trace_analysis.load.reader import Args
+from training_profiler.trace_analysis.load.reader import MISSING, Args
 
 _BEYOND_64_BITS: Final = 2**63
 
@@ -36,15 +37,19 @@ class Arguments:
         return column
 
     def numbers(self, field: str, numbers: Numbers) -> Ints:
-        """Return the number of each value."""
-        return self._filled(numbers.of(self._values(field)))
+        """Return the number of each value; lists and objects count as missing."""
+        values = self._values(field)
+        try:
+            return self._filled(numbers.of(values))
+        except TypeError:
+            return self._filled(numbers.of([value if isinstance(value, Hashable) else None for value in values]))
 
     def written(self, field: str, numbers: Numbers) -> Ints:
         """Return the number of what the file has for a field, as bytes; those of a missing one are empty."""
         values = self._values(field)
-        if values and not any(map(len, values)):
+        if values and all(map(is_, values, repeat(MISSING))):
             return self._filled(np.full(len(values), numbers[b""]))
-        return self._filled(numbers.of(list(map(bytes, values))))
+        return self._filled(numbers.of(_bytes_of(values)))
 
     def _values(self, field: str) -> list[Any]:
         return list(map(attrgetter(field), self._args))
@@ -53,6 +58,11 @@ class Arguments:
         column = np.full(len(self._which), NONE, np.int64)
         column[self._which] = values
         return column
+
+
+def _bytes_of(values: Sequence[msgspec.Raw]) -> list[bytes]:
+    parts = b"\0".join(values).split(b"\0")  # takes a third of the time of a call of bytes for each
+    return parts if len(parts) == len(values) else list(map(bytes, values))
 
 
 def integers(values: Sequence[Any]) -> Ints:

@@ -17,7 +17,7 @@ MOST_PACKED: Final = 100
 PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
 _GZIP: Final = b"\x1f\x8b"
 # Chunks of this size fit into a processor's cache and are unpacked into memory that was just freed.
-_CHUNK: Final = BYTES_PER_MIB // 2
+_CHUNK: Final = BYTES_PER_MIB // 4
 
 
 def chunks_of(path: Path, most_bytes: int) -> Iterator[bytes]:

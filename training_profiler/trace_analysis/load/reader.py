@@ -27,6 +27,7 @@ _SNIFFED: Final = 1 << 16
 _LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 
 Number = int | float | str | None
+MISSING: Final = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
@@ -45,19 +46,19 @@ class Args(msgspec.Struct, gc=False):
     reserved: Number = msgspec.field(default=NONE, name="Total Reserved")
     occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
-    stack: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Call stack")
-    module: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Module Hierarchy")
+    dims: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
+    stack: Any = msgspec.field(default="", name="Call stack")
+    module: Any = msgspec.field(default="", name="Module Hierarchy")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     kernel: Number = None  # that a call of HIP launches
     size: Number = NONE  # of a copy of MTIA
     elements_in: Number = msgspec.field(default=NONE, name="In msg nelems")
     elements_out: Number = msgspec.field(default=NONE, name="Out msg nelems")
     group_size: Number = msgspec.field(default=NONE, name="Group size")
-    group_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Name")
-    group_ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Ranks")
+    group_name: msgspec.Raw = msgspec.field(default=MISSING, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=MISSING, name="Process Group Ranks")
     sequence: Number = msgspec.field(default=NONE, name="Seq")
     dtype: str | None = None
 

@@ -31,7 +31,7 @@ from training_profiler.trace_analysis.load.columns import (
     Samples,
     is_of,
 )
-from training_profiler.trace_analysis.load.numbers import Numbers
+from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.load.pieces import NoPiecesError
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
@@ -103,11 +103,8 @@ class _Table:
         self._halves: list[Rows] = []
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
-        self._names = Numbers()
-        self._named = 0  # of the names, those that were looked at
-        self._annotations: list[int] = []  # of the names
-        self._kinds = Numbers()  # (category, pid, tid)
-        self._categories: list[int] = []  # of the kinds
+        self._kinds = Numbers()  # (name, category, pid, tid)
+        self._categories = np.empty(0, np.int64)  # of the kinds
         self._lines = Numbers()
         self._texts: dict[str, Numbers] = defaultdict(Numbers)
         self._devices: list[dict[str, Any]] = []
@@ -158,16 +155,15 @@ class _Table:
         )
 
     def _rows(self, events: Sequence[Event]) -> Rows:
-        kind = self._kinds.of(list(map(attrgetter("cat", "pid", "tid"), events)))
-        name = self._names.of(list(map(attrgetter("name"), events)))
-        category, args = _of_mtia(events, self._category(kind, name))
+        kind = self._kinds.of(list(map(attrgetter("name", "cat", "pid", "tid"), events)))
+        category = self._category(kind)
         is_gpu = is_of(category, *GPU_CATEGORIES)
+        args = _arguments(events, is_gpu)
         is_kernel, is_call, is_operator = (is_of(category, of) for of in ("kernel", "cuda_runtime", "cpu_op"))
         works, kernels, operators = (Arguments(args, which) for which in (is_gpu, is_kernel, is_operator))
         marks = Arguments(args, is_operator | is_of(category, "user_annotation"))
         rows: Rows = {
             "kind": kind,
-            "name": name,
             "category": category,
             "device": works.integers("device"),
             "stream": works.integers("stream"),
@@ -181,29 +177,21 @@ class _Table:
         }
         for field in ("elements_in", "elements_out", "group_size", "sequence"):
             rows[field] = kernels.integers(field)
-        for field in ("collective", "dtype"):
-            rows[field] = kernels.numbers(field, self._texts[field])
-        for group, fields in (
-            (kernels, ("group_name", "group_ranks")),
-            (operators, ("dims", "types", "values", "module")),
-            (marks, ("stack",)),
+        for read, fields in (
+            (kernels.numbers, ["collective", "dtype"]),
+            (kernels.written, ["group_name", "group_ranks"]),
+            (operators.numbers, ["module"]),
+            (operators.written, ["dims", "types", "values"]),
+            (marks.numbers, ["stack"]),
         ):
-            for field in fields:
-                rows[field] = group.written(field, self._texts[field])
+            rows |= {field: read(field, self._texts[field]) for field in fields}
         return rows
 
-    def _category(self, kind: Ints, name: Ints) -> Ints:
-        """Return the categories of events. An annotation of old versions has the category of operators."""
-        new = islice(self._kinds, len(self._categories), None)
-        self._categories += [CATEGORY_IDS[CATEGORIES.get(str(category).lower(), "other")] for category, _, _ in new]
-        for text in islice(self._names, self._named, None):
-            if str(text).startswith(_ANNOTATIONS):
-                self._annotations.append(self._names[text])
-        self._named = len(self._names)
-        category = np.array(self._categories, np.int64)[kind]
-        operators = np.flatnonzero(category == CATEGORY_IDS["cpu_op"])
-        category[operators[np.isin(name[operators], self._annotations)]] = CATEGORY_IDS["user_annotation"]
-        return category
+    def _category(self, kind: Ints) -> Ints:
+        count = len(self._kinds) - len(self._categories)
+        new = [_category_of(name, category) for name, category, _, _ in islice(reversed(self._kinds), count)]
+        self._categories = np.append(self._categories, np.array(new[::-1], np.int64))
+        return self._categories[kind]
 
     def _times(self, events: Sequence[Event], field: str) -> Ints:
         try:
@@ -228,8 +216,7 @@ class _Table:
         if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
         rows = _taken(rows, np.argsort(begin_ns, kind="stable"))
-        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
-        nameless = int((rows["name"] == self._names[None]).sum()) if None in self._names else 0
+        names, name, nameless = self._names(rows["kind"])
         threads, thread = self._threads(rows["kind"])
         _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
@@ -238,7 +225,7 @@ class _Table:
             events=self._count,
             names=tuple(names),
             threads=tuple(threads),
-            name=rows["name"],
+            name=name,
             category=rows["category"],
             thread=thread,
             begin_ns=rows["begin_ns"],
@@ -268,7 +255,7 @@ class _Table:
             rank=integer_or_none(self._distributed.get("rank")),
             compute_capability=_capability(self._devices),
             lost_halves=lost_halves,
-            notes=self._notes + ((f"{counted(nameless, 'event')} without a name",) if nameless else ()),
+            notes=self._notes + nameless,
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
@@ -284,17 +271,25 @@ class _Table:
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
         return _joined([*self._spans, paired]), lost
 
+    def _names(self, kind: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
+        """Return the distinct names, the index of each event's name, and a note if events have none."""
+        given, name_of = numbered([name for name, *_ in self._kinds])
+        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
+        name = name_of[kind]
+        nameless = int((name == given.index(None)).sum()) if None in given else 0
+        return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+
     def _threads(self, kind: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
         """Return the distinct threads and streams, and the index of that of each event."""
         processes, numbers = Numbers(), Numbers()
-        process = processes.of([pid for _, pid, _ in self._kinds])
-        number = numbers.of([tid for _, _, tid in self._kinds])
+        process = processes.of([pid for _, _, pid, _ in self._kinds])
+        number = numbers.of([tid for *_, tid in self._kinds])
         pairs, thread = np.unique((process * len(numbers) + number)[kind], return_inverse=True)
         _check_number(len(pairs), "threads and streams", MOST_THREADS, self._where)
         pids, tids = list(processes), list(numbers)
         return [(pids[pair // len(tids)], tids[pair % len(tids)]) for pair in pairs.tolist()], thread
 
-    def _recorded(self, rows: Rows, field: str, text_of: Callable[[bytes], str]) -> Recorded:
+    def _recorded(self, rows: Rows, field: str, text_of: Callable[[Any], str]) -> Recorded:
         return Recorded(tuple(map(text_of, self._texts[field])) or ("",), rows[field])
 
     def _messages(self, rows: Rows) -> Messages:
@@ -357,23 +352,29 @@ def _described(event: Event) -> str:
     return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
-def _of_mtia(events: Sequence[Event], category: Ints) -> tuple[Ints, list[Args]]:
-    """Return the categories and arguments of events; the device of MTIA's work is its process."""
+def _category_of(name: Any, given: Any) -> int:
+    """Return the category of events. An annotation of old versions has the category of operators."""
+    category = CATEGORIES.get(str(given).lower(), "other")
+    if category == "cpu_op" and str(name).startswith(_ANNOTATIONS):
+        category = "user_annotation"
+    elif given == MTIA_WORK:
+        category = "other" if name in _MTIA_EVENTS else "gpu_memcpy" if name == _MTIA_COPY else category
+    return CATEGORY_IDS[category]
+
+
+def _arguments(events: Sequence[Event], is_gpu: Bools) -> list[Args]:
+    """Return the arguments of events; the device of MTIA's work is its process."""
     changed = [args or _NO_ARGS for args in map(attrgetter("args"), events)]
-    kernels = np.flatnonzero(category == CATEGORY_IDS["kernel"]).tolist()
-    for i in [i for i in kernels if events[i].cat == MTIA_WORK]:
+    for i in np.flatnonzero(is_gpu).tolist():
         event, given = events[i], changed[i]
-        if event.name in _MTIA_EVENTS:
-            category[i] = CATEGORY_IDS["other"]
-        elif event.name == _MTIA_COPY:
-            category[i] = CATEGORY_IDS["gpu_memcpy"]
-        changed[i] = msgspec.structs.replace(
-            given,
-            device=event.pid if given.device == NONE else given.device,
-            stream=event.tid if given.stream == NONE else given.stream,
-            bytes=given.size if given.bytes == NONE else given.bytes,
-        )
-    return category, changed
+        if event.cat == MTIA_WORK:
+            changed[i] = msgspec.structs.replace(
+                given,
+                device=event.pid if given.device == NONE else given.device,
+                stream=event.tid if given.stream == NONE else given.stream,
+                bytes=given.size if given.bytes == NONE else given.bytes,
+            )
+    return changed
 
 
 def _text(value: str | bytes | None) -> str:
@@ -383,12 +384,8 @@ def _text(value: str | bytes | None) -> str:
     return printable(value or "", MOST_NAME)
 
 
-def _string(value: bytes) -> str:
-    """Return a string of JSON; "" for anything else."""
-    try:
-        return printable(msgspec.json.decode(value, type=str), MOST_STACK)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # includes values of other types
-        return ""
+def _string(value: Any) -> str:
+    return printable(value, MOST_STACK) if isinstance(value, str) else ""
 
 
 def _inputs(parts: Sequence[Recorded]) -> tuple[Ints, tuple[tuple[str, ...], ...]]:

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,10 +13,13 @@ from hypothesis import settings
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
 
+TESTS = Path(__file__).parent
 PREFIX = "RECTIFIED_FLOW_PROFILE"
 # These libraries keep one thread for the life of the process.
 LASTING_THREADS = ("tqdm.", "torch.")
 MOST_WORKERS = 8
+# Their tests run real trainings, and what else the machine does shows in these. Each has a second chance; -rR names it.
+WITH_TRAININGS = ("chaos", "examples", "integrations", "system", "trials")
 
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
@@ -38,8 +42,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a fixture of their module in one worker, which then makes it once."""
+    """Give trainings a second chance, and keep tests that share a fixture of their module in one worker."""
     for item in items:
+        if item.path.relative_to(TESTS).parts[0] in WITH_TRAININGS:
+            item.add_marker(pytest.mark.flaky(reruns=1))
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - private, and the only way to the scope
         shared = [name for name, definitions in fixtures.items() if definitions and definitions[-1].scope == "module"]
         if shared:

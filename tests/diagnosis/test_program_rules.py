@@ -8,6 +8,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
 from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import CompileFacts, CpuSpeed, ForwardFacts, OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import Snapshot, Throughput
 
@@ -140,6 +141,13 @@ def test_model_far_below_its_cpu_is_not_called_healthy():
     slower = findings_of(run_with(ProgramFacts(ADAM, cpu=CPU._replace(gflops=500.0))))
     assert "healthy" not in slower
     assert "only 2% of the 500 GFLOP/s" in slower[COMPUTES_SLOWLY].message
+
+
+def test_how_fast_a_model_computes_is_unknown_on_a_busy_machine():
+    slow = run_with(ProgramFacts(ADAM, cpu=CPU._replace(gflops=500.0)))
+    quiet, busy = (MachineStats(10, cores=2.0, cpu_wait=Level(wait, wait, wait)) for wait in (0.09, 0.11))
+    assert COMPUTES_SLOWLY in findings_of(replace(slow, machine=quiet))
+    assert "not checked: how fast the model" in findings_of(replace(slow, machine=busy))["healthy"].message
 
 
 HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}

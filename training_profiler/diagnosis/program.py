@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -24,6 +25,7 @@ NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on 
 PART_OF_FORWARD: Final = 0.3
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
 RECOMPILED_OFTEN: Final = 2
+TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model computes depends on what ran beside it
 
 
 @RULES.rule(SMALL_OPERATORS, threshold=0.25)  # of step time that fewer operators would save
@@ -192,8 +194,13 @@ def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def compute_share(snapshot: Snapshot) -> float | None:
-    """Return the FLOP/s of forward and backward passes over what this CPU can do; None if unknown."""
+    """Return the FLOP/s of forward and backward passes over what this CPU can do; None if unknown.
+
+    It is unknown on a busy machine: the CPU's speed was measured in a few milliseconds, which may have been quiet ones.
+    """
     rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
+    if cpu_loss(snapshot.machine).all > TOO_BUSY:
+        return None
     if rates is None or rates.flops_per_step is None or cpu is None or step is None or cpu.dtype != rates.dtype:
         return None
     computing_s = _computing_s(snapshot) / step.settled_count if step.settled_count else 0.0

@@ -18,7 +18,7 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
     counts = {"other": Counter({FLUSH: 5}), "forward_pass": Counter({TRAIN._replace(inside="lib/net.py:4 net"): 5})}
     callers = lines_with_loops(counts)
     assert callers == {TRAIN}
-    assert [(line.place, line.what, line.caller) for line in lines_of(OTHER, counts["other"], callers)] == [
+    assert [(line.place, line.what, line.caller) for line in lines_of(OTHER.share, counts["other"], callers)] == [
         ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", "train.py:30 main")
     ]
 
@@ -26,20 +26,20 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
 def test_a_line_that_only_logs_says_enough():
     log = Location("train.py", 6, "step", inside="wandb/run.py:5 Run.log > logging > wandb/q.py:3 put", phase="logging")
     assert lines_with_loops({"other": Counter({log: 50})}) == set()
-    (line,) = lines_of(OTHER, Counter({log: 50}), set())
+    (line,) = lines_of(OTHER.share, Counter({log: 50}), set())
     assert (line.place, line.what, line.phase) == ("train.py:6", "step", "logging")
 
 
 def test_a_line_of_one_section_says_enough():
     counts = {"other": Counter({RESIZE: 40, RESIZE._replace(inside="PIL/Image.py:120 convert"): 10})}
     assert lines_with_loops(counts) == set()
-    (line,) = lines_of(OTHER, counts["other"], set())
+    (line,) = lines_of(OTHER.share, counts["other"], set())
     assert (line.place, line.what, line.share, line.inside) == ("train.py:8", "load", 0.5, "")
 
 
 def test_a_line_with_phases_of_a_trainer_is_split_by_them():
     counts = {"other": Counter({STEP: 30, FLUSH: 12, RESIZE: 10})}
-    lines = lines_of(OTHER, counts["other"], lines_with_loops(counts))
+    lines = lines_of(OTHER.share, counts["other"], lines_with_loops(counts))
     assert [(line.place, line.what, line.phase) for line in lines] == [
         ("transformers/trainer.py:9", "Trainer._run_epoch > callback on_step_end", "callback on_step_end"),
         ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", ""),

@@ -25,6 +25,17 @@ def sums_of(*samples):
     return sums
 
 
+def test_page_faults_count_from_the_first_step_on():
+    weights = {"page_faults": 1.0, "cpu_wait": 1.0}
+    samples = [
+        sample(at_s, weights, page_faults=faults, cpu_wait=0.5) for at_s, faults in ((1, 9e6), (2, 9e6), (3, 20))
+    ]
+    sums = MachineSums()
+    sums.add_samples(samples, loop_begin_ns=1_500_000_000)
+    assert (sums.stats().page_faults, sums.stats().cpu_wait) == (Level(20, 20, 20), Level(0.5, 0.5, 0.5))
+    assert sums_of(*samples).stats().page_faults is None  # no step yet
+
+
 def test_without_samples_there_are_no_stats():
     assert MachineSums().stats() is None
     assert machine_to_data(MachineSums()) == {}

@@ -3,6 +3,10 @@
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.aggregation.history import MOST_LINES
+from training_profiler.diagnosis.change import slower_since
+from training_profiler.diagnosis.steps import slowing_down
+from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
 
@@ -64,3 +68,59 @@ def test_long_run_is_kept_in_bounded_memory():
     change = run.snapshot().step.change
     assert change.first_step <= 6_001 <= change.last_step
     assert change.sections["data_loading"][1] == pytest.approx(0.0704, abs=0.001)
+
+
+def test_line_that_takes_longer_is_known_by_its_samples(tmp_path):
+    run = FakeRun(journal=tmp_path / "rank0.jsonl")
+    decode, shuffle = Location("load.py", 9, "decode"), Location("load.py", 20, "shuffle")
+    for i in range(240):
+        with run.section("data_loading"):
+            for location, seconds in ((decode, 0.06 if i >= 150 else 0.01), (shuffle, 0.01)):
+                run.sample_line(location, times=round(100 * seconds))
+                run.clock.advance(even(i, seconds))
+        run.step(forward_pass=even(i, 0.1))
+        if i % 30 == 29:
+            run.flush()
+    change = run.snapshot().step.change
+    first, second = change.lines["data_loading"]
+    assert (first.line, second.line) == ("load.py:9 decode", "load.py:20 shuffle")
+    assert (first.before_s, first.after_s) == (pytest.approx(0.0102, abs=2e-4), pytest.approx(0.0612, abs=1e-3))
+    assert (second.before_s, second.after_s) == (pytest.approx(0.0102, abs=2e-4),) * 2
+    assert read_run(tmp_path).step.change == change
+    assert "above all load.py:9 decode (10.2 ms before, 61.2 ms after)" in slower_since(run.snapshot()).message
+
+
+def test_lines_are_kept_in_bounded_memory():
+    run = FakeRun()
+    for i in range(300):
+        run.sample_line(Location("train.py", i, "main"))
+        run.step(forward_pass=0.1)
+    run.flush()
+    seen = run.sums.run.history.lines(0, 300)
+    assert len(seen) <= MOST_LINES + 1
+    assert seen.total() == 300
+
+
+def test_steps_that_rise_without_a_jump_have_two_halves():
+    run = FakeRun()
+    growing = Location("train.py", 19, "mean")
+    for i in range(400):
+        run.spend("forward_pass", even(i, 0.05))
+        run.sample_line(growing, times=1 + i // 40)
+        run.clock.advance(even(i, 0.001 * i))
+        run.step()
+        if i % 20 == 19:
+            run.flush()
+    step = run.snapshot().step
+    assert step.change is None
+    assert (step.halves.before_s, step.halves.after_s) == (pytest.approx(0.15, rel=0.05), pytest.approx(0.35, rel=0.05))
+    assert step.halves.lines["other"][0].line == "train.py:19 mean"
+    finding = slowing_down(run.snapshot())
+    assert ", compared before and after step 201; 100% of that is in other (" in finding.message
+    assert ", above all train.py:19 mean (" in finding.message
+
+
+def test_even_steps_have_no_halves():
+    run = FakeRun()
+    trained(run, slow_s=0.0)
+    assert run.snapshot().step.halves is None

@@ -8,7 +8,8 @@ from tests.diagnosis.test_machine_rules import level, machine
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.change import slower_since
-from training_profiler.snapshot.snapshot import StepChange
+from training_profiler.snapshot.ranks import RankId, RankStats
+from training_profiler.snapshot.snapshot import AllRanksStats, GpuStats, LineChange, MachineStats, StepChange
 
 SECTIONS = {"forward_pass": (0.05, 0.05), "data_loading": (0.01, 0.05), "other": (0.02, 0.02)}
 
@@ -134,3 +135,62 @@ def test_added_time_that_no_section_carries_has_no_cause():
 def test_steps_without_a_jump_have_no_finding(others):
     assert slower_since(run_of(**others)) is None
     assert slower_since(snapshot_of({"forward_pass": 1.0})) is None
+
+
+def device(clock, busy=0.95, samples=9):
+    gpu = GpuStats(0, clock_mhz=level(clock), utilization=level(busy), temperature_c=level(87.0))
+    return MachineStats(samples, gpus=(gpu,))
+
+
+def test_device_that_lowers_its_clock_is_the_cause():
+    finding = slower_since(run_of(machine=(device(1980.0), device(1410.0))))
+    assert finding.message.endswith("; since then the clock of GPU 0 is 1,410 MHz, 1,980 MHz before, at 87 degrees C")
+    assert finding.evidence["moves_with"] == "the device's clock"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (device(1980.0), device(1410.0, busy=0.5)),  # it waits for batches, and lowers its clock for that
+        (device(1980.0), device(1900.0)),  # explains too little
+        (device(1410.0), device(1980.0)),
+        (device(1980.0), device(1410.0, samples=2)),
+        (device(1980.0), MachineStats(9)),
+        (device(0.0), device(0.0)),
+    ],
+)
+def test_clock_is_not_the_cause_where_it_follows_or_explains_little(before, after):
+    assert slower_since(run_of(machine=(before, after))).evidence["moves_with"] == "data_loading"
+
+
+def lines(after_s, samples, before_s=0.005):
+    return {"data_loading": (LineChange("load.py:9 decode", before_s, after_s, samples),)}
+
+
+def test_line_that_carries_the_rise_is_named():
+    finding = slower_since(run_of(lines=lines(0.045, 400)))
+    assert finding.message.endswith("50.0 ms after), above all load.py:9 decode (5.00 ms before, 45.0 ms after)")
+
+
+@pytest.mark.parametrize(
+    ("after_s", "samples", "before_s"),
+    [(0.045, 9, 0.005), (0.02, 400, 0.005), (0.045, 12, 0.02)],
+    ids=["few samples", "a small part", "may be chance"],
+)
+def test_line_that_may_not_be_the_cause_is_not_named(after_s, samples, before_s):
+    assert "load.py" not in slower_since(run_of(lines=lines(after_s, samples, before_s))).message
+
+
+@pytest.mark.parametrize(
+    ("since", "text"),
+    [
+        ((None, 405), "; rank 1 works longer than the others since then"),
+        ((300, 405, 390, None), "; ranks 0, 1, 2 work longer than the others since then"),
+        ((None, None), ""),
+        ((900, 20), ""),
+    ],
+)
+def test_ranks_that_work_longer_since_then_are_named(since, text):
+    rows = [RankStats(RankId(rank, len(since)), 1000, slower_since_step=step) for rank, step in enumerate(since)]
+    message = slower_since(replace(run_of(), ranks=AllRanksStats(len(since), tuple(rows)))).message
+    assert message.partition("50.0 ms after)")[2] == text

@@ -6,7 +6,15 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats, Snapshot
+from training_profiler.snapshot.snapshot import (
+    GpuStats,
+    Growth,
+    Level,
+    MachineStats,
+    MemoryChange,
+    Snapshot,
+    StepChange,
+)
 
 GIB, MIB = 2**30, 2**20
 HEALTHY = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}
@@ -125,3 +133,51 @@ def test_growth_on_a_device_comes_before_the_host():
     assert finding.message == (
         "Memory allocated on GPU 0 keeps growing: by 2.0 GiB in 60 min; at this rate the remaining 4.0 GiB last 120 min"
     )
+
+
+def retrying(retries: float, steps: int = 100) -> Snapshot:
+    device = GpuStats(index=1, alloc_retries=Level(mean=1.0, max=retries, last=retries))
+    return run_on(MachineStats(samples=10, gpus=(device,)), steps)
+
+
+def test_allocator_that_often_runs_out_of_memory_is_found():
+    finding = found(retrying(12), "allocator-retries")
+    assert finding.message.startswith("GPU 1 ran out of memory 12 times in 100 steps: ")
+    assert finding.potential_saving_s == 0
+
+
+@pytest.mark.parametrize(("retries", "steps"), [(2, 100), (10, 1000), (0, 100), (5, 5)])
+def test_few_retries_are_no_finding(retries: float, steps: int):
+    assert found(retrying(retries, steps), "allocator-retries") is None
+
+
+def test_retries_that_are_not_counted_are_no_finding():
+    assert found(run_on(gpu(0.5)), "allocator-retries") is None
+
+
+def rising(after_mib: float, *, grows: bool, **others) -> Snapshot:
+    change = MemoryChange(401, 390, 415, 1024.0 * MIB, after_mib * MIB, grows=grows, **others)
+    return replace(run_on(None), memory_changes=(change,))
+
+
+def test_memory_that_begins_to_grow_is_found_with_its_step():
+    finding = found(rising(1229, grows=True), "memory-rises-since")
+    assert finding.message == ("Memory of this process grows since step 401 (95%: 390 to 415): from 1.0 GiB to 1.2 GiB")
+    assert finding.evidence["grows"] == 1
+
+
+def test_memory_that_jumps_is_found_with_both_levels():
+    finding = found(rising(1331, grows=False, device=2), "memory-rises-since")
+    assert finding.message == "Memory allocated on GPU 2 rose at step 401 (95%: 390 to 415): from 1.0 GiB to 1.3 GiB"
+
+
+@pytest.mark.parametrize(("after_mib", "grows"), [(1074, True), (1275, False), (1035, True)])
+def test_small_rises_are_no_finding(after_mib: float, grows: bool):
+    assert found(rising(after_mib, grows=grows), "memory-rises-since") is None
+
+
+def test_longer_batches_explain_more_memory():
+    run = rising(2000, grows=False)
+    more = StepChange(401, 396, 409, 0.08, 0.12, True, input_elements=(1000.0, 1500.0))
+    assert found(replace(run, step=replace(run.step, change=more)), "memory-rises-since") is None
+    assert found(replace(run, step=replace(run.step, work_unit="input elements")), "memory-rises-since") is None

@@ -41,6 +41,7 @@ def test_these_are_the_thresholds():
         "gpu-memory-high": 0.90,
         "gpu-memory-low": 0.50,
         "memory-growth": 0.05,
+        "memory-rises-since": 0.05,
         "step-time-varies": 0.10,
         "cpu-oversubscribed": 0.2,
         "machine-busy": 0.1,
@@ -58,6 +59,8 @@ def test_these_are_the_thresholds():
         "recompiles": 0.03,
         "lock-held-by-thread": 0.10,
         "garbage-collection": 0.03,
+        "page-faults": 0.05,
+        "allocator-retries": 0.01,
     }
 
 

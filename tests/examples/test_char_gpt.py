@@ -132,6 +132,7 @@ def test_resumed_training_equals_an_uninterrupted_one(profiled, tmp_path):
     assert (tmp_path / "second" / "sample.txt").read_text() == (profiled[0] / "sample.txt").read_text()
 
 
+@pytest.mark.programs
 def test_model_learns_more_than_character_frequencies(tmp_path):
     printed = run(tmp_path, "--steps", "120", "--eval-every", "60", "--lr-steps", "120", "--batch-size", "12")
     start, *rows = metrics(tmp_path)

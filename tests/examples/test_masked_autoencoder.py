@@ -96,6 +96,7 @@ def test_training_and_validation_have_their_own_loaders(profiled):
     assert min(train["data_avg_s"], train["forward_avg_s"], train["optimizer_avg_s"], val["forward_avg_s"]) > 0
 
 
+@pytest.mark.programs
 def test_model_learns_and_draws_reconstructions(tmp_path):
     run(tmp_path, "--epochs", "8")
     rows = [json.loads(line) for line in metrics(tmp_path).splitlines()]
@@ -105,6 +106,7 @@ def test_model_learns_and_draws_reconstructions(tmp_path):
     assert image.size == (6 * (10 * 9 + 1), 6 * (3 * 9 + 1))
 
 
+@pytest.mark.programs
 def test_synthetic_data_is_made_in_the_loop(tmp_path):
     run(tmp_path, "--epochs", "1", "--synthetic", profile="1")
     sections = report(tmp_path)["sections"]

@@ -96,6 +96,7 @@ def test_plain_training_prints_no_report_and_leaves_no_run_folder(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.programs
 def test_model_learns_and_draws_a_grid_of_samples(tmp_path):
     run(tmp_path, "--steps", "240", "--epoch-steps", "60", "--batch-size", "64")
     losses = [row["validation_loss"] for row in metrics(tmp_path) if "validation_loss" in row]

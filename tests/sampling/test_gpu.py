@@ -21,7 +21,8 @@ class FakeCuda:
 
     def memory_stats(self, index: int) -> dict[str, int]:
         reserved = self.reserved_bytes[index]
-        return {"allocated_bytes.all.current": reserved // 2, "reserved_bytes.all.current": reserved}
+        sizes = {"allocated_bytes.all.current": reserved // 2, "reserved_bytes.all.current": reserved}
+        return sizes | {"num_alloc_retries": 3 if reserved else 0, "num_ooms": 1}
 
     def get_device_properties(self, index: int) -> Any:
         found = {"name": NAME, "total_memory": 1000}
@@ -90,7 +91,7 @@ def test_a_device_that_the_program_has_not_initialised_is_left_alone():
 
 
 def test_memory_of_the_devices_this_process_uses():
-    values = {"allocated_bytes": 50.0, "reserved_bytes": 100.0}
+    values = {"allocated_bytes": 50.0, "reserved_bytes": 100.0, "alloc_retries": 3.0}
     assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuReading(1, NAME, 1000, values)]
 
 
@@ -141,7 +142,7 @@ def test_without_a_driver_nvml_is_tried_once():
     nvml = FakeNvml(has_driver=False)
     gpus = gpus_of(FakeCuda([100, 100], ["a", "b"]), nvml)
     for _ in range(25):
-        assert [set(one.values) for one in gpus.read()] == [{"allocated_bytes", "reserved_bytes"}] * 2
+        assert [set(one.values) for one in gpus.read()] == [{"allocated_bytes", "reserved_bytes", "alloc_retries"}] * 2
     assert nvml.begun == 1
     gpus.close()
     assert nvml.ended == 0

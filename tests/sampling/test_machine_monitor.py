@@ -13,6 +13,7 @@ from training_profiler.sampling.cgroup import Container
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import HostReading
 from training_profiler.sampling.machine_sampler import MachineReader, MachineSampler
+from training_profiler.sampling.page_faults import Faults, PageFaults
 
 NAME = "training_profiler machine"
 
@@ -134,6 +135,31 @@ def test_limit_above_the_host_memory_is_ignored(clock, host, tmp_path):
     sample = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).sample()
     assert "ram_limit_bytes" not in sample.facts
     assert sample.values["ram_share"] == 0.4
+
+
+class FakeFaults(PageFaults):
+    def __init__(self, *readings: Faults | None) -> None:
+        self._readings = iter(readings)
+
+    def read(self) -> Faults | None:
+        return next(self._readings)
+
+
+def test_page_faults_are_rates_and_priced_once_where_they_are_many(clock, host):
+    costs = iter([5e-6])
+    faults = FakeFaults(None, Faults(1_000, 4, 0.5), Faults(4_000, 0, 1.0), Faults(9_000, 0, 1.0))
+    reader = MachineReader(
+        clock, host, FakeGpus(), Container(None, None, None, None), faults=faults, page_cost_s=lambda: next(costs)
+    )
+    assert "page_faults" not in reader.sample().values
+    clock.advance(2.0)
+    few = reader.sample()
+    assert (few.values["page_faults"], few.values["pages_read"], few.values["cpu_kernel"]) == (500.0, 2.0, 0.25)
+    assert few.weights["page_faults"] == 2.0
+    assert "page_cost_s" not in few.facts
+    for _ in range(2):
+        clock.advance(2.0)
+        assert reader.sample().facts["page_cost_s"] == 5e-6
 
 
 def test_accelerators_are_named_by_the_index_of_torch(reader):

@@ -48,6 +48,11 @@ def outcome_of(program: str, cwd: Path, thresholds: str, **variables: str) -> tu
     return stdout, json.loads((folder / "report.json").read_text())
 
 
+def truth_of(stdout: str) -> dict[str, Any]:
+    """Return what a program has printed of its own counting."""
+    return dict(json.loads(stdout.partition("TRUTH ")[2].partition("\n")[0]))
+
+
 def find(findings: list[dict[str, Any]], code: str) -> dict[str, Any]:
     assert code in [finding["code"] for finding in findings], findings
     return next(finding for finding in findings if finding["code"] == code)
@@ -82,8 +87,12 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
-    finding = find(findings_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}"), "slowing-down")
-    assert finding["evidence"]["rise"] > 0.3
+    _, report = outcome_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}")
+    assert find(report["insights"], "slowing-down")["evidence"]["rise"] > 0.3
+    grown = report["step_time"]["change"] or report["step_time"]["halves"]
+    source = (PLANTED / "slowing_step.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if text.startswith("        mean = sum("))
+    assert grown["lines"]["other"][0]["line"] == f"slowing_step.py:{line} main"
 
 
 def test_memory_leak_is_found(tmp_path: Path) -> None:
@@ -94,7 +103,7 @@ def test_memory_leak_is_found(tmp_path: Path) -> None:
 def test_full_garbage_collections_have_the_time_that_the_program_sees(tmp_path: Path) -> None:
     thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
     stdout, report = outcome_of("full_collections", tmp_path, thresholds, OMP_NUM_THREADS="1")
-    truth = json.loads(stdout.partition("TRUTH ")[2].partition("\n")[0])
+    truth = truth_of(stdout)
     by_kind = report["garbage"]["by_kind"]
     assert by_kind["generation 2"]["step_total_s"] == pytest.approx(truth["generation 2"], rel=0.01)
     # The program's own callback takes a part of a short collection.
@@ -103,3 +112,13 @@ def test_full_garbage_collections_have_the_time_that_the_program_sees(tmp_path: 
     finding = find(report["insights"], "garbage-collection")
     assert finding["evidence"]["kind"] == "full"
     assert 0.8 * truth["generation 2"] < finding["worth_s"] < 1.05 * truth["generation 2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the page faults of a thread")
+def test_page_faults_have_the_time_that_the_program_sees(tmp_path: Path) -> None:
+    variables = {"OMP_NUM_THREADS": "1", "RECTIFIED_FLOW_PROFILE_MONITOR_S": "0.1"}
+    stdout, report = outcome_of("new_memory", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}", **variables)
+    truth = truth_of(stdout)
+    pause = next(pause for pause in report["pauses"] if pause["cause"] == "page faults")
+    assert pause["least_s"] <= truth["lost_s"] <= pause["most_s"]
+    assert find(report["insights"], "page-faults")["evidence"]["pages_per_step"] >= 0.8 * truth["pages"]

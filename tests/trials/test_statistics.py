@@ -139,6 +139,7 @@ def test_a_wave_goes_on_from_its_record_as_if_it_had_not_stopped():
     assert wave.record() == whole.record()
 
 
+@pytest.mark.programs
 def test_interruptions_do_not_add_to_the_gains_that_are_none():
     random = np.random.default_rng(6)
     named = 0

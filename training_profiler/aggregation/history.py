@@ -1,15 +1,25 @@
-"""What a run did over its steps, in bounded memory: the time of each section, and the machine."""
+"""What a run did over its steps, in bounded memory: the time of each section, its lines, and the machine."""
 
+from collections import Counter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.lines import IN_STEPS, LineCounts
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.units import NS_PER_US
 
 MOST_PARTS: Final = 256
+MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known
+
+
+class MemoryPoint(NamedTuple):
+    """Mean memory over some steps."""
+
+    step: int  # the number of steps before the last of them
+    bytes: float
 
 
 class _Block(NamedTuple):
@@ -26,12 +36,13 @@ class _Block(NamedTuple):
 class _Stretch(NamedTuple):
     steps: int
     machine: MachineSums
+    lines: LineCounts  # in sections and within steps
 
     def together(self, following: "_Stretch") -> "_Stretch":
         machine = MachineSums()
         machine.add_levels(self.machine)
         machine.add_levels(following.machine)
-        return _Stretch(self.steps + following.steps, machine)
+        return _Stretch(self.steps + following.steps, machine, _most_seen(self.lines + following.lines))
 
 
 Part = TypeVar("Part", _Block, _Stretch)
@@ -81,8 +92,8 @@ class RunHistory:
         """Number of parts that are kept."""
         return len(self._blocks.parts) + len(self._stretches.parts)
 
-    def add(self, series: SectionSeries, steps: int, machine: MachineSums) -> None:
-        """Add the steps of a stretch: their sections, their number, and what the machine did."""
+    def add(self, series: SectionSeries, steps: int, machine: MachineSums, lines: LineCounts) -> None:
+        """Add the steps of a stretch: their sections, their number, what the machine did, and the samples of lines."""
         # As precise as a journal, so that a report from one has the same figures.
         sums_ns = (series.sums_ns + NS_PER_US // 2) // NS_PER_US * NS_PER_US
         for row, begin in zip(sums_ns, range(0, series.steps, series.steps_a_block), strict=False):
@@ -91,7 +102,8 @@ class RunHistory:
             self._blocks.add(_Block(steps - series.steps, np.zeros(1, np.int64)))
         levels = MachineSums()
         levels.add_levels(machine)
-        self._stretches.add(_Stretch(steps, levels))
+        in_steps = Counter({key: count for key, count in lines.items() if key[0] > 0 or key[0] == IN_STEPS})
+        self._stretches.add(_Stretch(steps, levels, _most_seen(in_steps)))
 
     def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
         """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""
@@ -106,3 +118,29 @@ class RunHistory:
         for each in self._stretches.within(first, end):
             sums.add_levels(each.machine)
         return sums
+
+    def memory(self, quantity: str) -> list[MemoryPoint]:
+        """Return the means of a quantity of the machine over consecutive steps."""
+        points, steps = [], 0
+        for stretch in self._stretches.parts:
+            steps += stretch.steps
+            weight, weighted, _, _ = stretch.machine.levels.get(quantity, (0.0, 0.0, 0.0, 0.0))
+            if weight and stretch.steps:
+                points.append(MemoryPoint(steps - 1, weighted / weight))
+        return points
+
+    def lines(self, first: int, end: int) -> LineCounts:
+        """Return the samples of lines in the stretches that lie in these steps."""
+        counts: LineCounts = Counter()
+        for each in self._stretches.within(first, end):
+            counts += each.lines
+        return counts
+
+
+def _most_seen(lines: LineCounts) -> LineCounts:
+    if len(lines) <= MOST_LINES:
+        return lines
+    kept: LineCounts = Counter()
+    for at, ((section, location), count) in enumerate(lines.most_common()):
+        kept[section, location if at < MOST_LINES else None] += count
+    return kept

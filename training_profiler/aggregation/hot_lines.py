@@ -46,9 +46,9 @@ def _is_known_loop(file: str, function: str) -> bool:
     return FileRows(f"/{file}", has_hooks=False).phase_of(function) == LOOP
 
 
-def lines_of(section: SectionStats, samples: Counter[Location | None], callers: set[Location]) -> tuple[LineStats, ...]:
-    """Return the lines of a section, most samples first; those of ``callers`` by what ran in them."""
-    of_a_sample = section.share / samples.total()
+def lines_of(share: float, samples: Counter[Location | None], callers: set[Location]) -> tuple[LineStats, ...]:
+    """Return the lines of a section of this share, most samples first; those of ``callers`` by what ran in them."""
+    of_a_sample = share / samples.total()
     seen: Counter[Location] = Counter()
     waits: dict[Location, Counter[str]] = {}
     phases: dict[Location, Counter[str]] = {}

@@ -21,14 +21,28 @@ LEVELS: Final = (
     "cpu_allowed",
     "memory_stall",
     "disk_stall",
+    "page_faults",
+    "pages_read",
+    "cpu_kernel",
     "ram_process_bytes",
     "ram_container_bytes",
     "ram_host_bytes",
     "ram_available_bytes",
     "ram_share",
 )
+# Means over time of what a program does most before its first step, when it imports and builds: of the loop alone.
+OF_LOOP: Final = ("page_faults", "pages_read", "cpu_kernel")
 COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
-GPU_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "used_bytes", "utilization", "temperature_c", "power_w")
+GPU_LEVELS: Final = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "used_bytes",
+    "utilization",
+    "temperature_c",
+    "power_w",
+    "clock_mhz",
+    "alloc_retries",
+)
 
 
 class MachineSums:
@@ -40,13 +54,15 @@ class MachineSums:
         self.series: dict[str, Series] = {}
         self.facts: dict[str, float | str] = {}  # constant values
 
-    def add_samples(self, samples: Iterable[MachineSample]) -> None:
-        """Add samples that follow those added before."""
+    def add_samples(self, samples: Iterable[MachineSample], loop_begin_ns: int | None = None) -> None:
+        """Add samples that follow those added before. ``loop_begin_ns`` is the begin of the first step, if known."""
         for sample in samples:
             self.samples += 1
             self.facts.update(sample.facts)
             for quantity, value in sample.values.items():
                 weight = sample.weights.get(quantity, 1.0)
+                if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
+                    continue
                 self._add_level(quantity, (weight, weight * value, value, value))
                 if quantity == RAM or quantity.endswith(ALLOCATED):
                     self.series.setdefault(quantity, Series()).add(sample.at_ns / NS_PER_S, value)
@@ -75,18 +91,24 @@ class MachineSums:
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
         allowed, local_ranks = self.facts.get("allowed_cores"), self.facts.get("local_ranks", 1)
+        page_cost_s = self.facts.get("page_cost_s")
         return MachineStats(
             samples=self.samples,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
             allowed_cores=None if allowed is None else int(allowed),
             local_ranks=int(local_ranks),
+            page_cost_s=None if page_cost_s is None else float(page_cost_s),
             ram_limit_bytes=None if limit is None else int(limit),
             ram_host_total_bytes=None if total is None else int(total),
             ram_growth=self._growth(RAM) if has_growth else None,
             gpus=tuple(self._gpu(index, has_growth) for index in self._indexes()),
             **{name: self._level(name) for name in LEVELS},
         )
+
+    def memory_quantities(self) -> list[tuple[int | None, str]]:
+        """Return the quantities whose growth matters, each with the index of its device; None for the process."""
+        return [*((index, f"gpu{index}{ALLOCATED}") for index in self._indexes()), (None, RAM)]
 
     def _indexes(self) -> list[int]:
         names = [fact.partition(".")[0] for fact in self.facts if fact.startswith("gpu") and fact.endswith(".name")]
@@ -113,6 +135,10 @@ class MachineSums:
     def _growth(self, quantity: str) -> Growth | None:
         series = self.series.get(quantity)
         return None if series is None else series.growth()
+
+
+def _is_since(begin_ns: float, since_ns: int | None) -> bool:
+    return since_ns is not None and begin_ns >= since_ns
 
 
 def machine_to_data(sums: MachineSums) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from training_profiler.aggregation.gradient_sync import move_late
 from training_profiler.aggregation.hot_lines import phase_shares
 from training_profiler.aggregation.loaders import loader_stats
+from training_profiler.aggregation.memory_change import memory_change
 from training_profiler.aggregation.startup import startup_stats
 from training_profiler.aggregation.summary import epoch_stats, line_counts, line_stats, section_stats, step_stats
 from training_profiler.aggregation.throughput import throughput
@@ -19,6 +20,7 @@ from training_profiler.snapshot.snapshot import (
     EpochStats,
     GradientSyncStats,
     Health,
+    MemoryChange,
     Price,
     Snapshot,
 )
@@ -60,7 +62,12 @@ class RunSums:
             if sums is not None:
                 sums.add(totals, step_ns)
                 move_late(sums, self._names, totals)
-        self.run.history.add(totals.series, len(step_ns), totals.machine)
+        self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines)
+
+    def _memory_changes(self) -> tuple[MemoryChange, ...]:
+        quantities = self.run.machine.memory_quantities()
+        found = (memory_change(self.run.history.memory(quantity), device) for device, quantity in quantities)
+        return tuple(change for change in found if change is not None)
 
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""
@@ -126,6 +133,7 @@ class RunSums:
             device=device,
             program=program or ProgramFacts(),
             machine=totals.machine.stats(has_growth=not of_interval),
+            memory_changes=() if of_interval else self._memory_changes(),
             garbage=totals.garbage.stats(),
             throughput=throughput(totals, self._names.names, self.warmup_steps),
             loaders=loader_stats(loaders, totals.loaders),

@@ -1,26 +1,51 @@
 """The step from which on steps take another time, and what else is different from there on."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.change_point import change_point
+from training_profiler.aggregation.change_point import ChangePoint, change_point
+from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
+from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import Series
-from training_profiler.snapshot.snapshot import OTHER, StepChange
+from training_profiler.aggregation.work import StepPoint
+from training_profiler.sampling.location import Location
+from training_profiler.snapshot.snapshot import OTHER, LineChange, StepChange
 from training_profiler.units import NS_PER_S
+
+LINES_KEPT: Final = 3  # of a section
+SamplesBySection = dict[str, Counter[Location | None]]
 
 
 def step_change(totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
     """Return the largest change of step time after warm-up; None where there is none."""
     points = totals.steps.work_series(warmup)
     found = change_point(np.array([point.ns for point in points]))
-    if found is None:
+    return None if found is None else _described(found, points, totals, names, warmup)
+
+
+def halves(totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
+    """Return the two halves of a run after warm-up as if there were a change between them; None with too few steps."""
+    points = totals.steps.work_series(warmup)
+    middle = len(points) // 2
+    if not middle:
         return None
+    before, after = (float(np.median([point.ns for point in half])) for half in (points[:middle], points[middle:]))
+    parts = ChangePoint(middle, middle, middle, before, after, is_abrupt=False)
+    return _described(parts, points, totals, names, warmup)
+
+
+def _described(
+    found: ChangePoint, points: Sequence[StepPoint], totals: Totals, names: Mapping[int, str], warmup: int
+) -> StepChange:
     # A point is the mean of consecutive steps: a change lies between the middles of two.
     first, at, last = (round((points[i - 1].step + points[i].step) / 2) for i in (found.first, found.at, found.last))
     calls = [point.calls for point in points]
     history = totals.history
+    sections = _sections(totals, names, warmup, first, last)
     return StepChange(
         step=at + 1,
         first_step=first + 1,
@@ -28,7 +53,12 @@ def step_change(totals: Totals, names: Mapping[int, str], warmup: int) -> StepCh
         before_s=found.before / NS_PER_S,
         after_s=found.after / NS_PER_S,
         is_abrupt=found.is_abrupt,
-        sections=_sections(totals, names, warmup, first, last),
+        sections=sections,
+        lines=_lines(
+            sections,
+            _by_section(history.lines(warmup, first), names),
+            _by_section(history.lines(last, totals.steps.count), names),
+        ),
         forward_passes=(_mean(calls[: found.at]), _mean(calls[found.at :])) if min(calls) > 0 else None,
         input_elements=_elements(totals.input_sizes, at / totals.steps.count),
         machine=(
@@ -51,6 +81,33 @@ def _sections(
     )
     pairs = enumerate(zip(before, after, strict=True))
     return {names.get(id) or OTHER: pair for id, pair in pairs if any(pair)}
+
+
+def _lines(
+    sections: Mapping[str, tuple[float, float]], before: SamplesBySection, after: SamplesBySection
+) -> dict[str, tuple[LineChange, ...]]:
+    """Return the lines of each section that rose most. A line has the part of its time that its samples have."""
+    callers = lines_with_loops(before) | lines_with_loops(after)
+    found = {}
+    for name in sections.keys() & before.keys() & after.keys():
+        then, now = (
+            {f"{line.place} {line.what}": line for line in lines_of(seconds, samples[name], callers)}
+            for seconds, samples in zip(sections[name], (before, after), strict=True)
+        )
+        changes = [
+            LineChange(place, then[place].share if place in then else 0.0, line.share, line.samples)
+            for place, line in now.items()
+        ]
+        changes.sort(key=lambda change: change.before_s - change.after_s)
+        found[name] = tuple(changes[:LINES_KEPT])
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _by_section(counts: LineCounts, names: Mapping[int, str]) -> SamplesBySection:
+    found: SamplesBySection = {}
+    for (id, location), count in counts.items():
+        found.setdefault(names.get(id) or OTHER, Counter())[location] += count
+    return found
 
 
 def _elements(sizes: Series, part: float) -> tuple[float, float] | None:

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from training_profiler.aggregation.around_capture import AroundFirstCapture
 from training_profiler.aggregation.arrays import Bools, Floats, Ints
 from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
 from training_profiler.aggregation.work import StepPoint
@@ -92,6 +93,7 @@ class StepSums:
         self.count = 0
         self.total_ns = 0
         self.first_ns: list[int] = []
+        self.around_capture = AroundFirstCapture()
         self.bins = np.zeros(BIN_COUNT, np.int64)  # of normal steps, those that no capture window slowed
         self._slowed_bins = np.zeros(BIN_COUNT, np.int64)
         self._slowed_first: set[int] = set()  # among the first steps, counted from 0
@@ -107,6 +109,7 @@ class StepSums:
             slowed: indices among them, counted from 0.
             calls: forward passes in each of them; empty if unknown.
         """
+        self.around_capture.add(durations_ns, slowed)
         for begin in range(0, max(1, len(durations_ns)), AT_ONCE):
             end = begin + AT_ONCE
             slowed_here = [at - begin for at in slowed if begin <= at < end]

@@ -11,7 +11,7 @@ from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
-from training_profiler.aggregation.step_change import step_change
+from training_profiler.aggregation.step_change import halves, step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
@@ -157,7 +157,7 @@ def line_stats(
     """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
     callers = lines_with_loops(counts)
     return {
-        name: lines_of(sections[name], samples, callers)
+        name: lines_of(sections[name].share, samples, callers)
         for name, samples in counts.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
@@ -219,6 +219,7 @@ def step_stats(
     growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     work = None if growth is None or growth.rise <= 0 else work_growth(steps.work_series(warmup), totals.input_sizes)
     change = None if is_interval else step_change(totals, names, warmup)
+    rises = growth is not None and growth.rise > 0 and change is None
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
     p95_ns = steps.p95_ns(warmup)
@@ -245,6 +246,8 @@ def step_stats(
         unit_rise_p_value=work.unit_p_value if work else 1.0,
         explained_by_calls=0.0 if is_interval else explained_by_calls(steps.work_series(warmup)),
         change=change,
+        around_capture=None if is_interval else steps.around_capture.compared(),
+        halves=halves(totals, names, warmup) if rises else None,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },

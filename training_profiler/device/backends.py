@@ -35,11 +35,12 @@ def _describe(module: Any, index: int) -> Description:
 
 def _read_allocator(module: Any, index: int) -> dict[str, float]:
     stats = module.memory_stats(index)
-    return {
-        quantity: float(stats[f"{quantity}.all.current"])
-        for quantity in ("allocated_bytes", "reserved_bytes")
-        if f"{quantity}.all.current" in stats
+    keys = {
+        "allocated_bytes": "allocated_bytes.all.current",
+        "reserved_bytes": "reserved_bytes.all.current",
+        "alloc_retries": "num_alloc_retries",
     }
+    return {quantity: float(stats[key]) for quantity, key in keys.items() if key in stats}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,10 @@ class Backend:
     profiler_activity: str | None = None
     """Its member of ``torch.profiler.ProfilerActivity``."""
     read_memory: Callable[[Any, int], dict[str, float]] | None = None
-    """Returns the bytes of a device, by the field of ``GpuStats``. Arguments: ``torch.<kind>`` and the index."""
+    """Returns bytes of a device and what its allocator counts, by the field of ``GpuStats``.
+
+    Arguments: ``torch.<kind>`` and the index.
+    """
     describe: Callable[[Any, int], Description] = _describe
     """Returns the name and the size of a device. Arguments: ``torch.<kind>`` and the index."""
     has_nvml: bool = False

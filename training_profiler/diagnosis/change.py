@@ -5,14 +5,20 @@ from typing import Final
 from training_profiler.diagnosis.machine import EXPLAINS, HYPERVISOR, MEMORY, OTHERS, QUOTA, SAMPLES_NEEDED, cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot, StepChange
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, GpuStats, MemoryChange, Snapshot, StepChange
 from training_profiler.units import time_text
 
 SLOWER_SINCE: Final = "slower-since"
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
+SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance
+CONFIDENCE: Final = 2.0  # standard errors of a number of samples
+CLOCK_FELL: Final = 0.05  # of the clock before
+STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers its clock, too
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
+RANKS_RESOLVE: Final = 1 / 8  # of the steps: how exactly a rank knows since when its work takes longer
 MACHINE: Final = "the machine"
+CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
     OTHERS: "other programs have the CPUs",
     QUOTA: "the container's CPU quota stops the training",
@@ -21,6 +27,7 @@ _MACHINE: Final = {
 }
 _FIXES: Final = {
     MACHINE: "Look for what began on this machine at that time, before changing code",
+    CLOCK: "Look for heat or a power limit (nvidia-smi -q -d PERFORMANCE, CLOCK), before changing code",
     OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
 }
 
@@ -39,7 +46,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = min((change.after_s - change.before_s) * slow_steps, snapshot.step.settled_s)
     if potential_saving_s < MIN_SAVING_S:
         return None
-    cause, reason = _cause(change)
+    cause, reason = cause_of(change)
     evidence: dict[str, float | int | str] = {
         "rise": rise,
         "threshold": threshold,
@@ -54,7 +61,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     return Finding(
         code=SLOWER_SINCE,
         message=f"Steps take {rise:.0%} longer since {when_text(change)} ({time_text(change.before_s)} before, "
-        f"{time_text(change.after_s)} after){reason}",
+        f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
         fix=_FIXES.get(cause, f"Look for what {cause} does differently from there on")
@@ -73,7 +80,7 @@ def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:
     return change if change.is_abrupt and is_rise else None
 
 
-def when_text(change: StepChange) -> str:
+def when_text(change: StepChange | MemoryChange) -> str:
     """Return "step 400 (95%: 390 to 412)"."""
     interval = f"{change.first_step} to {change.last_step}"
     return f"step {change.step}" + ("" if change.first_step == change.last_step else f" (95%: {interval})")
@@ -98,7 +105,7 @@ def _ratio(pair: tuple[float, float] | None) -> float:
     return pair[1] / pair[0] if pair is not None and pair[0] > 0 else 1.0
 
 
-def _cause(change: StepChange) -> tuple[str, str]:
+def cause_of(change: StepChange) -> tuple[str, str]:
     """Return what carries most of the added time, and how a message says so; "" where nothing does."""
     added_s = change.after_s - change.before_s
     before, after = change.machine
@@ -108,10 +115,60 @@ def _cause(change: StepChange) -> tuple[str, str]:
         if EXPLAINS * (lost.to_others - lost_before.to_others) * change.after_s >= CARRIES * added_s:
             reason = f"{_MACHINE[lost.cause]} {lost.to_others:.0%} of the time, {lost_before.to_others:.0%} before"
             return MACHINE, f"; since then {reason}"
+    if slower := _slower_clock(change):
+        return CLOCK, slower
     added = {name: after - before for name, (before, after) in change.sections.items() if name != PROFILER}
     name = max(added, key=lambda name: added[name], default="")
     if not name or added[name] < CARRIES * added_s:
         return "", ""
     before_s, after_s = change.sections[name]
     part = min(1.0, added[name] / added_s)
-    return name, f"; {part:.0%} of that is in {name} ({time_text(before_s)} before, {time_text(after_s)} after)"
+    times = f"({time_text(before_s)} before, {time_text(after_s)} after)"
+    return name, f"; {part:.0%} of that is in {name} {times}{_line_text(change, name)}"
+
+
+def _line_text(change: StepChange, section: str) -> str:
+    """Return the line that carries most of what a section rose by; "" where none does, or chance may explain it."""
+    before_s, after_s = change.sections[section]
+    for line in change.lines.get(section, ())[:1]:
+        rise_s, error_s = line.after_s - line.before_s, CONFIDENCE * line.after_s / line.samples**0.5
+        if line.samples >= SAMPLES_OF_LINE and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
+            return f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after)"
+    return ""
+
+
+def _slower_clock(change: StepChange) -> str:
+    """Return how a message says that the clock of a device fell, if that carries most of the added time; else ""."""
+    before, after = change.machine
+    if before is None or after is None or min(before.samples, after.samples) < SAMPLES_NEEDED:
+        return ""
+    earlier = {gpu.index: gpu for gpu in before.gpus}
+    for gpu in after.gpus:
+        was_mhz, mhz = _clocks(earlier.get(gpu.index), gpu)
+        if mhz and was_mhz / mhz - 1 >= max(CLOCK_FELL, CARRIES * (change.after_s / change.before_s - 1)):
+            hot = "" if gpu.temperature_c is None else f", at {gpu.temperature_c.max:.0f} degrees C"
+            return f"; since then the clock of GPU {gpu.index} is {mhz:,.0f} MHz, {was_mhz:,.0f} MHz before{hot}"
+    return ""
+
+
+def _clocks(before: GpuStats | None, after: GpuStats) -> tuple[float, float]:
+    """Return the clock of a device before and after a change, in MHz; zeros where it is unknown or waits more."""
+    if before is None or not (before.clock_mhz and after.clock_mhz and before.utilization and after.utilization):
+        return 0.0, 0.0
+    is_busy = after.utilization.mean >= STILL_BUSY * before.utilization.mean
+    return (before.clock_mhz.mean, after.clock_mhz.mean) if is_busy else (0.0, 0.0)
+
+
+def _ranks_text(snapshot: Snapshot, change: StepChange) -> str:
+    """Return which ranks work longer than the others since the change; "" where none does, as far as known."""
+    if snapshot.ranks is None or snapshot.step is None:
+        return ""
+    about = RANKS_RESOLVE * snapshot.step.count
+    slower = [
+        str(rank.who.rank)
+        for rank in snapshot.ranks.ranks
+        if rank.slower_since_step is not None
+        and change.first_step - about <= rank.slower_since_step <= change.last_step + about
+    ]
+    ranks = f"rank {slower[0]} works" if len(slower) == 1 else f"ranks {', '.join(slower)} work"
+    return f"; {ranks} longer than the others since then" if slower else ""

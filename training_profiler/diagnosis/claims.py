@@ -7,6 +7,7 @@ from typing import Final
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
+from training_profiler.diagnosis.page_faults import PAGE_FAULTS
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
     PYTHON_IN_FORWARD,
@@ -55,10 +56,12 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
+    PAGE_FAULTS: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
 }
 # A cause that is measured is named before what only says where the time lies.
 _CAUSES: Final = (
     GARBAGE,
+    PAGE_FAULTS,
     LOCK_HELD,
     SAMPLER_SLOW,
     RECOMPILES,

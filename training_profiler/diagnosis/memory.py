@@ -2,15 +2,18 @@
 
 from typing import Final
 
+from training_profiler.diagnosis.change import when_text, work_of
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, Snapshot
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MemoryChange, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor
+RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a training needs
+JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
 GROWTH_NEEDS: Final = 10  # points
 GROWTH_P_VALUE: Final = 0.001
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
@@ -77,6 +80,30 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+@RULES.rule("allocator-retries", threshold=0.01, saving=Saving.UNKNOWN)  # in a step
+def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device whose allocator had to free its cache and try again in over one of 100 steps, three times or more.
+
+    What a retry takes is not known.
+    """
+    machine = snapshot.machine
+    if machine is None or not has_enough_steps(snapshot):
+        return None
+    counts = [(gpu.alloc_retries.max, gpu.index) for gpu in machine.gpus if gpu.alloc_retries is not None]
+    retries, index = max(counts, default=(0.0, 0))
+    if retries < RETRIES_NEEDED or retries / snapshot.steps <= threshold:
+        return None
+    return Finding(
+        code="allocator-retries",
+        message=f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
+        "allocator waited for the device, freed all that it had cached, and allocated again",
+        evidence={"gpu": index, "retries": retries, "steps": snapshot.steps, "threshold": threshold},
+        potential_saving_s=0.0,
+        fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory; or use a smaller "
+        "batch or gradient checkpointing (torch.utils.checkpoint)",
+    )
+
+
 @RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of the mean
 def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process.
@@ -96,6 +123,49 @@ def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
         free = None if machine.ram_available_bytes is None else machine.ram_available_bytes.last
         return _growing(machine.ram_growth, "Memory of this process", free, threshold)
     return None
+
+
+@RULES.rule("memory-rises-since", threshold=0.05, saving=Saving.UNKNOWN)  # of the memory before
+def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag memory that grows by over 5 % from one step on, or is a quarter more; None where ``memory-growth`` fires.
+
+    Inputs that grow need more memory, so then nothing is known.
+    """
+    if snapshot.step is None or snapshot.step.work_unit or _has_more_work(snapshot):
+        return None
+    if memory_growth(snapshot, snapshot.thresholds) is not None:
+        return None
+    for change in snapshot.memory_changes:
+        rise = change.after_bytes - change.before_bytes
+        if rise >= GROWTH_AT_LEAST and rise > (threshold if change.grows else JUMPS) * change.before_bytes:
+            return _rises(change, rise, threshold)
+    return None
+
+
+def _has_more_work(snapshot: Snapshot) -> bool:
+    change = None if snapshot.step is None else snapshot.step.change
+    return change is not None and work_of(change) is not None
+
+
+def _rises(change: MemoryChange, rise: float, threshold: float) -> Finding:
+    what = "Memory of this process" if change.device is None else f"Memory allocated on GPU {change.device}"
+    how = "grows since" if change.grows else "rose at"
+    levels = f"from {bytes_text(change.before_bytes)} to {bytes_text(change.after_bytes)}"
+    return Finding(
+        code="memory-rises-since",
+        message=f"{what} {how} {when_text(change)}: {levels}",
+        evidence={
+            "rise_bytes": rise,
+            "threshold": threshold,
+            "step": change.step,
+            "first_step": change.first_step,
+            "last_step": change.last_step,
+            "grows": int(change.grows),
+        },
+        potential_saving_s=0.0,
+        fix="Look for what begins there: tensors kept with their graph (keep loss.item() or loss.detach() instead), a "
+        "cache, another part of the data",
+    )
 
 
 def _grows(growth: Growth | None, level: Level | None, threshold: float) -> bool:

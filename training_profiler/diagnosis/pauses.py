@@ -4,6 +4,7 @@ from typing import Final
 
 from training_profiler.diagnosis.garbage import GARBAGE_COLLECTION
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
+from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.registry import has_enough_steps
 from training_profiler.diagnosis.threads import lock_wait
 from training_profiler.snapshot.pauses import Pause
@@ -40,6 +41,9 @@ def pauses(snapshot: Snapshot) -> list[Pause]:
         found.append(
             Pause(GARBAGE_COLLECTION, collected_s * running, max(0.0, collected_s * (1 - 2 * loss.all)), collected_s)
         )
+    faults = page_fault_time(snapshot)
+    if faults is not None:
+        found.append(faults)
     lock = lock_wait(snapshot)
     if lock is not None:
         error_s = CONFIDENCE * lock.seconds / lock.samples**0.5

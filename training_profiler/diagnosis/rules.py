@@ -15,6 +15,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     loaders,
     machine,
     memory,
+    page_faults,
     program,
     ranks,
     samplers,

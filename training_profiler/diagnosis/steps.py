@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.diagnosis.change import abrupt_rise, when_text, work_of
+from training_profiler.diagnosis.change import abrupt_rise, cause_of, when_text, work_of
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
@@ -213,7 +213,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
     return Finding(
         code="slowing-down",
-        message=f"{of} {grew} from start to end of the run",
+        message=f"{of} {grew} from start to end of the run{_part_that_grew(step.change or step.halves)}",
         evidence={
             "rise": rise,
             "threshold": threshold,
@@ -224,6 +224,14 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix="Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a "
         "cache, a log; or check whether the machine throttles",
     )
+
+
+def _part_that_grew(change: StepChange | None) -> str:
+    """Return what carries most of a rise; "" where nothing does."""
+    if change is None or change.after_s <= change.before_s:
+        return ""
+    _, reason = cause_of(change)
+    return reason and f", compared before and after step {change.step}{reason}"
 
 
 @RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # x the median fetch

@@ -31,6 +31,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "recompiles": (0.7, 1.0),
     "lock-held-by-thread": (0.7, 1.5),
     "garbage-collection": (0.0, 1.0),
+    "page-faults": (0.3, 1.5),
 }
 _UNLISTED: Final = (0.5, 1.0)
 

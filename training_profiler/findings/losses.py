@@ -80,6 +80,7 @@ ADVISED: Final = (
     Price("work in another process", EXACT, words="process of its own"),
     Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
     Price("fewer garbage collections", EXACT, words=r"gc\.collect\(\) less often|gc\.set_threshold"),
+    Price("memory used again", EXACT, words="memory again|MALLOC_MMAP_THRESHOLD_"),
     Price("sections", EXACT, words="wrap the parts"),
     Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),
     Price("another machine", EXACT_IF, "on the same kind of CPU", "quiet machine|(dedicated|more) CPUs|CPU limit"),

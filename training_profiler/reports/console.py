@@ -18,15 +18,17 @@ from training_profiler.reports.pauses import pause_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot
+from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot, StepStats
 from training_profiler.text import printable_lines
-from training_profiler.units import S_PER_HOUR, duration_text, unit_of_steps
+from training_profiler.units import S_PER_HOUR, duration_text, time_text, unit_of_steps
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50
 _EPOCH_LABEL_WIDTH: Final = 25
 _SHOWN_FROM_S: Final = 0.005
 _MOST_PHASES: Final = 6
+_CLEAR_CHANGE: Final = 0.02  # of the median step
+_CLEAR_ERRORS: Final = 3.0  # standard errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,24 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     high = "" if step.p95_s is None else f", p95 {number(step.p95_s)}"
     return [
         f"Step time: {number(step.avg_s)} {unit} mean +- {number(step.std_s)}{notes}; "
-        f"median {number(step.median_s)}{high}, max {number(step.max_s)} at step {step.max_step}"
+        f"median {number(step.median_s)}{high}, max {number(step.max_s)} at step {step.max_step}",
+        *_capture_lines(snapshot, step),
     ]
+
+
+def _capture_lines(snapshot: Snapshot, step: StepStats) -> list[str]:
+    """Return a line on the steps before and after the first capture, and whether they differ."""
+    around = step.around_capture
+    if around is None or not around.before_s:
+        return []
+    change = around.after_s / around.before_s - 1
+    said = "no clear difference"
+    if abs(change) >= _CLEAR_CHANGE and abs(around.after_s - around.before_s) > _CLEAR_ERRORS * around.error_s:
+        said = f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'}"
+        if change > 0 and snapshot.device is not None:
+            said += "; torch's profiler may still be attached to the device, so a run without a capture may be faster"
+    times = f"{time_text(around.after_s)}, {time_text(around.before_s)} before it"
+    return [f"Median step after the first capture: {times} ({said})"]
 
 
 def _health_lines(snapshot: Snapshot, layout: Layout) -> list[str]:

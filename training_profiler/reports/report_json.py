@@ -63,6 +63,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "calls": [_call(call) for call in snapshot.program.calls],
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
+        "memory_changes": [asdict(change) for change in snapshot.memory_changes],
         "garbage": None if snapshot.garbage is None else asdict(snapshot.garbage),
         "pauses": [asdict(pause) for pause in pauses(snapshot)],
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),

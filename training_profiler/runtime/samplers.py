@@ -78,7 +78,8 @@ class Samplers:
     def add_to(self, accumulator: Accumulator) -> None:
         """Add the device times and machine samples that belong to the last drain."""
         self.device.resolve()
-        accumulator.totals.machine.add_samples(self.machine.pop_samples())
+        totals = accumulator.totals
+        totals.machine.add_samples(self.machine.pop_samples(), totals.loop_begin_ns)
 
     def close(self, ended_by: str | None) -> None:
         """End all threads."""

@@ -8,7 +8,7 @@ from training_profiler.device.backends import Backend, ready_backends
 
 SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the process did not use before
 ENERGY: Final = "energy_j"  # since the driver was loaded; the other readings are of the moment
-OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w", ENERGY)
+OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w", "clock_mhz", ENERGY)
 
 
 class GpuReading(NamedTuple):
@@ -97,6 +97,7 @@ _READ: Final[dict[str, Callable[[Any, Any], float]]] = {
     "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     "temperature_c": lambda nvml, handle: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
     "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    "clock_mhz": lambda nvml, handle: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     ENERGY: lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
 }
 

@@ -14,6 +14,7 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
 from training_profiler.sampling.gpu import ENERGY, Gpus
 from training_profiler.sampling.host import Host, HostReading
+from training_profiler.sampling.page_faults import PageFaults, page_cost_s
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.units import NS_PER_S
 
@@ -21,6 +22,7 @@ PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
 FIRST_SAMPLES: Final = 30  # at any cost: rules about the machine need some in a short run, too
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes one more sample
+MANY_FAULTS: Final = 1000  # a second; fewer cost less than 1 %, so what one costs does not matter
 LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel counts in hundredths of a second
 
 
@@ -53,7 +55,7 @@ class MachineSampler:
         self._guard = guard
         self._make_host, self._make_gpus, self._root = host, gpus, root
         self._local_ranks = local_ranks
-        self._run_queue = RunQueue(root)
+        self._run_queue, self._faults = RunQueue(root), PageFaults(root)
         self._every_s = 0.0
         self._is_paced = True
         self._waiting: list[MachineSample] = []
@@ -81,8 +83,9 @@ class MachineSampler:
             self._guard(PART, self._start)
 
     def sample_this_thread(self) -> None:
-        """Measure how long the calling thread waits for a CPU. Called on the training thread."""
+        """Measure how long the calling thread waits for a CPU, and its page faults. Called on the training thread."""
         self._run_queue.use_thread(threading.get_native_id())
+        self._faults.use_thread(threading.get_native_id())
 
     def pop_samples(self) -> list[MachineSample]:
         """Return the samples since the last call, in time order."""
@@ -101,7 +104,7 @@ class MachineSampler:
         """Drop the thread: a forked child has none."""
         self._thread = None
         self._waiting = []
-        self._run_queue = RunQueue(self._root)
+        self._run_queue, self._faults = RunQueue(self._root), PageFaults(self._root)
 
     def cost(self, run_ns: int) -> str | None:
         """Return a sentence with the number of samples and their cost; None without samples."""
@@ -127,6 +130,7 @@ class MachineSampler:
                 find_container(self._root),
                 self._run_queue,
                 self._local_ranks,
+                self._faults,
             )
         every_s, reader = self._every_s, self._reader
         thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, reader), self._guard, PART)
@@ -156,6 +160,8 @@ class MachineReader:
     Args:
         run_queue: measures the wait for a CPU; None leaves it unknown.
         local_ranks: number of processes of this training on this machine.
+        faults: counts the page faults of the training thread; None leaves them unknown.
+        page_cost_s: measures the cost of a page of new memory.
     """
 
     def __init__(
@@ -166,10 +172,14 @@ class MachineReader:
         container: Container,
         run_queue: RunQueue | None = None,
         local_ranks: int = 1,
+        faults: PageFaults | None = None,
+        page_cost_s: Callable[[], float] = page_cost_s,
     ) -> None:
         self.gpus = gpus
         self._run_queue, self._local_ranks = run_queue, local_ranks
+        self._faults, self._measure_page, self._page_cost_s = faults, page_cost_s, 0.0
         self._waited_from_ns: int | None = None  # begin of the wait that the next reading covers
+        self._faults_from_ns: int | None = None  # begin of the page faults that the next reading covers
         self._clock = clock
         self._host = host
         self._container = container
@@ -190,6 +200,7 @@ class MachineReader:
         reading = self._host.read()
         self._add_host(sample, reading)
         self._add_wait(sample)
+        self._add_faults(sample)
         self._add_container(sample, reading)
         for gpu in self.gpus.read():
             of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
@@ -229,6 +240,25 @@ class MachineReader:
         sample.values["cpu_wait"] = min(1.0, wait.training_ns / NS_PER_S / seconds)
         sample.values["cpu_waiting"] = wait.all_ns / NS_PER_S / seconds
         sample.weights.update(cpu_wait=seconds, cpu_waiting=seconds)
+
+    def _add_faults(self, sample: MachineSample) -> None:
+        if self._faults is None:
+            return
+        faults, from_ns, self._faults_from_ns = self._faults.read(), self._faults_from_ns, sample.at_ns
+        if faults is None or from_ns is None or sample.at_ns <= from_ns:
+            return
+        seconds = (sample.at_ns - from_ns) / NS_PER_S
+        rates = {
+            "page_faults": faults.minor / seconds,
+            "pages_read": faults.major / seconds,
+            "cpu_kernel": faults.kernel_s / seconds,
+        }
+        sample.values.update(rates)
+        sample.weights.update(dict.fromkeys(rates, seconds))
+        if not self._page_cost_s and rates["page_faults"] >= MANY_FAULTS:
+            self._page_cost_s = self._measure_page()
+        if self._page_cost_s:
+            sample.facts["page_cost_s"] = self._page_cost_s
 
     def _add_container(self, sample: MachineSample, reading: HostReading) -> None:
         usage, limit = read_usage(self._container), self._container.memory_limit_bytes

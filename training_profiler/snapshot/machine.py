@@ -23,6 +23,19 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """Memory that grows, or is more, from a step on."""
+
+    step: int  # the first of them, counted from 1
+    first_step: int  # 95 % interval of ``step``
+    last_step: int
+    before_bytes: float  # at that step, or the median before it
+    after_bytes: float  # at the end, or the median after it
+    grows: bool  # on and on; else it is more once
+    device: int | None = None  # index of the accelerator; None for the process
+
+
+@dataclass(frozen=True, slots=True)
 class GpuStats:
     """One accelerator. None means unknown."""
 
@@ -35,7 +48,9 @@ class GpuStats:
     utilization: Level | None = None  # part of the time in which a kernel ran, 0 to 1
     temperature_c: Level | None = None
     power_w: Level | None = None
+    clock_mhz: Level | None = None  # of its processors
     allocated_growth: Growth | None = None
+    alloc_retries: Level | None = None  # times so far that torch's allocator had to free its cache and try again
     energy_j: float | None = None  # counted by the device over ``energy_s``
     energy_s: float | None = None
 
@@ -64,6 +79,10 @@ class MachineStats:
     cpu_steal: Level | None = None  # part of the host's CPU time that its hypervisor gave to others, 0 to 1
     memory_stall: Level | None = None  # part of the time in which every program waited for memory pages, 0 to 1
     disk_stall: Level | None = None  # part of the time in which every program waited for a disk, 0 to 1
+    page_faults: Level | None = None  # of the training thread without a read from a disk, in a second of the loop
+    pages_read: Level | None = None  # page faults of the same that read from a disk or swap, in a second of the loop
+    page_cost_s: float | None = None  # CPU time of a page of new memory; None if it was not measured
+    cpu_kernel: Level | None = None  # part of the loop in which the kernel worked for the training thread, 0 to 1
     ram_process_bytes: Level | None = None  # resident memory of this process and its children
     ram_container_bytes: Level | None = None
     ram_limit_bytes: int | None = None  # of the container; None without a limit

@@ -13,6 +13,7 @@ from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
+from training_profiler.snapshot.machine import MemoryChange as MemoryChange
 from training_profiler.snapshot.pauses import GarbageStats as GarbageStats
 from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
@@ -107,6 +108,16 @@ class LineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LineChange:
+    """A line before and after a change of the steps."""
+
+    line: str  # "train.py:41 main"
+    before_s: float  # of a step
+    after_s: float
+    samples: int  # of it after the change
+
+
+@dataclass(frozen=True, slots=True)
 class StepChange:
     """Steps that take another time from one of them on, and what else differs. Pairs are before and after it."""
 
@@ -117,9 +128,19 @@ class StepChange:
     after_s: float
     is_abrupt: bool  # explains the steps better than a straight line
     sections: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # exclusive s a step
+    lines: Mapping[str, tuple[LineChange, ...]] = field(default_factory=dict)  # of sections: what rose most, first
     forward_passes: tuple[float, float] | None = None  # a step
     input_elements: tuple[float, float] | None = None  # of a forward pass
     machine: tuple[MachineStats | None, MachineStats | None] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class AroundCapture:
+    """Median steps right before the first capture and after it, without those that it slowed."""
+
+    before_s: float
+    after_s: float
+    error_s: float  # standard error of their difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +169,8 @@ class StepStats:
     unit_rise_p_value: float = 1.0
     explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
+    halves: StepChange | None = None  # of a run whose steps rise without such a change
+    around_capture: AroundCapture | None = None  # None without a capture, or with too few steps on a side
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property
@@ -273,6 +296,7 @@ class Snapshot:
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()
     machine: MachineStats | None = None
+    memory_changes: tuple[MemoryChange, ...] = ()  # of accelerators, and of the process
     garbage: GarbageStats | None = None  # None without a garbage collection
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None

@@ -34,7 +34,15 @@ ON_DEVICE: Final = ("device_ns", "device_count")
 MEASURED: Final = ("measured", "min_ns", "max_ns", "min_step", "max_step")
 LOADER_CELLS: Final = 2 * KINDS * 2
 _DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
-_FACTS: Final = ("cores", "allowed_cores", "host_cores", "local_ranks", "ram_limit_bytes", "ram_host_total_bytes")
+_FACTS: Final = (
+    "cores",
+    "allowed_cores",
+    "host_cores",
+    "local_ranks",
+    "page_cost_s",
+    "ram_limit_bytes",
+    "ram_host_total_bytes",
+)
 _LEAST_WEIGHT: Final = 1e-9
 
 # A batch may be recorded later than one that arrived after it, so the time between two can be below 0.

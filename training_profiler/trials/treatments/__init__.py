@@ -109,6 +109,7 @@ WORTH_TRYING: Final = {
     "data-generation-bound": ("num_threads",),
     "data-transfer": ("pin_memory",),
     "garbage-collection": ("gc_freeze",),
+    "page-faults": ("jemalloc", "tcmalloc"),
     "step-time-varies": ("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
     "optimizer-heavy": ("fused", "foreach", "set_to_none"),
     "forward-dominates": _COMPUTING,

@@ -1,0 +1,71 @@
+"""Page faults within steps: their price, with its uncertainty, and the finding."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.diagnosis.test_machine_rules import level
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.page_faults import page_fault_time
+from training_profiler.diagnosis.pauses import pauses
+from training_profiler.snapshot.machine import MachineStats
+from training_profiler.snapshot.snapshot import Snapshot
+
+STEPS = {"forward_pass": 0.6, "backward_pass": 0.4}
+
+
+def run(
+    faults: float = 40_000, cost_s: float | None = 5e-6, kernel: float = 0.3, wall_s: float = 10.0, samples: int = 9
+) -> Snapshot:
+    """Return a run with 100 steps of 100 ms."""
+    stats = MachineStats(samples, page_faults=level(faults), cpu_kernel=level(kernel), page_cost_s=cost_s)
+    return replace(snapshot_of(STEPS, steps=100, step_s=0.1), machine=stats, wall_s=wall_s)
+
+
+def codes(snapshot: Snapshot) -> list[str]:
+    return [finding.code for finding in diagnose(snapshot)]
+
+
+def test_faults_cost_their_number_times_that_of_a_page() -> None:
+    (pause,) = pauses(run())
+    assert (pause.cause, pause.seconds, pause.least_s) == ("page faults", pytest.approx(2.0), pytest.approx(1.0))
+    # All time in the kernel, and two standard errors of the 300 ticks in it.
+    assert pause.most_s == pytest.approx(3.0 + 2 * 300**0.5 * 0.01)
+
+
+def test_they_take_no_longer_than_the_kernel_did() -> None:
+    pause = page_fault_time(run(faults=400_000))
+    assert pause is not None
+    assert pause.seconds == pause.most_s == pytest.approx(3.346, abs=0.001)
+
+
+def test_finding_says_how_long_and_how_many() -> None:
+    finding = next(finding for finding in diagnose(run()) if finding.code == "page-faults")
+    assert finding.message == (
+        "Page faults take about 20% of step time (20.0 ms per step, 10.0 ms to 33.5 ms): about 4,000 pages of memory "
+        "are new in each step"
+    )
+    assert finding.potential_saving_s == pytest.approx(2.0)
+    assert finding.losses == "same bit for bit"
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        run(faults=9_900),  # 5 % is the threshold
+        run(cost_s=None),  # not measured
+        run(samples=2),
+        run(wall_s=20.0),  # all of them may lie before the steps
+        replace(run(), machine=None),
+        replace(run(), machine=MachineStats(9, page_faults=level(40_000), page_cost_s=5e-6)),  # another system
+        replace(run(), step=None),
+    ],
+)
+def test_no_finding_where_it_is_little_or_unknown(snapshot: Snapshot) -> None:
+    assert "page-faults" not in codes(snapshot)
+
+
+def test_the_time_is_claimed_once() -> None:
+    findings = {finding.code: finding.potential_saving_s for finding in diagnose(run())}
+    assert sum(findings.values()) <= 10.0

@@ -1,0 +1,85 @@
+"""Page faults of the training thread: what they cost, and the rule about them."""
+
+from typing import Final
+
+from training_profiler.diagnosis.machine import SAMPLES_NEEDED
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.machine import MachineStats
+from training_profiler.snapshot.pauses import Pause
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.units import ms_text
+
+PAGE_FAULTS: Final = "page-faults"
+NEW_MEMORY: Final = "page faults"  # as a cause
+# Of the cost of a page of new memory, the least that a fault costs: that cost includes giving the page back, a quarter
+# of it, and the kernel need not clear a page of a file.
+LEAST_COST: Final = 0.5
+TICK_S: Final = 0.01  # in which Linux samples whether a thread is in the kernel, or shorter
+CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
+
+
+def page_fault_time(snapshot: Snapshot) -> Pause | None:
+    """Return the time within steps of the page faults that read no disk; None where it is unknown.
+
+    It is their number times the cost of a page of new memory. All of it is CPU time in the kernel, which is the most.
+    Both are known for the loop, so the least leaves out what may lie between steps.
+    """
+    step, machine = snapshot.step, snapshot.machine
+    if step is None or not has_enough_steps(snapshot) or not step.total_s:
+        return None
+    before_s = 0.0 if step.before_s is None or snapshot.first_step else step.before_s
+    loop_s = max(step.total_s, snapshot.wall_s - before_s)
+    part = _part_of_loop(machine, loop_s)
+    if part is None:
+        return None
+    likely, least, most = part
+    between_s = loop_s - step.total_s
+    return Pause(
+        NEW_MEMORY,
+        likely * step.total_s,
+        max(0.0, least * loop_s - between_s),
+        min(most * loop_s, step.total_s),
+    )
+
+
+def _part_of_loop(machine: MachineStats | None, loop_s: float) -> tuple[float, float, float] | None:
+    """Return the part of the loop that page faults take: the likely, the least and the most."""
+    if machine is None or machine.page_cost_s is None or machine.samples < SAMPLES_NEEDED:
+        return None
+    if machine.page_faults is None or machine.cpu_kernel is None or not loop_s:
+        return None
+    kernel = machine.cpu_kernel.mean
+    most = min(1.0, kernel + CONFIDENCE * (kernel * TICK_S / loop_s) ** 0.5)
+    likely = min(most, machine.page_faults.mean * machine.page_cost_s)
+    return likely, LEAST_COST * likely, most
+
+
+@RULES.rule(PAGE_FAULTS, threshold=0.05)  # of step time
+def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag steps that spend over 5 % on page faults; None where they may all lie outside steps."""
+    step, pause = snapshot.step, page_fault_time(snapshot)
+    if step is None or pause is None or snapshot.machine is None or snapshot.machine.page_faults is None:
+        return None
+    share = pause.seconds / step.total_s
+    if share <= threshold or not pause.least_s or pause.seconds < MIN_SAVING_S:
+        return None
+    each = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
+    pages = snapshot.machine.page_faults.mean * step.total_s / step.count
+    return Finding(
+        code=PAGE_FAULTS,
+        message=f"Page faults take about {share:.0%} of step time ({each[0]} per step, {each[1]} to {each[2]}): about "
+        f"{pages:,.0f} pages of memory are new in each step",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "seconds": pause.seconds,
+            "least_s": pause.least_s,
+            "most_s": pause.most_s,
+            "pages_per_step": pages,
+        },
+        potential_saving_s=pause.seconds * step.settled_s / step.total_s,
+        fix="Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors of 32 MB or "
+        "more on the CPU, set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load "
+        "jemalloc or tcmalloc by LD_PRELOAD: they keep freed memory",
+    )

@@ -61,7 +61,7 @@ def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
     parents, depths = [NONE] * len(rows), [0] * len(rows)
     bounds = [0, *(np.flatnonzero(np.diff(threads)) + 1).tolist(), len(rows)]
     for first, after in pairwise(bounds):
-        # At the bottom of the stack of open events is one without an end, which is no parent.
+        # The stack of open events begins with one without an end: events outside all others are in it.
         open_places, open_ends = [NONE], [_NO_END]
         times = zip(begins[first:after].tolist(), ends[first:after].tolist(), strict=True)
         for i, (begin, end) in enumerate(times, first):

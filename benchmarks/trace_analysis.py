@@ -1,9 +1,10 @@
-"""Time and memory of trace analysis, against traceinsight (HolisticTraceAnalysis).
+"""Time and memory of trace analysis, against a bare decoder and traceinsight (HolisticTraceAnalysis).
 
 Run it with ``python -m benchmarks.trace_analysis``.
 
 CPU seconds of reading and all analyses, and peak resident memory, each in its own process, taken in turns: of the
 largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
+The floor is unpacking the same file and msgspec's decode of it into typed events; ``trace FILE`` is compared with it.
 traceinsight runs all its analyses that need one trace, without the critical path; the second column leaves out its
 search for frequent sequences of kernels, which has no counterpart here.
 """
@@ -32,6 +33,8 @@ ROUNDS: Final = 3
 TARGET_TIMES_FASTER: Final = 7
 TARGET_MB: Final = 400  # for 216,000 events
 MOST_ABOVE_LINEAR: Final = 1.25
+MOST_OVER_FLOOR: Final = 1.3  # and a microsecond for each event
+MOST_MEMORY_OVER_FLOOR: Final = 1.1
 # Analyses of traceinsight by name, with their options.
 ANALYSES: Final[dict[str, dict[str, Any]]] = {
     "get_temporal_breakdown": {"visualize": False},
@@ -54,8 +57,8 @@ def run() -> list[Figure]:
     if not source.is_file():
         print(f"Skipped: no real trace to read ({source} is absent)\n")
         return []
-    sides = ["ours", "traceinsight"] if find_spec("hta") else ["ours"]
-    if len(sides) == 1:
+    sides = ["floor", "report", "ours", *(["traceinsight"] if find_spec("hta") else [])]
+    if "traceinsight" not in sides:
         print("traceinsight is not installed (`make bench` does): ours alone\n")
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     with TemporaryDirectory() as folder:
@@ -94,6 +97,20 @@ def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
                 f"{size}: the same, without sequences", ratio(times, "comparable_cpu_s"), 1 / TARGET_TIMES_FASTER, "", 3
             ),
             Figure(f"{size}: peak memory over traceinsight's", ratio(times, "peak_mb"), 1.0, "", 3),
+        ]
+    for times in TIMES:
+        floor, report = best["floor", times], best["report", times]
+        allowed_s = MOST_OVER_FLOOR * floor["cpu_s"] + 1e-6 * floor["events"]
+        size = f"trace x{times}"
+        stats += [
+            Figure(f"{size}: CPU over 1.3 floors and 1 us an event", report["cpu_s"] / allowed_s, 1.0, "", 2),
+            Figure(
+                f"{size}: peak memory over the floor's",
+                report["peak_mb"] / floor["peak_mb"],
+                MOST_MEMORY_OVER_FLOOR,
+                "",
+                2,
+            ),
         ]
     linear = best["ours", most]["cpu_s"] / best["ours", 1]["cpu_s"] / most
     return [
@@ -153,6 +170,34 @@ def measure_ours(path: Path) -> dict[str, float]:
     return {"events": analysis.events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
 
 
+def measure_report(path: Path) -> dict[str, float]:
+    """Return the cost of what ``trace FILE`` prints."""
+    from training_profiler.cli.trace import summary_of
+
+    begin_s = _cpu_s()
+    summary_of(path)
+    cpu_s = _cpu_s() - begin_s
+    return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
+
+
+def measure_floor(path: Path) -> dict[str, float]:
+    """Return the cost of unpacking and decoding one file."""
+    import gc
+
+    import msgspec
+
+    from training_profiler.trace_analysis.load.reader import Event
+
+    file_type = msgspec.defstruct("File", [("traceEvents", list[Event])], gc=False)
+    gc.disable()
+    begin_s = _cpu_s()
+    content = path.read_bytes()
+    text = gzip.decompress(content) if path.suffix == ".gz" else content
+    events = len(msgspec.json.decode(text, type=file_type).traceEvents)
+    cpu_s = _cpu_s() - begin_s
+    return {"events": events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
+
+
 def measure_theirs(path: Path) -> dict[str, float]:
     """Return the cost of one file for traceinsight. A failed analysis counts up to its failure."""
     from hta.trace_analysis import TraceAnalysis
@@ -174,7 +219,12 @@ def measure_theirs(path: Path) -> dict[str, float]:
     return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s - sequences_s}
 
 
-MEASURE: Final[dict[str, Callable[[Path], dict[str, float]]]] = {"ours": measure_ours, "traceinsight": measure_theirs}
+MEASURE: Final[dict[str, Callable[[Path], dict[str, float]]]] = {
+    "floor": measure_floor,
+    "report": measure_report,
+    "ours": measure_ours,
+    "traceinsight": measure_theirs,
+}
 
 
 def inside(side: str, path: str) -> None:

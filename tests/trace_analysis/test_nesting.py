@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
-from training_profiler.trace_analysis.load.reader import RawTrace, read_events
-from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.load.reader import RawTrace
+from training_profiler.trace_analysis.load.table import columns_of, read_columns
 from training_profiler.trace_analysis.nesting import nearest, nesting_of, with_children
 
 
 def nested(trace, tmp_path):
-    columns = columns_of(read_events(trace.write(tmp_path)), "a")
+    columns = read_columns(trace.write(tmp_path))
     nesting = nesting_of(columns, columns.is_of("cpu_op", "cuda_runtime", "user_annotation"))
     names = [columns.names[i] for i in columns.name]
     return names, nesting, columns
@@ -83,7 +83,7 @@ def test_nesting_equals_a_slow_search(tree):
     trace = Trace()
     for begin, length, name, thread in tree:
         trace.op(name, begin, length, tid=thread)
-    columns = columns_of(RawTrace(read_from(trace), [], {}), "a")
+    columns = columns_of([RawTrace(read_from(trace), [], {})], "a")
     nesting = nesting_of(columns, columns.is_of("cpu_op"))
     parent = slow_parents(columns)
     assert nesting.parent.tolist() == parent

@@ -8,9 +8,9 @@ from tests.support.traces import Trace
 from training_profiler.cli import main
 from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import analyse
-from training_profiler.trace_analysis.load import reader
+from training_profiler.trace_analysis.load import chunks
 from training_profiler.trace_analysis.load.reader import read_events
-from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.load.table import read_columns
 
 WHOLE = Trace().op("a", 0, 1).kernel("k", 1, 2).text().encode()
 
@@ -136,7 +136,7 @@ def test_unreadable_file_is_refused(tmp_path, capsys):
 
 
 def test_gzip_bomb_is_refused_before_unpacking(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(reader, "PACKED_FREELY_BYTES", 1 << 20)
+    monkeypatch.setattr(chunks, "PACKED_FREELY_BYTES", 1 << 20)
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     size = path.stat().st_size
@@ -165,7 +165,7 @@ def test_plain_list_of_events_is_a_trace(tmp_path):
 
 
 def read(trace, tmp_path):
-    return columns_of(read_events(trace.write(tmp_path)), "a")
+    return read_columns(trace.write(tmp_path))
 
 
 def test_unordered_events_are_sorted(tmp_path):
@@ -190,7 +190,7 @@ def test_time_over_2_53_ns_is_exact_to_the_nanosecond(written, tmp_path):
     path.write_bytes(
         single_event(ts=1, dur=1).replace(b'"ts": 1', f'"ts": {written}'.encode()).replace(b'"dur": 1', b'"dur": 0.002')
     )
-    columns = columns_of(read_events(path), "a")
+    columns = read_columns(path)
     assert (columns.begin_ns.tolist(), columns.end_ns.tolist()) == (
         [1_623_143_000_123_456_789],
         [1_623_143_000_123_456_791],
@@ -205,7 +205,7 @@ def test_large_times_are_exact_if_only_later_events_have_them(tmp_path):
     text = path.read_text()
     at = text.rindex('"ts": 0')
     path.write_text(f'{text[:at]}"ts": 1623143000123456.789{text[at + 7 :]}')
-    assert columns_of(read_events(path), "a").begin_ns[-1] == 1_623_143_000_123_456_789
+    assert read_columns(path).begin_ns[-1] == 1_623_143_000_123_456_789
 
 
 def test_separate_begins_and_ends_become_events(tmp_path):
@@ -270,7 +270,7 @@ def test_devices_that_cannot_be_read_are_unknown(damage, tmp_path):
 def test_invalid_bytes_in_a_name_are_replaced(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(single_event(ts=1, dur=1).replace(b'"name": "a"', b'"name": "a\xff\xfeb"'))
-    assert columns_of(read_events(path), "a").names == ("a\ufffd\ufffdb",)
+    assert read_columns(path).names == ("a\ufffd\ufffdb",)
 
 
 def test_half_surrogate_is_not_reported_as_cut_off(tmp_path, capsys):

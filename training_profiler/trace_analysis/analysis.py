@@ -27,8 +27,7 @@ from training_profiler.trace_analysis.intervals import covered, gaps, overlap
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.load.reader import read_events
-from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
 from training_profiler.trace_analysis.nesting import nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
@@ -159,17 +158,13 @@ def analyse(path: Path, *, with_step_work: bool = False, with_graph: bool = Fals
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
-    raw = read_events(path)
-    count = len(raw.events)
-    columns = columns_of(raw, str(path))
-    del raw  # larger than the columns
-    return analyse_columns(columns, path, count, with_step_work=with_step_work, with_graph=with_graph)
+    return analyse_columns(read_columns(path), path, with_step_work=with_step_work, with_graph=with_graph)
 
 
 def analyse_columns(
-    columns: Columns, path: Path, events: int, *, with_step_work: bool = False, with_graph: bool = False
+    columns: Columns, path: Path, *, with_step_work: bool = False, with_graph: bool = False
 ) -> Analysis:
-    """Return the analysis of a trace; ``events`` is the number of events of any kind in its file."""
+    """Return the analysis of the trace that was read from ``path``."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
     communicates = is_communication(columns)
@@ -187,7 +182,7 @@ def analyse_columns(
     long, code = _gaps_and_code(columns, device, devices, launches, communicates)
     return Analysis(
         path=path,
-        events=events,
+        events=columns.events,
         gpu_events=len(gpu_rows),
         device_names=columns.device_names,
         device_bytes=columns.device_bytes,

@@ -13,8 +13,8 @@ from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import Analysis, analyse_columns
 from training_profiler.trace_analysis.launches import launches_of
 from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
-from training_profiler.trace_analysis.load.reader import read_events, read_text
-from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.load.reader import read_text
+from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.nesting import nesting_of
 
 PROCESS: Final = "training-profiler"
@@ -27,10 +27,8 @@ def annotated(path: Path) -> bytes:
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
-    raw = read_events(path)
-    columns = columns_of(raw, str(path))
-    analysis = analyse_columns(columns, path, len(raw.events))
-    del raw
+    columns = read_columns(path)
+    analysis = analyse_columns(columns, path)
     text = read_text(path)
     begin = _LIST.search(text)
     if begin is None:

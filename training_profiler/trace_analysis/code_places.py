@@ -12,7 +12,7 @@ from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.launches import Launches, is_section
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.load.table import numbered
+from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.nesting import nesting_of, with_children
 from training_profiler.trace_analysis.program_frames import is_of_program
 from training_profiler.trace_analysis.timeline import Timeline, main_thread, timeline_of

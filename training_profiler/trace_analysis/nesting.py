@@ -1,6 +1,8 @@
 """The nesting of host events: steps, sections, operators and runtime calls."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -11,6 +13,7 @@ from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bo
 ROUNDING_NS: Final = 2000
 # Open events that are looked through for the one around a new event; profilers write two or three that overlap.
 MOST_OVERLAPPING: Final = 500
+_NO_END: Final = 2**63
 # Of two events with the same begin and end, the later category in this order lies within the other.
 _OUTER_FIRST: Final = ("user_annotation", "python_function", "cpu_op", "cuda_runtime")
 
@@ -39,68 +42,67 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
     rows = rows[
         np.lexsort((inner[columns.category[rows]], -columns.end_ns[rows], columns.begin_ns[rows], columns.thread[rows]))
     ]
-    parents, depths, is_outermost = _walked(columns, rows)
-    inside = np.array(parents, np.int64)
+    inside, depth = _walked(columns, rows)
     has_parent = inside >= 0
     parent[rows[has_parent]] = rows[inside[has_parent]]
     lengths = np.minimum(columns.end_ns[rows], columns.end_ns[parent[rows]]) - columns.begin_ns[rows]
     np.subtract.at(self_ns, parent[rows[has_parent]], lengths[has_parent])
+    places = np.argsort(depth, kind="stable")
+    levels = np.split(places, np.cumsum(np.bincount(depth))[:-1]) if len(rows) else []
     outermost = np.ones(len(parent), np.bool_)
-    outermost[rows] = is_outermost
-    depth = np.array(depths, np.int64)
-    levels = np.split(rows[np.argsort(depth, kind="stable")], np.cumsum(np.bincount(depth))[:-1]) if len(rows) else []
-    return Nesting(parent, np.maximum(0, self_ns), outermost, tuple(levels))
-
-
-def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bool]]:
-    """Return for each of ``rows``, in their order, the place of its parent, its depth and whether it is outermost."""
     # An annotation may have the name of an operator: the operator within it is still its outermost call.
-    kinds = 2 * columns.name + columns.is_of("user_annotation")
-    begins, ends, threads, names = (
-        array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread, kinds)
-    )
-    parents, depths, is_outermost = [NONE] * len(rows), [0] * len(rows), [True] * len(rows)
-    open_events: list[tuple[int, int, int]] = []  # place, end, name
-    counts = [0] * (2 * len(columns.names))  # number of open events by name
-    thread, overlaps = None, False  # whether open events overlap without nesting
-    for i, begin in enumerate(begins):
-        if threads[i] != thread:
-            thread = threads[i]
-            for _, _, open_name in open_events:
-                counts[open_name] -= 1
-            open_events.clear()
-        while open_events and open_events[-1][1] <= begin:
-            counts[open_events.pop()[2]] -= 1
-        end, name = ends[i], names[i]
-        place = len(open_events) - 1
-        least = max(-1, place - MOST_OVERLAPPING)
-        while place > least and (open_events[place][1] < end - ROUNDING_NS or open_events[place][1] <= begin):
-            place -= 1  # it ends well before the new event
-        if place == least:
-            place = NONE
-        if place >= 0:
-            parents[i], above_ns, _ = open_events[place]
-            if above_ns < end:
-                end = above_ns
-            depths[i] = depths[parents[i]] + 1
-        overlaps = (overlaps and bool(open_events)) or place < len(open_events) - 1
-        if counts[name]:
-            is_outermost[i] = overlaps and name not in _above(open_events, parents, place)
-        counts[name] += 1
-        open_events.append((i, end, name))
-    return parents, depths, is_outermost
+    outermost[rows] = _is_outermost((2 * columns.name + columns.is_of("user_annotation"))[rows], inside, levels)
+    return Nesting(parent, np.maximum(0, self_ns), outermost, tuple(rows[level] for level in levels))
 
 
-def _above(open_events: list[tuple[int, int, int]], parents: list[int], place: int) -> set[int]:
-    """Return the names of the open event at ``place`` and of its ancestors, without overlapping siblings."""
-    names = set()
-    wanted = open_events[place][0] if place >= 0 else NONE
-    for at in range(place, max(-1, place - MOST_OVERLAPPING), -1):
-        i, _, name = open_events[at]
-        if i == wanted:
-            names.add(name)
-            wanted = parents[i]
-    return names
+def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
+    """Return for each of ``rows``, in their order, the place of its parent among them, and its depth."""
+    begins, ends, threads = (array[rows] for array in (columns.begin_ns, columns.end_ns, columns.thread))
+    parents, depths = [NONE] * len(rows), [0] * len(rows)
+    bounds = [0, *(np.flatnonzero(np.diff(threads)) + 1).tolist(), len(rows)]
+    for first, after in pairwise(bounds):
+        # The stack of open events begins with one without an end: events outside all others are in it.
+        open_places, open_ends = [NONE], [_NO_END]
+        times = zip(begins[first:after].tolist(), ends[first:after].tolist(), strict=True)
+        for i, (begin, end) in enumerate(times, first):
+            while open_ends[-1] <= begin:
+                open_ends.pop()
+                open_places.pop()
+            if open_ends[-1] >= end:
+                place = open_places[-1]
+            else:
+                around = _around(open_ends, begin, end)
+                place = open_places[around]
+                end = min(end, open_ends[around])
+            if place >= 0:
+                parents[i] = place
+                depths[i] = depths[place] + 1
+            open_places.append(i)
+            open_ends.append(end)
+    return np.array(parents, np.int64), np.array(depths, np.int64)
+
+
+def _around(open_ends: Sequence[int], begin: int, end: int) -> int:
+    """Return the newest open event that does not end well before the new one; 0 for none."""
+    newest = len(open_ends) - 1
+    for at in range(newest, max(0, newest - MOST_OVERLAPPING), -1):
+        if open_ends[at] >= end - ROUNDING_NS and open_ends[at] > begin:
+            return at
+    return 0
+
+
+def _is_outermost(name: Ints, parent: Ints, levels: Sequence[Ints]) -> Bools:
+    """Return which events are not within one of the same name. All within an event directly follow it."""
+    last = np.arange(len(name))  # of the events within each, or itself
+    for places in reversed(levels[1:]):
+        np.maximum.at(last, parent[places], last[places])
+    by_name = np.argsort(name, kind="stable")
+    # Names are a range of numbers each, so the largest number so far is one of the same name.
+    range_of = name[by_name] * len(name)
+    reaches = np.maximum.accumulate(range_of + last[by_name])
+    is_outermost = np.ones(len(name), np.bool_)
+    is_outermost[by_name[1:]] = reaches[:-1] < (range_of + by_name)[1:]
+    return is_outermost
 
 
 def with_children(nesting: Nesting, own: Ints) -> Ints:

@@ -8,7 +8,7 @@ import numpy as np
 
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
-from training_profiler.trace_analysis.load.table import numbered
+from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.nesting import Nesting, with_children
 
 

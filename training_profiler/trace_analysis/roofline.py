@@ -14,7 +14,7 @@ from training_profiler.device.peaks import peak_memory_of, peak_of
 from training_profiler.trace_analysis import kernel_names, runtime_calls
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.load.table import numbered
+from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.work_formulas import (
     ELEMENTWISE,
     FORMULAS,

@@ -16,7 +16,7 @@ from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.critical_path.what_if import outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
-from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
+from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
 from training_profiler.trace_analysis.roofline import Rate
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
@@ -266,15 +266,7 @@ def _code(analysis: Analysis) -> dict[str, Any]:
 
 def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the times of a place of the code."""
-    return {
-        "name": place.name,
-        "calls": place.calls,
-        "host_self_ms": ms(place.host_self_ns),
-        "host_total_ms": ms(place.host_total_ns),
-        "device_self_ms": ms(place.device_self_ns) if has_gpu else None,
-        "device_total_ms": ms(place.device_total_ns) if has_gpu else None,
-        "gaps_ms": ms(place.idle_ns) if has_gpu else None,
-    }
+    return _times(place, has_gpu) | {"gaps_ms": ms(place.idle_ns) if has_gpu else None}
 
 
 def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
@@ -294,13 +286,16 @@ def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
     }
 
 
-def _operator(operator: Any, has_gpu: bool) -> dict[str, Any]:
+def _operator(operator: Operator, has_gpu: bool) -> dict[str, Any]:
+    return _times(operator, has_gpu) | {"section": operator.section or None}
+
+
+def _times(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     return {
-        "name": operator.name,
-        "calls": operator.calls,
-        "host_self_ms": ms(operator.host_self_ns),
-        "host_total_ms": ms(operator.host_total_ns),
-        "device_self_ms": ms(operator.device_self_ns) if has_gpu else None,
-        "device_total_ms": ms(operator.device_total_ns) if has_gpu else None,
-        "section": operator.section or None,
+        "name": of.name,
+        "calls": of.calls,
+        "host_self_ms": ms(of.host_self_ns),
+        "host_total_ms": ms(of.host_total_ns),
+        "device_self_ms": ms(of.device_self_ns) if has_gpu else None,
+        "device_total_ms": ms(of.device_total_ns) if has_gpu else None,
     }

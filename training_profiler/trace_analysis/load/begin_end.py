@@ -1,39 +1,28 @@
 """Events written in two halves: a begin (ph "B") and an end (ph "E") of the same thread."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from training_profiler.trace_analysis.load.columns import CATEGORIES, GPU_CATEGORIES
-from training_profiler.trace_analysis.load.reader import Event
-from training_profiler.trace_analysis.load.times import Ints, times_ns
+from training_profiler.trace_analysis.load.columns import Bools, Ints
 
 
-def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
-    """Return the beginning halves, begins and ends of the events in ns, and the number of lost halves of device work.
+def pairs_of(at_ns: Ints, is_begin: Bools, thread: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the indices of begins, those of their ends, and those of halves without a counterpart.
 
-    An end closes the newest open event of its thread. A half without a counterpart is left out: the recording began
-    or ended during the event.
-
-    Raises:
-        TimeProblemError: A time is missing or invalid.
+    An end closes the newest open event of its thread. The recording began or ended during an event that has one half.
     """
-    halves = [event for event in events if event.ph in ("B", "E")]
-    at_ns = times_ns([event.ts for event in halves])
-    open_of: dict[tuple[object, object], list[int]] = {}
+    begins, threads = is_begin.tolist(), thread.tolist()
+    open_of: dict[int, list[int]] = {}
     pairs: list[tuple[int, int]] = []
     alone: list[int] = []
     for i in np.argsort(at_ns, kind="stable").tolist():
-        event = halves[i]
-        open_halves = open_of.setdefault((event.pid, event.tid), [])
-        if event.ph == "B":
+        open_halves = open_of.setdefault(threads[i], [])
+        if begins[i]:
             open_halves.append(i)
         elif open_halves:
             pairs.append((open_halves.pop(), i))
         else:
             alone.append(i)
     alone += [i for open_halves in open_of.values() for i in open_halves]
-    lost = sum(CATEGORIES.get(str(halves[i].cat).lower()) in GPU_CATEGORIES for i in alone)
     pairs.sort()
     firsts, lasts = np.array(pairs, np.int64).reshape(-1, 2).T
-    return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts], lost
+    return firsts, lasts, np.array(alone, np.int64)

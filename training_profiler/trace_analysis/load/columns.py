@@ -45,6 +45,13 @@ CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
+def is_of(category: Ints, *names: str) -> Bools:
+    """Return which of these categories are among ``names``."""
+    is_wanted = np.zeros(len(CATEGORY_NAMES), np.bool_)
+    is_wanted[[CATEGORY_IDS[name] for name in names]] = True
+    return is_wanted[category]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Events of the allocators, in order of time; bytes."""
@@ -90,6 +97,7 @@ class Messages:
 class Columns:
     """Events with a duration, in order of their begin; row i of each array is one event."""
 
+    events: int  # in the file, of any kind
     names: tuple[str, ...]
     threads: tuple[tuple[Any, Any], ...]  # (pid, tid)
     name: Ints  # index into names
@@ -126,9 +134,7 @@ class Columns:
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories."""
-        is_wanted = np.zeros(len(CATEGORY_NAMES), np.bool_)
-        is_wanted[[CATEGORY_IDS[category] for category in categories]] = True
-        return is_wanted[self.category]
+        return is_of(self.category, *categories)
 
     def is_gpu(self) -> Bools:
         """Return which events are device work. Other events can have a stream as well."""

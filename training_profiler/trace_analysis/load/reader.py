@@ -1,70 +1,65 @@
 """Reads a trace file into typed events. A file that is not a trace gives a clear error of one line."""
 
 import codecs
-import os
 import re
-import zlib
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 
 from training_profiler.errors import TraceError
-from training_profiler.safety.files import NotRegularFileError, open_file
 from training_profiler.text import one_line
+from training_profiler.trace_analysis.load.chunks import MOST_BYTES, chunks_of
+from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.load.mend import mend
+from training_profiler.trace_analysis.load.pieces import pieces_of
 from training_profiler.trace_analysis.load.times import EXACT_BELOW_US
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
+from training_profiler.units import BYTES_PER_MIB
 
-MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
-# gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.
-MOST_PACKED: Final = 100
-PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
 # An event takes 60 bytes or more; in memory an empty one takes 90. A file full of empty objects is not a trace.
 LEAST_OBJECT_BYTES: Final = 12
 MOST_SMALL_OBJECTS: Final = 100_000
 MOST_DEVICES_BYTES: Final = BYTES_PER_MIB
-_GZIP: Final = b"\x1f\x8b"
-_CHUNK: Final = 1 << 24
 _SNIFFED: Final = 1 << 16
 # Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
 _LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 
 Number = int | float | str | None
+MISSING: Final = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
     """The arguments of an event that the analysis uses."""
 
-    device: Number = None
-    stream: Number = None
-    correlation: Number = None
-    external_id: Number = msgspec.field(default=None, name="External id")
-    external_id_old: Number = msgspec.field(default=None, name="external id")
-    bytes: Number = None
-    memory_bytes: Number = msgspec.field(default=None, name="Bytes")
-    device_type: Number = msgspec.field(default=None, name="Device Type")
-    device_id: Number = msgspec.field(default=None, name="Device Id")
-    allocated: Number = msgspec.field(default=None, name="Total Allocated")
-    reserved: Number = msgspec.field(default=None, name="Total Reserved")
+    device: Number = NONE
+    stream: Number = NONE
+    correlation: Number = NONE
+    external_id: Number = msgspec.field(default=NONE, name="External id")
+    external_id_old: Number = msgspec.field(default=NONE, name="external id")
+    bytes: Number = NONE
+    memory_bytes: Number = msgspec.field(default=NONE, name="Bytes")
+    device_type: Number = msgspec.field(default=NONE, name="Device Type")
+    device_id: Number = msgspec.field(default=NONE, name="Device Id")
+    allocated: Number = msgspec.field(default=NONE, name="Total Allocated")
+    reserved: Number = msgspec.field(default=NONE, name="Total Reserved")
     occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
-    stack: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Call stack")
-    module: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Module Hierarchy")
+    dims: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
+    stack: Any = msgspec.field(default="", name="Call stack")
+    module: Any = msgspec.field(default="", name="Module Hierarchy")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     kernel: Number = None  # that a call of HIP launches
-    direction: Number = None  # of a copy of MTIA
-    size: Number = None
-    elements_in: Number = msgspec.field(default=None, name="In msg nelems")
-    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
-    group_size: Number = msgspec.field(default=None, name="Group size")
-    group_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Name")
-    group_ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Ranks")
-    sequence: Number = msgspec.field(default=None, name="Seq")
+    size: Number = NONE  # of a copy of MTIA
+    elements_in: Number = msgspec.field(default=NONE, name="In msg nelems")
+    elements_out: Number = msgspec.field(default=NONE, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=NONE, name="Group size")
+    group_name: msgspec.Raw = msgspec.field(default=MISSING, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=MISSING, name="Process Group Ranks")
+    sequence: Number = msgspec.field(default=NONE, name="Seq")
     dtype: str | None = None
 
 
@@ -107,13 +102,26 @@ class RawTrace(msgspec.Struct, gc=False):
     notes: tuple[str, ...] = ()  # what of the file could not be read
 
 
+def read_parts(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[RawTrace]:
+    """Yield the trace in ``path``, which may be gzipped, as parts with some of its events each.
+
+    Of the file, only one part at a time is in memory. The description of the devices is in one of the parts.
+
+    Raises:
+        TraceError: The file cannot be read in parts. ``read_events`` reads it at once, or knows why it cannot be read.
+        NoPiecesError: The same.
+    """
+    for piece in pieces_of(chunks_of(path, most_bytes)):
+        yield _raw_trace(_of_any_times(path, piece), [])
+
+
 def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     """Return the events of the trace in ``path``, which may be gzipped.
 
     Raises:
         TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
     """
-    text, notes = _without_mark(_text_of(path, most_bytes))
+    text, notes = _without_mark(b"".join(chunks_of(path, most_bytes)))
     if not text or text.isspace():
         raise TraceError(f"{path} is empty: was the training stopped before the trace was written?")
     if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
@@ -126,6 +134,21 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
             raise
         text, note = mended
         file, notes = _of_any_times(path, text), [*notes, note]
+    return _raw_trace(file, notes)
+
+
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the JSON of a trace that ``read_events`` can read, mended where it must be."""
+    text, _ = _without_mark(b"".join(chunks_of(path, most_bytes)))
+    try:
+        _of_any_times(path, text)
+    except TraceError:
+        mended = mend(text)
+        return text if mended is None else mended[0]
+    return text
+
+
+def _raw_trace(file: _File, notes: list[str]) -> RawTrace:
     devices, distributed = _small(file.devices), _small(file.distributed)
     return RawTrace(
         file.events,
@@ -133,17 +156,6 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
         distributed if isinstance(distributed, dict) else {},
         tuple(notes),
     )
-
-
-def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the JSON of a trace that ``read_events`` can read, mended where it must be."""
-    text, _ = _without_mark(_text_of(path, most_bytes))
-    try:
-        _of_any_times(path, text)
-    except TraceError:
-        mended = mend(text)
-        return text if mended is None else mended[0]
-    return text
 
 
 def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
@@ -196,63 +208,3 @@ def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
 
 def _one_line(error: Exception) -> str:
     return one_line(" ".join(str(error).split())[:200].removeprefix("JSON is malformed: "))
-
-
-def _text_of(path: Path, most_bytes: int) -> bytes:
-    if path.is_dir():
-        raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
-    try:
-        with open_file(path, follow=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most_bytes:
-                raise TraceError(_too_large(path, most_bytes))
-            if file.read(len(_GZIP)) == _GZIP:
-                file.seek(0)
-                data = _unzipped(path, file, most_bytes)
-            else:
-                file.seek(0)
-                data = file.read(size)
-    except NotRegularFileError:
-        raise TraceError(f"{path} is not a file; write the trace to a file first") from None
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read ({error.strerror})") from None
-    if data.startswith(_GZIP):
-        raise TraceError(f"{path} is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz")
-    return data
-
-
-def _unzipped(path: Path, file: BinaryIO, most_bytes: int) -> bytes:
-    """Return the unpacked content of ``file``. Unpacking stops at the limits, before the memory is taken."""
-    parts, size, rest, packed_bytes = [], 0, file.read(_CHUNK), 0
-    while rest:
-        packed = zlib.decompressobj(wbits=31)
-        try:
-            while not packed.eof:
-                before = len(rest)
-                part = packed.decompress(rest, _CHUNK)
-                rest = packed.unconsumed_tail
-                packed_bytes += before - len(rest) - len(packed.unused_data)
-                if not rest and not packed.eof:
-                    rest = file.read(_CHUNK)
-                    if not part and not rest:
-                        raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
-                size += len(part)
-                if size > most_bytes:
-                    raise TraceError(_too_large(path, most_bytes))
-                if size > PACKED_FREELY_BYTES and size > MOST_PACKED * packed_bytes:
-                    raise TraceError(_too_large(path, most_bytes, os.fstat(file.fileno()).st_size))
-                parts.append(part)
-        except zlib.error as error:
-            raise TraceError(f"{path} is damaged: gzip cannot unpack it ({_one_line(error)})") from None
-        rest = packed.unused_data or file.read(_CHUNK)
-        if not rest.startswith(_GZIP):  # else files put one after another
-            break
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:
-    if packed_bytes:
-        return f"{path} unpacks to over {MOST_PACKED} times its {packed_bytes} bytes: no trace does, so it is not read"
-    return (
-        f"{path} holds over {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps, or less of each"
-    )

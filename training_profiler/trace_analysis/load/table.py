@@ -1,18 +1,21 @@
 """Turns decoded events into columns. Of each event only the fields of its category are read."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
-from itertools import compress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from training_profiler.errors import TraceError
 from training_profiler.findings.tables import counted
 from training_profiler.recording.known_sections import SAMPLED_LINE
 from training_profiler.text import printable
+from training_profiler.trace_analysis.load.arguments import Arguments, integer_or_none, integers
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
     CATEGORIES,
@@ -21,19 +24,20 @@ from training_profiler.trace_analysis.load.columns import (
     NONE,
     Bools,
     Columns,
-    Floats,
     Ints,
     Memory,
     Messages,
     Recorded,
     Samples,
+    is_of,
 )
-from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace
+from training_profiler.trace_analysis.load.numbers import Numbers, numbered
+from training_profiler.trace_analysis.load.pieces import NoPiecesError
+from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
-_EMPTY_STRING: Final = 2  # bytes of its JSON
 MOST_STACK: Final = 20_000
 NO_NAME: Final = "(no name)"
 MTIA_WORK: Final = "mtia_ccp_events"
@@ -43,7 +47,6 @@ MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of bytes
 MOST_SUM_NS: Final = 2**62
-_BEYOND_64_BITS: Final = 2**63
 # Old versions give these the category of operators.
 _ANNOTATIONS: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "## ")
 _BYTES_OF: Final = {
@@ -63,77 +66,271 @@ _BYTES_OF: Final = {
     "char": 1,
     "bool": 1,
 }
+Rows = dict[str, NDArray[Any]]  # columns by name, all of the same length
 
 
-def columns_of(raw: RawTrace, where: str) -> Columns:
+def read_columns(path: Path) -> Columns:
+    """Return the columns of the trace in ``path``.
+
+    Raises:
+        TraceError: The file cannot be read or is not a trace. The message has one line.
+    """
+    try:
+        return columns_of(read_parts(path), str(path))
+    except (TraceError, NoPiecesError):  # read at once, it may be mended; else what is wrong is said of the whole file
+        return columns_of([read_events(path)], str(path))
+
+
+def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:
     """Return the columns of a trace; ``where`` is its file, for messages.
 
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
     """
-    kinds = set(map(attrgetter("ph"), raw.events))
-    events, begin_ns, end_ns, lost_halves = _with_duration(raw, kinds, where)
-    order = np.argsort(begin_ns, kind="stable")
-    names, name, nameless = _names(events)
-    threads, thread = _threads(events, where)
-    category, args = _of_mtia(events, _categories(events, names, name))
-    is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
-    is_kernel = category == CATEGORY_IDS["kernel"]
-    is_call = category == CATEGORY_IDS["cuda_runtime"]
-    is_operator = category == CATEGORY_IDS["cpu_op"]
-    reader = _Reader(args, order)
-    device = reader.integers(is_gpu, "device")
-    _check_number(len(np.unique(device)), "devices", MOST_DEVICES, where)
-    instants = [event for event in raw.events if event.ph == "i"] if "i" in kinds else []
-    collectives = reader.texts(is_kernel, "collective")
-    shapes = reader.written(is_operator, "dims", _text)
-    inputs, input_texts = _inputs(shapes, reader, is_operator)
-    return Columns(
-        names=tuple(names),
-        threads=tuple(threads),
-        name=name[order],
-        category=category[order],
-        thread=thread[order],
-        begin_ns=begin_ns[order],
-        end_ns=end_ns[order],
-        device=device,
-        stream=reader.integers(is_gpu, "stream"),
-        correlation=reader.integers(is_gpu | is_call, "correlation"),
-        external=reader.integers(is_gpu | is_call | is_operator, "external_id", "external_id_old"),
-        bytes=reader.integers(is_gpu & ~is_kernel, "bytes", "memory_bytes"),
-        launches=reader.among(names, is_call, "kernel"),
-        messages=_messages(reader, is_kernel),
-        collective=collectives.index,
-        collectives=collectives.texts,
-        shapes=shapes.index,
-        shape_texts=shapes.texts,
-        inputs=inputs,
-        input_texts=input_texts,
-        call_stacks=reader.written(is_operator | (category == CATEGORY_IDS["user_annotation"]), "stack", _string),
-        script_modules=reader.written(is_operator, "module", _string),
-        # Kineto writes 0 if it cannot estimate the occupancy.
-        occupancy=reader.floats(is_kernel, "occupancy", unknown=0),
-        blocks_per_sm=reader.floats(is_kernel, "blocks_per_sm"),
-        memory=_memory([event for event in instants if event.name == "[memory]"], where),
-        samples=_samples([event for event in instants if event.cat == SAMPLED_LINE], where),
-        device_names=tuple(printable(str(device.get("name", ""))) for device in raw.devices),
-        device_bytes=_memory_of_devices(raw.devices),
-        world_size=_integer_or_none(raw.distributed.get("world_size")),
-        rank=_integer_or_none(raw.distributed.get("rank")),
-        compute_capability=_capability(raw.devices),
-        lost_halves=lost_halves,
-        notes=raw.notes + nameless,
-    )
+    table = _Table(where)
+    for part in parts:
+        table.add(part)
+    return table.columns()
 
 
-def _threads(events: Sequence[Event], where: str) -> tuple[list[tuple[Any, Any]], Ints]:
-    """Return the distinct threads and streams, and the index of that of each event."""
-    processes, process = numbered(list(map(attrgetter("pid"), events)))
-    numbers, number = numbered(list(map(attrgetter("tid"), events)))
-    pairs, thread = np.unique(process * len(numbers) + number, return_inverse=True)
-    _check_number(len(pairs), "threads and streams", MOST_THREADS, where)
-    threads = [(processes[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in pairs.tolist()]
-    return threads, thread
+class _Table:
+    """The rows of all parts of a trace. Names and texts have the same number in each."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._count = 0
+        self._spans: list[Rows] = []
+        self._halves: list[Rows] = []
+        self._memory: list[Rows] = []
+        self._samples: list[Rows] = []
+        self._kinds = Numbers()  # (name, category, pid, tid)
+        self._categories = np.empty(0, np.int64)  # of the kinds
+        self._lines = Numbers()
+        self._texts: dict[str, Numbers] = defaultdict(Numbers)
+        self._devices: list[dict[str, Any]] = []
+        self._distributed: dict[str, Any] = {}
+        self._notes: tuple[str, ...] = ()
+
+    def add(self, part: RawTrace) -> None:
+        """Add the events of a part.
+
+        Raises:
+            TraceError: A time is missing, no number or negative.
+        """
+        phases = set(map(attrgetter("ph"), part.events))
+        self._count += len(part.events)
+        self._devices = part.devices or self._devices
+        self._distributed = part.distributed or self._distributed
+        self._notes += part.notes
+        spans = [event for event in part.events if event.ph == "X"]
+        begin_ns, duration_ns = self._times(spans, "ts"), self._times(spans, "dur")
+        if spans and duration_ns.min() < 0:
+            at = _described(spans[int(np.argmin(duration_ns))])
+            raise TraceError(f"{self._where} has a negative duration: {at}")
+        self._spans.append(self._rows(spans) | {"begin_ns": begin_ns, "duration_ns": duration_ns})
+        if not phases.isdisjoint("BE"):
+            self._add_halves([event for event in part.events if event.ph in ("B", "E")])
+        if "i" in phases:
+            self._add_instants([event for event in part.events if event.ph == "i"])
+
+    def _add_halves(self, halves: Sequence[Event]) -> None:
+        try:
+            at_ns = times_ns([event.ts for event in halves])
+        except TimeProblemError:
+            raise TraceError(f'{self._where} has an event of ph "B" or "E" without a usable time') from None
+        is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
+        self._halves.append(self._rows(halves) | {"begin_ns": at_ns, "is_begin": is_begin})
+
+    def _add_instants(self, instants: Sequence[Event]) -> None:
+        changes = [event for event in instants if event.name == "[memory]"]
+        args = [event.args or _NO_ARGS for event in changes]
+        fields = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
+        self._memory.append(
+            {"at_ns": self._times(changes, "ts")}
+            | {field: integers(list(map(attrgetter(field), args))) for field in fields}
+        )
+        lines = [event for event in instants if event.cat == SAMPLED_LINE]
+        self._samples.append(
+            {"at_ns": self._times(lines, "ts"), "line": self._lines.of([event.name for event in lines])}
+        )
+
+    def _rows(self, events: Sequence[Event]) -> Rows:
+        kind = self._kinds.of(list(map(attrgetter("name", "cat", "pid", "tid"), events)))
+        category = self._category(kind)
+        is_gpu = is_of(category, *GPU_CATEGORIES)
+        args = _arguments(events, is_gpu)
+        is_kernel, is_call, is_operator = (is_of(category, of) for of in ("kernel", "cuda_runtime", "cpu_op"))
+        works, kernels, operators = (Arguments(args, which) for which in (is_gpu, is_kernel, is_operator))
+        marks = Arguments(args, is_operator | is_of(category, "user_annotation"))
+        rows: Rows = {
+            "kind": kind,
+            "category": category,
+            "device": works.integers("device"),
+            "stream": works.integers("stream"),
+            "correlation": Arguments(args, is_gpu | is_call).integers("correlation"),
+            "external": Arguments(args, is_gpu | is_call | is_operator).integers("external_id", "external_id_old"),
+            "bytes": Arguments(args, is_gpu & ~is_kernel).integers("bytes", "memory_bytes"),
+            "kernel": Arguments(args, is_call).numbers("kernel", self._texts["kernel"]),
+            # Kineto writes 0 if it cannot estimate the occupancy.
+            "occupancy": kernels.floats("occupancy", unknown=0),
+            "blocks_per_sm": kernels.floats("blocks_per_sm"),
+        }
+        for field in ("elements_in", "elements_out", "group_size", "sequence"):
+            rows[field] = kernels.integers(field)
+        for read, fields in (
+            (kernels.numbers, ["collective", "dtype"]),
+            (kernels.written, ["group_name", "group_ranks"]),
+            (operators.numbers, ["module"]),
+            (operators.written, ["dims", "types", "values"]),
+            (marks.numbers, ["stack"]),
+        ):
+            rows |= {field: read(field, self._texts[field]) for field in fields}
+        return rows
+
+    def _category(self, kind: Ints) -> Ints:
+        count = len(self._kinds) - len(self._categories)
+        new = [_category_of(name, category) for name, category, _, _ in islice(reversed(self._kinds), count)]
+        self._categories = np.append(self._categories, np.array(new[::-1], np.int64))
+        return self._categories[kind]
+
+    def _times(self, events: Sequence[Event], field: str) -> Ints:
+        try:
+            return times_ns(list(map(attrgetter(field), events)))
+        except TimeProblemError as problem:
+            at = _described(events[problem.index])
+            raise TraceError(f"{self._where} has an event without a usable time: {at}") from None
+
+    def columns(self) -> Columns:
+        """Return the columns of all events.
+
+        Raises:
+            TraceError: No event has a duration, or the file has more than is read.
+        """
+        rows, lost_halves = self._whole_rows()
+        begin_ns = rows["begin_ns"]
+        if not len(begin_ns):
+            raise TraceError(
+                f"{self._where} has no events with a duration: nothing was recorded, or it is not a trace of "
+                "torch.profiler"
+            )
+        if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
+            raise TraceError(f"{self._where} has durations of over 146 years in all")
+        rows = _taken(rows, np.argsort(begin_ns, kind="stable"))
+        names, name, nameless = self._names(rows["kind"])
+        threads, thread = self._threads(rows["kind"])
+        _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
+        shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
+        inputs, input_texts = _inputs((shapes, types, values))
+        return Columns(
+            events=self._count,
+            names=tuple(names),
+            threads=tuple(threads),
+            name=name,
+            category=rows["category"],
+            thread=thread,
+            begin_ns=rows["begin_ns"],
+            end_ns=rows["begin_ns"] + rows["duration_ns"],
+            device=rows["device"],
+            stream=rows["stream"],
+            correlation=rows["correlation"],
+            external=rows["external"],
+            bytes=rows["bytes"],
+            launches=_among(names, self._texts["kernel"], rows["kernel"]),
+            messages=self._messages(rows),
+            collective=rows["collective"],
+            collectives=tuple(map(_text, self._texts["collective"])),
+            shapes=shapes.index,
+            shape_texts=shapes.texts,
+            inputs=inputs,
+            input_texts=input_texts,
+            call_stacks=self._recorded(rows, "stack", _string),
+            script_modules=self._recorded(rows, "module", _string),
+            occupancy=rows["occupancy"],
+            blocks_per_sm=rows["blocks_per_sm"],
+            memory=self._memory_events(),
+            samples=self._sampled_lines(),
+            device_names=tuple(printable(str(device.get("name", ""))) for device in self._devices),
+            device_bytes=_memory_of_devices(self._devices),
+            world_size=integer_or_none(self._distributed.get("world_size")),
+            rank=integer_or_none(self._distributed.get("rank")),
+            compute_capability=_capability(self._devices),
+            lost_halves=lost_halves,
+            notes=self._notes + nameless,
+        )
+
+    def _whole_rows(self) -> tuple[Rows, int]:
+        """Return the rows of whole events, and the number of lost halves of device work."""
+        if not self._halves:
+            return _joined(self._spans), 0
+        halves = _joined(self._halves)
+        is_begin = halves.pop("is_begin")
+        _, thread = self._threads(halves["kind"])
+        begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
+        lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
+        paired = _taken(halves, begins)
+        paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
+        return _joined([*self._spans, paired]), lost
+
+    def _names(self, kind: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
+        """Return the distinct names, the index of each event's name, and a note if events have none."""
+        given, name_of = numbered([name for name, *_ in self._kinds])
+        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
+        name = name_of[kind]
+        nameless = int((name == given.index(None)).sum()) if None in given else 0
+        return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+
+    def _threads(self, kind: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
+        """Return the distinct threads and streams, and the index of that of each event."""
+        processes, numbers = Numbers(), Numbers()
+        process = processes.of([pid for _, _, pid, _ in self._kinds])
+        number = numbers.of([tid for *_, tid in self._kinds])
+        pairs, thread = np.unique((process * len(numbers) + number)[kind], return_inverse=True)
+        _check_number(len(pairs), "threads and streams", MOST_THREADS, self._where)
+        pids, tids = list(processes), list(numbers)
+        return [(pids[pair // len(tids)], tids[pair % len(tids)]) for pair in pairs.tolist()], thread
+
+    def _recorded(self, rows: Rows, field: str, text_of: Callable[[Any], str]) -> Recorded:
+        return Recorded(tuple(map(text_of, self._texts[field])) or ("",), rows[field])
+
+    def _messages(self, rows: Rows) -> Messages:
+        sizes = [None if name is None else element_bytes(name) for name in self._texts["dtype"]]
+        size = np.array([*(NONE if known is None else known for known in sizes), NONE], np.int64)[rows["dtype"]]
+
+        def bytes_of(elements: Ints) -> Ints:
+            is_known = (elements >= 0) & (elements < MOST_ELEMENTS) & (size > 0)
+            return np.where(is_known, elements, NONE) * np.where(is_known, size, 1)
+
+        return Messages(
+            bytes_of(rows["elements_in"]),
+            bytes_of(rows["elements_out"]),
+            rows["group_size"],
+            self._recorded(rows, "group_name", _text),
+            self._recorded(rows, "group_ranks", _text),
+            rows["sequence"],
+        )
+
+    def _memory_events(self) -> Memory:
+        rows = _in_order_of_time(self._memory) or dict.fromkeys(
+            ("at_ns", "memory_bytes", "device_type", "device_id", "allocated", "reserved"), np.empty(0, np.int64)
+        )
+        return Memory(*rows.values())
+
+    def _sampled_lines(self) -> Samples:
+        rows = _in_order_of_time(self._samples) or dict.fromkeys(("at_ns", "line"), np.empty(0, np.int64))
+        return Samples(rows["at_ns"], rows["line"], tuple(printable(str(text), MOST_NAME) for text in self._lines))
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+
+
+def _taken(rows: Mapping[str, NDArray[Any]], order: Ints) -> Rows:
+    return {key: values[order] for key, values in rows.items()}
+
+
+def _in_order_of_time(parts: Sequence[Rows]) -> Rows:
+    rows = _joined(parts)
+    return _taken(rows, np.argsort(rows["at_ns"], kind="stable")) if rows else {}
 
 
 def _check_number(count: int, what: str, most: int, where: str) -> None:
@@ -141,97 +338,11 @@ def _check_number(count: int, what: str, most: int, where: str) -> None:
         raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
 
 
-def _names(events: Sequence[Event]) -> tuple[list[str], Ints, tuple[str, ...]]:
-    """Return the distinct names, the index of each event's name, and a note if events have none."""
-    given, name = numbered(list(map(attrgetter("name"), events)))
-    names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
-    nameless = int((name == given.index(None)).sum()) if None in given else 0
-    return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads fields of the events' arguments, in the order of the columns."""
-
-    args: Sequence[Args]
-    order: Ints
-
-    def values(self, which: Bools) -> list[Args]:
-        """Return the arguments of the events of ``which``."""
-        return list(compress(self.args, which.tolist()))
-
-    def integers(self, which: Bools, field: str, older: str = "") -> Ints:
-        """Return whole numbers of the events of ``which``, else of the field's older name; -1 if both are missing."""
-        args = self.values(which)
-        values = list(map(attrgetter(field), args))
-        if older and None in values:
-            values = [
-                other if value is None else value
-                for value, other in zip(values, map(attrgetter(older), args), strict=True)
-            ]
-        return self.filled(which, _integers(values))
-
-    def floats(self, which: Bools, field: str, unknown: float | None = None) -> Floats:
-        """Return numbers of the events of ``which``; NaN if missing or ``unknown``."""
-        column = np.full(len(self.args), np.nan)
-        values = _floats(map(attrgetter(field), self.values(which)))
-        column[which] = np.where(values == unknown, np.nan, values)
-        return column[self.order]
-
-    def texts(self, which: Bools, field: str) -> Recorded:
-        """Return texts of the events of ``which``; "" if missing."""
-        values, index = numbered(list(map(attrgetter(field), self.values(which))))
-        return Recorded(tuple(map(_text, values)), self.filled(which, index))
-
-    def written(self, which: Bools, field: str, text_of: Callable[[bytes], str]) -> Recorded:
-        """Return the text of what the file has for a field; "" if it is missing."""
-        raws = list(map(attrgetter(field), self.values(which)))
-        if max(map(len, raws), default=0) <= (_EMPTY_STRING if text_of is _string else 0):
-            return Recorded(("",), np.where(which[self.order], 0, NONE))
-        values, index = numbered(list(map(bytes, raws)))
-        return Recorded(tuple(map(text_of, values)), self.filled(which, index))
-
-    def among(self, names: Sequence[str], which: Bools, field: str) -> Ints:
-        """Return the index of each text among ``names``; -1 if it is missing or not among them."""
-        values, index = numbered(list(map(attrgetter(field), self.values(which))))
-        number = {name: i for i, name in enumerate(names)}
-        found = [NONE if value is None else number.get(printable(str(value), MOST_NAME), NONE) for value in values]
-        return self.filled(which, np.array(found, np.int64)[index])
-
-    def filled(self, which: Bools, values: Ints) -> Ints:
-        """Return a column with these values of the events of ``which``; -1 for all others."""
-        column = np.full(len(self.args), NONE, np.int64)
-        column[which] = values
-        return column[self.order]
-
-
-def _with_duration(raw: RawTrace, kinds: Set[Any], where: str) -> tuple[list[Event], Ints, Ints, int]:
-    events = [event for event in raw.events if event.ph == "X"]
-    begin_ns, duration_ns = _times(events, "ts", where), _times(events, "dur", where)
-    if len(events) and duration_ns.min() < 0:
-        raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
-    if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
-        raise TraceError(f"{where} has durations of over 146 years in all")
-    lost_halves = 0
-    if not kinds.isdisjoint("BE"):
-        try:
-            paired, begins, ends, lost_halves = pairs_of(raw.events)
-        except TimeProblemError:
-            raise TraceError(f'{where} has an event of ph "B" or "E" without a usable time') from None
-        events += paired
-        begin_ns, duration_ns = np.append(begin_ns, begins), np.append(duration_ns, ends - begins)
-    if not events:
-        raise TraceError(
-            f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
-        )
-    return events, begin_ns, begin_ns + duration_ns, lost_halves
-
-
-def _times(events: Sequence[Event], field: str, where: str) -> Ints:
-    try:
-        return times_ns(list(map(attrgetter(field), events)))
-    except TimeProblemError as problem:
-        raise TraceError(f"{where} has an event without a usable time: {_described(events[problem.index])}") from None
+def _among(names: Sequence[str], texts: Iterable[Any], index: Ints) -> Ints:
+    """Return the index among ``names`` of the text of each event; -1 if it is missing or not among them."""
+    number = {name: i for i, name in enumerate(names)}
+    found = [NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE) for text in texts]
+    return np.array([*found, NONE], np.int64)[index]
 
 
 def _described(event: Event) -> str:
@@ -241,39 +352,29 @@ def _described(event: Event) -> str:
     return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
-def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
-    """Return the distinct values in order of first occurrence, and the index of each value among them."""
-    different = list(dict.fromkeys(values))
-    number = {value: i for i, value in enumerate(different)}
-    return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
+def _category_of(name: Any, given: Any) -> int:
+    """Return the category of events. An annotation of old versions has the category of operators."""
+    category = CATEGORIES.get(str(given).lower(), "other")
+    if category == "cpu_op" and str(name).startswith(_ANNOTATIONS):
+        category = "user_annotation"
+    elif given == MTIA_WORK:
+        category = "other" if name in _MTIA_EVENTS else "gpu_memcpy" if name == _MTIA_COPY else category
+    return CATEGORY_IDS[category]
 
 
-def _of_mtia(events: Sequence[Event], category: Ints) -> tuple[Ints, list[Args]]:
-    """Return the categories and arguments of events; the device of MTIA's work is its process."""
+def _arguments(events: Sequence[Event], is_gpu: Bools) -> list[Args]:
+    """Return the arguments of events; the device of MTIA's work is its process."""
     changed = [args or _NO_ARGS for args in map(attrgetter("args"), events)]
-    kernels = np.flatnonzero(category == CATEGORY_IDS["kernel"]).tolist()
-    for i in [i for i in kernels if events[i].cat == MTIA_WORK]:
+    for i in np.flatnonzero(is_gpu).tolist():
         event, given = events[i], changed[i]
-        if event.name in _MTIA_EVENTS:
-            category[i] = CATEGORY_IDS["other"]
-        elif event.name == _MTIA_COPY:
-            category[i] = CATEGORY_IDS["gpu_memcpy"]
-        changed[i] = msgspec.structs.replace(
-            given,
-            device=event.pid if given.device is None else given.device,
-            stream=event.tid if given.stream is None else given.stream,
-            bytes=given.size if given.bytes is None else given.bytes,
-        )
-    return category, changed
-
-
-def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
-    categories, category = numbered(list(map(attrgetter("cat"), events)))
-    ids = np.array(
-        [CATEGORY_IDS[CATEGORIES.get(str(category_name).lower(), "other")] for category_name in categories], np.int64
-    )[category]
-    is_annotation = np.array([event_name.startswith(_ANNOTATIONS) for event_name in names], np.bool_)[name]
-    return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
+        if event.cat == MTIA_WORK:
+            changed[i] = msgspec.structs.replace(
+                given,
+                device=event.pid if given.device == NONE else given.device,
+                stream=event.tid if given.stream == NONE else given.stream,
+                bytes=given.size if given.bytes == NONE else given.bytes,
+            )
+    return changed
 
 
 def _text(value: str | bytes | None) -> str:
@@ -283,18 +384,13 @@ def _text(value: str | bytes | None) -> str:
     return printable(value or "", MOST_NAME)
 
 
-def _string(value: bytes) -> str:
-    """Return a string of JSON; "" for anything else."""
-    try:
-        return printable(msgspec.json.decode(value, type=str), MOST_STACK)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # includes values of other types
-        return ""
+def _string(value: Any) -> str:
+    return printable(value, MOST_STACK) if isinstance(value, str) else ""
 
 
-def _inputs(shapes: Recorded, reader: _Reader, is_operator: Bools) -> tuple[Ints, tuple[tuple[str, ...], ...]]:
+def _inputs(parts: Sequence[Recorded]) -> tuple[Ints, tuple[tuple[str, ...], ...]]:
     """Return the distinct shapes, types and values of operators' inputs, and the index of those of each event."""
-    parts = (shapes, reader.written(is_operator, "types", _text), reader.written(is_operator, "values", _text))
-    rows = np.flatnonzero(shapes.index != NONE)
+    rows = np.flatnonzero(parts[0].index != NONE)
     index = np.zeros(len(rows), np.int64)
     firsts = index[:1]
     for part in parts:
@@ -302,30 +398,10 @@ def _inputs(shapes: Recorded, reader: _Reader, is_operator: Bools) -> tuple[Ints
             _, firsts, index = np.unique(
                 index * len(part.texts) + part.index[rows], return_index=True, return_inverse=True
             )
-    inputs = np.full(len(shapes.index), NONE, np.int64)
+    inputs = np.full(len(parts[0].index), NONE, np.int64)
     inputs[rows] = index
     columns = ([part.texts[i] for i in part.index[rows[firsts]].tolist()] for part in parts)
     return inputs, tuple(zip(*columns, strict=True))
-
-
-def _messages(reader: _Reader, is_kernel: Bools) -> Messages:
-    dtypes, dtype = numbered([args.dtype for args in reader.values(is_kernel)])
-    sizes = [None if name is None else element_bytes(name) for name in dtypes]
-    size = reader.filled(is_kernel, np.array([NONE if known is None else known for known in sizes], np.int64)[dtype])
-
-    def bytes_of(field: str) -> Ints:
-        elements = reader.integers(is_kernel, field)
-        is_known = (elements >= 0) & (elements < MOST_ELEMENTS) & (size > 0)
-        return np.where(is_known, elements, NONE) * np.where(is_known, size, 1)
-
-    return Messages(
-        bytes_of("elements_in"),
-        bytes_of("elements_out"),
-        reader.integers(is_kernel, "group_size"),
-        reader.written(is_kernel, "group_name", _text),
-        reader.written(is_kernel, "group_ranks", _text),
-        reader.integers(is_kernel, "sequence"),
-    )
 
 
 def element_bytes(dtype: str) -> int | None:
@@ -335,53 +411,12 @@ def element_bytes(dtype: str) -> int | None:
 
 
 def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:
-    sizes = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
+    sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
     return {i: size for i, size in sizes if size is not None and size > 0}
 
 
 def _capability(devices: Sequence[dict[str, Any]]) -> int | None:
     if not devices or "AMD" in str(devices[0].get("name", "AMD")):
         return None
-    major, minor = (_integer_or_none(devices[0].get(key)) for key in ("computeMajor", "computeMinor"))
+    major, minor = (integer_or_none(devices[0].get(key)) for key in ("computeMajor", "computeMinor"))
     return None if major is None or minor is None else 10 * major + minor
-
-
-def _integers(values: list[Any]) -> Ints:
-    if set(map(type, values)) <= {int, type(None)}:
-        try:
-            return np.array([NONE if value is None else value for value in values], np.int64)
-        except OverflowError:
-            pass
-    return np.array([NONE if (integer := _integer_or_none(value)) is None else integer for value in values], np.int64)
-
-
-def _integer_or_none(value: Any) -> int | None:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if -_BEYOND_64_BITS <= number < _BEYOND_64_BITS else None
-
-
-def _floats(values: Iterable[Any]) -> Floats:
-    return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
-
-
-def _samples(events: Sequence[Event], where: str) -> Samples:
-    at_ns = _times(events, "ts", where)
-    order = np.argsort(at_ns, kind="stable")
-    lines, line = numbered([event.name for event in events])
-    return Samples(at_ns[order], line[order], tuple(printable(str(text), MOST_NAME) for text in lines))
-
-
-def _memory(events: Sequence[Event], where: str) -> Memory:
-    at_ns = _times(events, "ts", where)
-    order = np.argsort(at_ns, kind="stable")
-    arguments = [events[i].args or _NO_ARGS for i in order.tolist()]
-    return Memory(
-        at_ns[order],
-        *(
-            _integers([getattr(args, name) for args in arguments])
-            for name in ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
-        ),
-    )

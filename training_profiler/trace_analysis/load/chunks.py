@@ -1,0 +1,82 @@
+"""Reads the content of a trace file in chunks, unpacked if it is gzipped, within limits."""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from training_profiler.errors import TraceError
+from training_profiler.safety.files import NotRegularFileError, open_file
+from training_profiler.text import one_line
+from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
+
+MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
+# gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.
+MOST_PACKED: Final = 100
+PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
+_GZIP: Final = b"\x1f\x8b"
+# Chunks of this size fit into a processor's cache and are unpacked into memory that was just freed.
+_CHUNK: Final = BYTES_PER_MIB // 4
+
+
+def chunks_of(path: Path, most_bytes: int) -> Iterator[bytes]:
+    """Yield the content of the trace in ``path``, which may be gzipped.
+
+    Raises:
+        TraceError: The file cannot be read or is too large. The message has one line.
+    """
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
+    try:
+        with open_file(path, follow=True) as file:
+            if os.fstat(file.fileno()).st_size > most_bytes:
+                raise TraceError(_too_large(path, most_bytes))
+            is_packed = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
+            chunks = _unpacked(path, file, most_bytes) if is_packed else iter(lambda: file.read(_CHUNK), b"")
+            for i, chunk in enumerate(chunks):
+                if not i and chunk.startswith(_GZIP):
+                    raise TraceError(f"{path} is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz")
+                yield chunk
+    except NotRegularFileError:
+        raise TraceError(f"{path} is not a file; write the trace to a file first") from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _unpacked(path: Path, file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """Yield the unpacked content of ``file``. Unpacking stops at the limits, before the memory is taken."""
+    size, rest, packed_bytes = 0, file.read(_CHUNK), 0
+    while rest:
+        packed = zlib.decompressobj(wbits=31)
+        try:
+            while not packed.eof:
+                before = len(rest)
+                chunk = packed.decompress(rest, _CHUNK)
+                rest = packed.unconsumed_tail
+                packed_bytes += before - len(rest) - len(packed.unused_data)
+                if not rest and not packed.eof:
+                    rest = file.read(_CHUNK)
+                    if not chunk and not rest:
+                        raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
+                size += len(chunk)
+                if size > most_bytes:
+                    raise TraceError(_too_large(path, most_bytes))
+                if size > PACKED_FREELY_BYTES and size > MOST_PACKED * packed_bytes:
+                    raise TraceError(_too_large(path, most_bytes, os.fstat(file.fileno()).st_size))
+                if chunk:
+                    yield chunk
+        except zlib.error as error:
+            raise TraceError(f"{path} is damaged: gzip cannot unpack it ({one_line(error)})") from None
+        rest = packed.unused_data or file.read(_CHUNK)
+        if not rest.startswith(_GZIP):  # else files put one after another
+            break
+
+
+def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:
+    if packed_bytes:
+        return f"{path} unpacks to over {MOST_PACKED} times its {packed_bytes} bytes: no trace does, so it is not read"
+    return (
+        f"{path} holds over {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps, or less of each"
+    )

@@ -14,6 +14,7 @@ INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
 
 @pytest.fixture
 def model():
+    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
 
 

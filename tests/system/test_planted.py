@@ -16,7 +16,8 @@ pytestmark = pytest.mark.programs  # each is a real training
 PLANTED = ROOT / "tests" / "planted"
 # On a shared machine the steps of every training vary, whatever the program does.
 SHARED_MACHINE = "machine-busy=1,cpu-oversubscribed=1"
-NOISE = f"step-time-varies=1,slowing-down=1,warm-up=1000,{SHARED_MACHINE}"
+# How much memory glibc keeps for the next step depends on chance.
+NOISE = f"step-time-varies=1,slowing-down=1,warm-up=1000,page-faults=1,{SHARED_MACHINE}"
 
 
 def findings_of(
@@ -102,13 +103,15 @@ def test_a_copy_of_the_model_in_each_step_is_named_with_its_line(tmp_path: Path)
 def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path) -> None:
     first, second, *_ = findings_of("validated_with_gradients", tmp_path, NOISE, OMP_NUM_THREADS="1")
     assert first["code"] == "validation-with-gradients"
-    assert 700 <= first["evidence"]["count"] <= 800  # of 8 passes, one may be counted as validation alone
+    assert first["evidence"]["count"] == 2000
     assert line_of("validated_with_gradients", "hits = sum(") in first["finding"]
     assert second["code"] == "validation-heavy"
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
-    _, report = outcome_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}")
+    thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
+    often = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "200", "RECTIFIED_FLOW_PROFILE_FLUSH_S": "0.2"}
+    _, report = outcome_of("slowing_step", tmp_path, thresholds, **often)
     assert find(report["insights"], "slowing-down")["evidence"]["rise"] > 0.3
     grown = report["step_time"]["change"] or report["step_time"]["halves"]
     source = (PLANTED / "slowing_step.py").read_text().splitlines()

@@ -57,12 +57,12 @@ def _part_of_loop(machine: MachineStats | None, loop_s: float) -> tuple[float, f
 
 @RULES.rule(PAGE_FAULTS, threshold=0.05)  # of step time
 def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that spend over 5 % on page faults; None where they may all lie outside steps."""
+    """Flag steps that surely spend over 5 % on page faults: the least that these may take counts."""
     step, pause = snapshot.step, page_fault_time(snapshot)
     if step is None or pause is None or snapshot.machine is None or snapshot.machine.page_faults is None:
         return None
     share = pause.seconds / step.total_s
-    if share <= threshold or not pause.least_s or pause.seconds < MIN_SAVING_S:
+    if pause.least_s <= threshold * step.total_s or pause.seconds < MIN_SAVING_S:
         return None
     each = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
     pages = snapshot.machine.page_faults.mean * step.total_s / step.count

@@ -200,6 +200,7 @@ def sample_machine(run: FakeRun, memory_bytes: float) -> None:
     """Add one sample of the machine."""
     run.drain()
     values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
+    values["gpu0.counted_power_w"] = 70.0
     facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
     run.accumulator.totals.machine.add_samples([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
 
@@ -223,6 +224,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     read = read_run(tmp_path)
     assert read.machine.samples == 100
     assert read.machine.ram_growth.bytes > 20
+    assert read.machine.gpus[0].energy_j == pytest.approx(7000)
     assert read.epochs[0].machine == read.machine
     assert read.throughput.peak_tflops == 65.0
     assert read.step.warmup_count == 3

@@ -43,6 +43,7 @@ GPU_LEVELS: Final = (
     "clock_mhz",
     "alloc_retries",
 )
+GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})
 
 
 class MachineSums:

@@ -17,7 +17,7 @@ from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
-from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
+from training_profiler.aggregation.machine import GPU_QUANTITIES, LEVELS, RAM, machine_from_data, machine_to_data
 from training_profiler.aggregation.section_series import MOST_BLOCKS, SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
@@ -431,5 +431,5 @@ def _known(quantities: Mapping[str, Any], own: tuple[str, ...]) -> Iterable[tupl
     return (
         (key, value)
         for key, value in quantities.items()
-        if key in named or (key.startswith(own) and key.partition(".")[2] in GPU_LEVELS)
+        if key in named or (key.startswith(own) and key.partition(".")[2] in GPU_QUANTITIES)
     )

@@ -81,6 +81,11 @@ def three_digits(value: float) -> str:
     return f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things: "1 gap", "2 gaps"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def bytes_text(count: float) -> str:
     """Return an amount of memory with its unit: GiB, and below a tenth of one MiB."""
     return (

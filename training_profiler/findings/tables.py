@@ -74,8 +74,3 @@ def wrapped(text: str, first: str = "", rest: str = "") -> str:
     return textwrap.fill(
         text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number of things: "1 gap", "2 gaps"."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

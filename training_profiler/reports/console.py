@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from training_profiler.diagnosis import Finding
-from training_profiler.findings.tables import counted
 from training_profiler.reports.breakdown import breakdown_lines
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import device_lines
@@ -21,7 +20,7 @@ from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot, StepStats
 from training_profiler.text import printable_lines
-from training_profiler.units import S_PER_HOUR, duration_text, time_text, unit_of_steps
+from training_profiler.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50

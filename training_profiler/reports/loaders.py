@@ -3,10 +3,9 @@
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
-from training_profiler.findings.tables import counted
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import MS_PER_S, bytes_text, duration_text, ms_text
+from training_profiler.units import MS_PER_S, bytes_text, counted, duration_text, ms_text
 
 TRAIN: Final = "train"
 MIN_NAME_WIDTH: Final = 8

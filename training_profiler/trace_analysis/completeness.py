@@ -5,14 +5,13 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.findings.tables import counted
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.graphs import captures_of
 from training_profiler.trace_analysis.intervals import covered_before, gaps, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.units import NS_PER_MS, NS_PER_S
+from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 LEAST_LOST: Final = 0.02  # of kernel launches; public traces that are whole have lost none of thousands
 EARLIER_NS: Final = 10_000  # device work never begins so long before its launch, even if times are rounded

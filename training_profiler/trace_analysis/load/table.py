@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.errors import TraceError
-from training_profiler.findings.tables import counted
 from training_profiler.recording.known_sections import SAMPLED_LINE
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.arguments import Arguments, integer_or_none, integers
@@ -35,6 +34,7 @@ from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.load.pieces import NoPiecesError
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
+from training_profiler.units import counted
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names

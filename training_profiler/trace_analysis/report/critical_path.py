@@ -2,11 +2,12 @@
 
 from typing import Final
 
-from training_profiler.findings.tables import counted, table, wrapped
+from training_profiler.findings.tables import table, wrapped
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Path, critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
 from training_profiler.trace_analysis.report.formats import kernel, ms, percent
+from training_profiler.units import counted
 
 MOST_LINKS: Final = 15
 ASSUMED: Final = (

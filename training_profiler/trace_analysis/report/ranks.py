@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.tables import counted, table
+from training_profiler.findings.tables import table
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.report.formats import finding_lines, ms, not_checked_lines, percent, us
@@ -13,6 +13,7 @@ from training_profiler.trace_analysis.report.late_ranks import late_lines
 from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
+from training_profiler.units import counted
 
 MOST_LATE: Final = 3  # ranks that a line names
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.findings.check import check_lines
-from training_profiler.findings.tables import WIDTH, counted, shortened, table, with_details, wrapped
+from training_profiler.findings.tables import WIDTH, shortened, table, with_details, wrapped
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
@@ -27,7 +27,7 @@ from training_profiler.trace_analysis.report.roofline import roofline
 from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
-from training_profiler.units import NS_PER_MS
+from training_profiler.units import NS_PER_MS, counted
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.findings.tables import counted, shortened
+from training_profiler.findings.tables import shortened
 from training_profiler.trace_analysis import kernel_names, kernels
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import uses_math_attention
@@ -13,7 +13,7 @@ from training_profiler.trace_analysis.phases import OPTIMIZER
 from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
 from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
 from training_profiler.trace_analysis.rules.registry import RULES, share_of_scope
-from training_profiler.units import NS_PER_MS, NS_PER_S
+from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 MOST_NAMES: Final = 3  # that a finding lists

@@ -4,13 +4,12 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.findings.tables import counted
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import data_share
 from training_profiler.trace_analysis.gaps import ALLOCATION, DATA_LOADER, HOST_STALL, LAUNCH_BOUND, PYTHON
 from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, HOST, THREE_STEPS, WHOLE
 from training_profiler.trace_analysis.rules.registry import RULES, gap_ns, reads_gap_ns, share_of_scope
-from training_profiler.units import NS_PER_MS, NS_PER_S
+from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 MOST_STALLS: Final = 3  # that a finding names
 

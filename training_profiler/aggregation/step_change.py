@@ -20,16 +20,20 @@ LINES_KEPT: Final = 3  # of a section
 SamplesBySection = dict[str, Counter[Location | None]]
 
 
-def step_change(totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
-    """Return the largest change of step time after warm-up; None where there is none."""
-    points = totals.steps.work_series(warmup)
+def step_change(
+    points: Sequence[StepPoint], totals: Totals, names: Mapping[int, str], warmup: int
+) -> StepChange | None:
+    """Return the largest change of step time after warm-up; None where there is none.
+
+    Args:
+        points: the steps after warm-up.
+    """
     found = change_point(np.array([point.ns for point in points]))
     return None if found is None else _described(found, points, totals, names, warmup)
 
 
-def halves(totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
+def halves(points: Sequence[StepPoint], totals: Totals, names: Mapping[int, str], warmup: int) -> StepChange | None:
     """Return the two halves of a run after warm-up as if there were a change between them; None with too few steps."""
-    points = totals.steps.work_series(warmup)
     middle = len(points) // 2
     if not middle:
         return None

@@ -222,12 +222,8 @@ class StepSums:
     def _first_normal(self, without_first: int = 0) -> list[tuple[int, int]]:
         return [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._slowed_first]
 
-    def series(self, without_first: int = 0) -> list[tuple[float, float]]:
-        """Return (step number, mean ns) of groups of consecutive steps, at most 1024 of them."""
-        return [(step, ns) for step, ns, _ in self.work_series(without_first)]
-
     def work_series(self, without_first: int = 0) -> list[StepPoint]:
-        """Return the same with the forward passes of a step."""
+        """Return the means of groups of consecutive steps, at most 1024 of them."""
         points, step = [], 0
         for count, total, calls in self._points:
             if step >= without_first:

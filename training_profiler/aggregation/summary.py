@@ -216,9 +216,10 @@ def step_stats(
     median_ns = steps.median_ns()
     if spread is None or normal is None or median_ns is None:
         return None
-    growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
-    work = None if growth is None or growth.rise <= 0 else work_growth(steps.work_series(warmup), totals.input_sizes)
-    change = None if is_interval else step_change(totals, names, warmup)
+    points = [] if is_interval else steps.work_series(warmup)
+    growth = None if is_interval else trend([(point.step, point.ns) for point in points])  # takes 1.5 ms
+    work = None if growth is None or growth.rise <= 0 else work_growth(points, totals.input_sizes)
+    change = None if is_interval else step_change(points, totals, names, warmup)
     rises = growth is not None and growth.rise > 0 and change is None
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
@@ -244,10 +245,10 @@ def step_stats(
         work_rise=work.rise if work else 0.0,
         unit_rise=work.unit_rise if work else 0.0,
         unit_rise_p_value=work.unit_p_value if work else 1.0,
-        explained_by_calls=0.0 if is_interval else explained_by_calls(steps.work_series(warmup)),
+        explained_by_calls=0.0 if is_interval else explained_by_calls(points),
         change=change,
         around_capture=None if is_interval else steps.around_capture.compared(),
-        halves=halves(totals, names, warmup) if rises else None,
+        halves=halves(points, totals, names, warmup) if rises else None,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },

@@ -30,6 +30,7 @@ from training_profiler.units import ms_text, time_text
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
+Text = str | Callable[[Snapshot], str]  # of a rule, for all runs or for each
 
 
 def _waits_in_passes(snapshot: Snapshot) -> float:
@@ -48,7 +49,7 @@ class StepShare:
     section: str
     threshold: float
     activity: str  # "% of step time is spent ..."
-    fix: str | Callable[[Snapshot], str]
+    fix: Text
     saved: float | Callable[[Snapshot], float] = 1.0  # the part of the section's time that a realistic change saves
     fires_at_threshold: bool = False
     has_severity: bool = False
@@ -87,7 +88,7 @@ class StepShare:
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
             potential_saving_s=saved * total_s,
-            fix=self.fix if isinstance(self.fix, str) else self.fix(snapshot),
+            fix=_text_for(snapshot, self.fix),
         )
 
 
@@ -98,8 +99,8 @@ class RunShare:
     code: str
     section: str
     threshold: float
-    activity: str | Callable[[Snapshot], str]  # "% of the run is spent ..."
-    fix: str | Callable[[Snapshot], str]
+    activity: Text  # "% of the run is spent ..."
+    fix: Text
     least_count: int = 1  # fewer times than this cannot be less often
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
@@ -110,10 +111,10 @@ class RunShare:
         share = section.total_s / snapshot.wall_s
         if share <= threshold or section.total_s < MIN_SAVING_S or section.count < self.least_count:
             return None
-        activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         return Finding(
             code=self.code,
-            message=f"{share:.1%} of the run is spent {activity} ({self.section}: {_how_often(section)})",
+            message=f"{share:.1%} of the run is spent {_text_for(snapshot, self.activity)} "
+            f"({self.section}: {_how_often(section)})",
             evidence={
                 "share_of_run": share,
                 "threshold": threshold,
@@ -121,8 +122,12 @@ class RunShare:
                 "count": section.count,
             },
             potential_saving_s=section.total_s * _saved_if_less_often(snapshot, section),
-            fix=self.fix if isinstance(self.fix, str) else self.fix(snapshot),
+            fix=_text_for(snapshot, self.fix),
         )
+
+
+def _text_for(snapshot: Snapshot, text: Text) -> str:
+    return text if isinstance(text, str) else text(snapshot)
 
 
 def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:

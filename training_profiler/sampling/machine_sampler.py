@@ -177,8 +177,7 @@ class MachineReader:
         self.gpus = gpus
         self._run_queue, self._local_ranks = run_queue, local_ranks
         self._faults, self._measure_page, self._page_cost_s = faults, page_cost_s, 0.0
-        self._waited_from_ns: int | None = None  # begin of the wait that the next reading covers
-        self._faults_from_ns: int | None = None  # begin of the page faults that the next reading covers
+        self._sampled_at_ns: int | None = None  # the last sample
         self._clock = clock
         self._host = host
         self._container = container
@@ -198,8 +197,10 @@ class MachineReader:
             sample.facts["local_ranks"] = self._local_ranks
         reading = self._host.read()
         self._add_host(sample, reading)
-        self._add_wait(sample)
-        self._add_faults(sample)
+        before_ns, self._sampled_at_ns = self._sampled_at_ns, sample.at_ns
+        seconds = 0.0 if before_ns is None else (sample.at_ns - before_ns) / NS_PER_S
+        self._add_wait(sample, seconds)
+        self._add_faults(sample, seconds)
         self._add_container(sample, reading)
         for gpu in self.gpus.read():
             of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
@@ -229,24 +230,18 @@ class MachineReader:
         sample.values["ram_host_bytes"] = float(reading.host_total_bytes - reading.host_available_bytes)
         sample.facts["ram_host_total_bytes"] = reading.host_total_bytes
 
-    def _add_wait(self, sample: MachineSample) -> None:
-        if self._run_queue is None:
+    def _add_wait(self, sample: MachineSample, seconds: float) -> None:
+        wait = None if self._run_queue is None else self._run_queue.read()
+        if wait is None or seconds <= 0:
             return
-        wait, from_ns, self._waited_from_ns = self._run_queue.read(), self._waited_from_ns, sample.at_ns
-        if wait is None or from_ns is None or sample.at_ns <= from_ns:
-            return
-        seconds = (sample.at_ns - from_ns) / NS_PER_S
         sample.values["cpu_wait"] = min(1.0, wait.training_ns / NS_PER_S / seconds)
         sample.values["cpu_waiting"] = wait.all_ns / NS_PER_S / seconds
         sample.weights.update(cpu_wait=seconds, cpu_waiting=seconds)
 
-    def _add_faults(self, sample: MachineSample) -> None:
-        if self._faults is None:
+    def _add_faults(self, sample: MachineSample, seconds: float) -> None:
+        faults = None if self._faults is None else self._faults.read()
+        if faults is None or seconds <= 0:
             return
-        faults, from_ns, self._faults_from_ns = self._faults.read(), self._faults_from_ns, sample.at_ns
-        if faults is None or from_ns is None or sample.at_ns <= from_ns:
-            return
-        seconds = (sample.at_ns - from_ns) / NS_PER_S
         rates = {
             "page_faults": faults.minor / seconds,
             "pages_read": faults.major / seconds,

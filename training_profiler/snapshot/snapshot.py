@@ -87,7 +87,7 @@ class LineStats:
     phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
     # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
     held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
-    # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share..
+    # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share.
     called: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.trace_json import bandwidth_data, ms, place_data, rate_data
+from training_profiler.trace_analysis.trace_json import bandwidth_data, ms, place_data, rate_data, times_data
 
 Row = Mapping[str, float | int | str | None]
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
@@ -20,12 +20,8 @@ def operator_rows(trace: Analysis) -> list[Row]:
             "operator": row.name,
             "shapes": row.shapes,
             "section": row.section,
-            "calls": row.calls,
-            "host_self_ms": ms(row.host_self_ns),
-            "host_total_ms": ms(row.host_total_ns),
-            "device_self_ms": ms(row.device_self_ns) if has_gpu else None,
-            "device_total_ms": ms(row.device_total_ns) if has_gpu else None,
         }
+        | times_data(row, has_gpu)
         for row in trace.operators_by_shape or trace.operators
     ]
 

@@ -266,7 +266,7 @@ def _code(analysis: Analysis) -> dict[str, Any]:
 
 def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the times of a place of the code."""
-    return _times(place, has_gpu) | {"gaps_ms": ms(place.idle_ns) if has_gpu else None}
+    return {"name": place.name} | times_data(place, has_gpu) | {"gaps_ms": ms(place.idle_ns) if has_gpu else None}
 
 
 def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
@@ -287,12 +287,12 @@ def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
 
 
 def _operator(operator: Operator, has_gpu: bool) -> dict[str, Any]:
-    return _times(operator, has_gpu) | {"section": operator.section or None}
+    return {"name": operator.name} | times_data(operator, has_gpu) | {"section": operator.section or None}
 
 
-def _times(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
+def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
+    """Return the calls and the times of an operator or a place; device times are None without a device."""
     return {
-        "name": of.name,
         "calls": of.calls,
         "host_self_ms": ms(of.host_self_ns),
         "host_total_ms": ms(of.host_total_ns),

@@ -6,7 +6,7 @@ INTEGRATIONS := .venv-integrations
 AUDIT := .venv-audit
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Processes that share the tests, one a core by default; `make test JOBS=0` runs them in one process.
+# Processes that share the tests, three for two cores by default; `make test JOBS=0` runs them in one process.
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
@@ -37,14 +37,16 @@ SEED ?= 0
 fuzz: venv
 	$(VENV)/bin/python -m tests.support.fuzz --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND))
 
-# The tests of recording with the recorder in C under AddressSanitizer, then with Python's debug allocator. Needs gcc.
+# The tests of what is in C, recording and adding up, under AddressSanitizer, then with Python's debug allocator. Needs
+# gcc.
 SANITIZED := build/sanitized
+NATIVE_TESTS := tests/recording tests/aggregation/test_native_sums.py
 test-native: venv
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-	  NATIVE_BUILD=$(SANITIZED) $(VENV)/bin/python -m pytest -p tests.support.native_build tests/recording
-	$(VENV)/bin/python -X dev -m pytest tests/recording
+	  NATIVE_BUILD=$(SANITIZED) $(VENV)/bin/python -m pytest -p tests.support.native_build $(NATIVE_TESTS)
+	$(VENV)/bin/python -X dev -m pytest $(NATIVE_TESTS)
 
 # Tests that need an accelerator; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

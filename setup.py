@@ -10,10 +10,13 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
+SOURCES = ("columns", "events", "matching", "module", "section_lookup", "section_writers", "sums")
 NATIVE = Extension(
     "training_profiler.recording._native",
-    [f"native/{name}.c" for name in ("events", "module", "section_lookup", "section_writers")],
-    depends=["native/native.h"],
+    [f"native/{name}.c" for name in SOURCES],
+    depends=["native/native.h", "native/columns.h"],
+    # Sums are rounded as numpy rounds them, also on processors that multiply and add in one instruction.
+    extra_compile_args=[] if os.name == "nt" else ["-ffp-contract=off"],
     optional=True,
     py_limited_api=True,
 )

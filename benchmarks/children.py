@@ -15,7 +15,8 @@ SWITCH = "RECTIFIED_FLOW_PROFILE"
 
 def environment(is_on: bool, folder: str) -> dict[str, str]:
     """Return this process's environment with profiling on, its runs in ``folder``, or with it off."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
+    left_out = (SWITCH, "PYTHONDONTWRITEBYTECODE")  # installed packages have their bytecode, as torch has
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     if is_on:
         kept |= {SWITCH: "1", f"{SWITCH}_DIR": folder, f"{SWITCH}_STREAM": "stderr"}

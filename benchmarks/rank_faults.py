@@ -1,7 +1,8 @@
 """What the other ranks do if one is killed, stopped, or loses its disk: ``python -m benchmarks.rank_faults``.
 
 Each try starts a training of 2 or 4 ranks, plants one fault at a random moment, and takes how long every other process
-lives after it. Every second try runs without the profiler, with the same fault at the same moment.
+lives after it, and how long the training's own code goes on; the rest is the final summary. Every second try runs
+without the profiler, with the same fault at the same moment.
 ``--tries 200 --seed 1`` are the defaults; ``--results FILE`` keeps each try as a line and goes on where it ended.
 """
 
@@ -92,6 +93,7 @@ class Try:
     statuses: tuple[int | None, ...]  # of the ranks or of torchrun; None: did not end in time
     is_report_right: bool | None  # names the rank that failed, or blames none; None without a profiler
     report: str = ""  # what it says about the ranks
+    own_s: float | None = None  # until the last rank's own code had ended; None where signals ended all
 
 
 class Launch:
@@ -182,6 +184,10 @@ class Launch:
         """Return how the processes that we started have ended; None for those that have not."""
         return tuple(process.poll() for process in self.processes)
 
+    def own_end_s(self) -> float | None:
+        """Return when the last rank's own code had ended, by the monotonic clock; None if none came to that."""
+        return max((float(path.read_text()) for path in self.folder.glob("end-*")), default=None)
+
     def close(self) -> None:
         """Kill what is left."""
         pids = [process.pid for process in self.processes]
@@ -210,13 +216,15 @@ def attempt(fault: Fault, ranks: int, seed: int, is_on: bool, folder: Path) -> T
         time.sleep(max(0.0, moment) * TRAIN_S)
         victim = launch.processes[0].pid if "of torchrun" in fault.name else pids[rank]
         _plant(fault, launch, victim)
+        planted_s = time.monotonic()
         longest_s = launch.wait(LONGEST_S)
-        statuses = launch.statuses()
+        statuses, own_end_s = launch.statuses(), launch.own_end_s()
     finally:
         launch.close()
     text = report_of(folder / "runs") if is_on else ""
     is_right = is_report_right(fault, rank, text) if is_on else None
-    return Try(fault.name, ranks, rank, is_on, seed, longest_s, statuses, is_right, text)
+    own_s = None if own_end_s is None else own_end_s - planted_s
+    return Try(fault.name, ranks, rank, is_on, seed, longest_s, statuses, is_right, text, own_s)
 
 
 def is_report_right(fault: Fault, rank: int, text: str) -> bool | None:
@@ -275,7 +283,7 @@ def table(tries: Sequence[Try]) -> list[list[str]]:
             if off and on:
                 right = [one.is_report_right for one in on if one.is_report_right is not None]
                 rightly = f"{sum(right)} of {len(right)}" if right else "-"
-                times = [_seconds(off), _seconds(on), _later(mine)]
+                times = [_seconds(off), _seconds(on), _later(later(mine)), _later(own_later(mine))]
                 rows.append([fault.name, str(ranks), f"{len(off)} + {len(on)}", *times, rightly])
     return rows
 
@@ -292,9 +300,18 @@ def pairs(tries: Sequence[Try]) -> list[tuple[Try, Try]]:
     return [(off[key(one)], one) for one in tries if one.is_on and key(one) in off]
 
 
-def _later(tries: Sequence[Try]) -> str:
-    later = [on.longest_s - off.longest_s for off, on in pairs(tries)]
-    return f"{median(later):+.1f}" if later else "-"
+def later(tries: Sequence[Try]) -> list[float]:
+    """Return how much later the last process ends than without the profiler, in s."""
+    return [on.longest_s - off.longest_s for off, on in pairs(tries)]
+
+
+def own_later(tries: Sequence[Try]) -> list[float]:
+    """Return how much later the training's own code ends than without the profiler, in s."""
+    return [on.own_s - off.own_s for off, on in pairs(tries) if on.own_s is not None and off.own_s is not None]
+
+
+def _later(times_s: Sequence[float]) -> str:
+    return f"{median(times_s):+.1f}" if times_s else "-"
 
 
 def run(tries: int = 200, seed: int = 1, results: Path | None = None, keep: bool = False) -> list[Figure]:
@@ -316,7 +333,16 @@ def run(tries: int = 200, seed: int = 1, results: Path | None = None, keep: bool
             shutil.rmtree(folder, ignore_errors=True)
     if not keep:
         shutil.rmtree(scratch, ignore_errors=True)
-    headers = ["fault", "ranks", "tries off + on", "off, s (max)", "on, s (max)", "on - off, s", "report is right"]
+    headers = [
+        "fault",
+        "ranks",
+        "tries off + on",
+        "off, s (max)",
+        "on, s (max)",
+        "on - off, s",
+        "own code",
+        "report is right",
+    ]
     print_table(headers, table(done))
     stats = figures(done)
     print_figures(stats)
@@ -326,11 +352,12 @@ def run(tries: int = 200, seed: int = 1, results: Path | None = None, keep: bool
 def figures(tries: Sequence[Try]) -> list[Figure]:
     """Return what must hold in every try."""
     both = pairs(tries)
-    later = [on.longest_s - off.longest_s for off, on in both]
     wrong = sum(one.is_report_right is False for one in tries)
     others = sum(_ends(off) != _ends(on) for off, on in both)
+    own_s = median(own_later(tries) or [0.0])
     return [
-        Figure("rank faults: the last end, on later than off, median", median(later), 0.5, "s", 1),
+        Figure("rank faults: the last end, on later than off, median", median(later(tries)), 0.5, "s", 1),
+        Figure("rank faults: the end of the training's own code, on later than off", own_s, 0.2, "s", 1),
         Figure("rank faults: trainings that end in another way", others, 0),
         Figure("rank faults: reports that do not name the rank, or blame another", wrong, 0),
     ]

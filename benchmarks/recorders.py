@@ -1,7 +1,8 @@
 """The recorder in C beside the one in Python, in turns within one process: ``python -m benchmarks.recorders``.
 
 CPU time of an empty section inside of another, with everything that is added up from it, over two reads of the clock
-and over a prebuilt ``codetiming.Timer``. Then threads record at once, and what was handed out is counted.
+and over a prebuilt ``codetiming.Timer``; that of adding up alone, by the number of sections. Then threads record at
+once, and what was handed out is counted.
 """
 
 import argparse
@@ -16,14 +17,20 @@ from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.memory import resident_now_bytes
 from benchmarks.section_rounds import LOOP, STEP, Contender, rounds_of
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
-from training_profiler.recording.recorder import Batch, Recorder
+from training_profiler.recording.recorder import Batch, Recorder, ThreadEvents
+from training_profiler.recording.section_names import SectionNames
 
 ROUNDS: Final = 40
 STEPS_A_ROUND: Final = 100
 CLOCK: Final = "two reads of the clock"
 TIMER: Final = "codetiming.Timer, prebuilt"
+BLOCKS: Final = (10, 100, 1000, 4096, 8192)  # sections added up at once
+BLOCKS_A_ROUND: Final = 40
+BLOCK_ROUNDS: Final = 5
+STEP_SECTIONS: Final = 10  # of a step, one of them around the others
 THREADS: Final = 4
 SPANS: Final = 10_000_000
 GROWTH_TARGET_MB: Final = 1.0
@@ -38,6 +45,7 @@ def run(spans: int = SPANS) -> list[Figure]:
     except ImportError as error:
         print(f"the recorder in C is left out: {error}\n")
     stats = _sections(implementations)
+    _adding_up(implementations)
     for name, implementation in implementations.items():
         stats += _threads(name, implementation, spans)
     print_figures(stats)
@@ -72,9 +80,49 @@ def _sections(implementations: dict[str, Implementation]) -> list[Figure]:
     ]
 
 
+def _adding_up(implementations: dict[str, Implementation]) -> None:
+    rows = []
+    for spans in BLOCKS:
+        each_us: dict[str, list[float]] = {name: [] for name in implementations}
+        for _ in range(BLOCK_ROUNDS):
+            for name, implementation in implementations.items():
+                each_us[name].append(_adding_up_us(implementation, spans))
+        ends = [cell for us in each_us.values() for cell in (f"{median(us):.0f}", f"{1e3 * median(us) / spans:.0f}")]
+        rows.append([str(spans), *ends])
+    print(f"Adding up a block of steps with {STEP_SECTIONS} sections each, CPU time, {BLOCK_ROUNDS} rounds in turns")
+    print_table(["sections", *(f"{name}, {unit}" for name in implementations for unit in ("us", "ns each"))], rows)
+
+
+def _adding_up_us(implementation: Implementation, spans: int) -> float:
+    """Return the median of some blocks that follow one another in a run, without the first."""
+    names = SectionNames()
+    outer, *inner = (
+        names.id_of(name) for name in ("step", "forward_pass", "backward_pass", "optimizer_step", "a", "b")
+    )
+    accumulator = Accumulator(names, 0, arithmetic=arithmetic_of(implementation))
+    now_ns, each_ns = 0, []
+    for _ in range(BLOCKS_A_ROUND):
+        events, marks = implementation.new_events(), []
+        for first in range(0, spans, STEP_SECTIONS):
+            begin_ns = now_ns
+            within = []
+            for at in range(1, min(STEP_SECTIONS, spans - first)):
+                section = inner[at % len(inner)]
+                within += [now_ns + 5_000, section, now_ns + 25_000 + at, -section]
+                now_ns += 30_000
+            now_ns += 10_000
+            events.extend([begin_ns, outer, *within, now_ns, -outer])
+            marks.append((STEP_END, now_ns))
+        batch = Batch(now_ns, [ThreadEvents(1, "", True, events[:])], marks)
+        begun_ns = time.thread_time_ns()
+        accumulator.add(batch, 1)
+        each_ns.append(time.thread_time_ns() - begun_ns)
+    return median(each_ns[BLOCKS_A_ROUND // 4 :]) / 1e3
+
+
 def _contender(implementation: Implementation) -> Contender:
     recorder = Recorder(implementation=implementation)
-    accumulator = Accumulator(recorder.names, recorder.clock(), None)
+    accumulator = Accumulator(recorder.names, recorder.clock(), arithmetic=arithmetic_of(implementation))
     thread = recorder.thread_id()
 
     def drain() -> None:

@@ -36,6 +36,9 @@ static int module_clear(PyObject *module)
 static PyMethodDef module_methods[] = {
     {"event_writer", event_writer, METH_VARARGS, "Return a function that writes the clock's time and a code."},
     {"section_writers", section_writers, METH_VARARGS, "Return the functions of a section."},
+    {"match_events", match_events, METH_VARARGS, "Find the spans of a block of events, and who owns each moment."},
+    {"sum_time", sum_time, METH_VARARGS, "Add up the time of each section in each step."},
+    {"add_spans", add_spans, METH_VARARGS, "Add spans to the sums of their sections."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,9 @@
-/* The recorder in C: events of a thread as 64-bit integers, the functions that write them, and the sections of a thread.
+/* The recorder in C: events of a thread as 64-bit integers, the functions that write them, the sections of a thread,
+and what is added up from a block of events.
 
-Each has its equal in Python: python_recorder.py serves where this was not built, and tests hold them equal.
-_native.pyi has the signatures. Everything runs under the GIL, and nothing here calls Python code between a check and
-the write that relies on it. */
+Each has its equal in Python: python_recorder.py and aggregation/numpy_sums.py serve where this was not built, and tests
+hold them equal. _native.pyi has the signatures. Everything runs under the GIL. Arrays cannot change their size while
+they are borrowed, and what was checked of them is read once, or no Python code runs between the check and its use. */
 
 #ifndef TRAINING_PROFILER_NATIVE_H
 #define TRAINING_PROFILER_NATIVE_H
@@ -13,7 +14,7 @@ the write that relies on it. */
 
 #include <stdint.h>
 
-#define INTERFACE 1 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 2 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -39,7 +40,21 @@ static inline int events_reserve(Events *events, Py_ssize_t more)
     return events->capacity - events->length >= more ? 0 : events_grow(events, more);
 }
 
+/* Times of a damaged block may be any integers: these wrap around, where C's own operators are undefined. */
+static inline int64_t total(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+
+static inline int64_t difference(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a - (uint64_t)b);
+}
+
 PyObject *event_writer(PyObject *module, PyObject *args);
 PyObject *section_writers(PyObject *module, PyObject *args);
+PyObject *match_events(PyObject *module, PyObject *args);
+PyObject *sum_time(PyObject *module, PyObject *args);
+PyObject *add_spans(PyObject *module, PyObject *args);
 
 #endif

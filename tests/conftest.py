@@ -21,6 +21,8 @@ MOST_WORKERS = 8
 # Their tests run real trainings, and what else the machine does shows in these. Each has a second chance; -rR names it.
 WITH_TRAININGS = ("chaos", "examples", "integrations", "system", "trials")
 
+# Before torch is imported: the tests share the cores already, a process a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
 
@@ -35,9 +37,12 @@ settings.load_profile("unit")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of workers for ``-n auto``: one for each core that this process may use, at most 8."""
+    """Return the number of workers for ``-n auto``: three for two cores that this process may use, at most 8.
+
+    Many tests wait for processes, signals and times a third of the time.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
+    return min(cores + cores // 2, MOST_WORKERS)
 
 
 @pytest.hookimpl(tryfirst=True)

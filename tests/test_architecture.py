@@ -5,14 +5,13 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
-PACKAGE = Path(__file__).parents[1] / "training_profiler"
-MODULES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+import pytest
+
+from tests.support.package_source import MODULES, PACKAGE, nodes_of, tree_of
+
+pytestmark = pytest.mark.xdist_group("package source")
 
 # The order of the data, printed in CONTRIBUTING.md. A stage imports stages above it, and none below.
 STAGES = (
@@ -80,6 +79,7 @@ STANDALONE = {
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
+    "safety": {"numpy"},  # so that its threads take no signals
     "sampling": {"psutil"},
     "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
@@ -141,10 +141,11 @@ MAY_READ_THE_ENVIRONMENT = {"settings", "switch", "bootstrap", "trials"}  # a tr
 MAX_ROOT_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_SAME_BASENAME = 9, 500, 60, 4
 
 
-def imports_of(name: str) -> set[str]:
+@cache
+def imports_of(name: str) -> frozenset[str]:
     """Return the full names of all modules that ``name`` imports, anywhere in the file."""
     imported: set[str] = set()
-    for node in ast.walk(TREES[name]):
+    for node in nodes_of(name):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -152,7 +153,7 @@ def imports_of(name: str) -> set[str]:
             assert node.module is not None
             inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
             imported |= inner or {node.module}
-    return imported
+    return frozenset(imported)
 
 
 def stage_of(module: str) -> str:
@@ -165,8 +166,8 @@ def ours(name: str) -> set[str]:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
+    for name in MODULES:
+        for node in nodes_of(name):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield name, node
 
@@ -259,9 +260,9 @@ def test_importing_while_off_loads_only_what_off_needs() -> None:
 
 def test_only_settings_the_switch_the_bootstrap_and_trials_read_the_environment() -> None:
     offenders = []
-    for name, tree in TREES.items():
-        words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        words |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    for name in MODULES:
+        words = {node.attr for node in nodes_of(name) if isinstance(node, ast.Attribute)}
+        words |= {alias.name for node in nodes_of(name) if isinstance(node, ast.ImportFrom) for alias in node.names}
         if words & {"environ", "environb", "getenv"} and stage_of(name) not in MAY_READ_THE_ENVIRONMENT:
             offenders.append(name)
     assert offenders == []
@@ -269,9 +270,9 @@ def test_only_settings_the_switch_the_bootstrap_and_trials_read_the_environment(
 
 def test_no_object_assigns_an_attribute_of_another() -> None:
     offenders, used = [], set()
-    for name, tree in TREES.items():
+    for name in MODULES:
         module = name.removeprefix("training_profiler.")
-        for line, owner in assigned_objects(tree):
+        for line, owner in assigned_objects(tree_of(name)):
             matches = {
                 (part, what) for part, what in MAY_BE_ASSIGNED if what == owner and f"{module}.".startswith(f"{part}.")
             }
@@ -361,7 +362,7 @@ def test_no_import_cycle_even_for_types() -> None:
 def top_level_imports(name: str) -> set[str]:
     """Return the modules that ``name`` imports when it is loaded, or under ``if TYPE_CHECKING``."""
     imported = set()
-    body = TREES[name].body
+    body = tree_of(name).body
     guarded = [statement for node in body if isinstance(node, ast.If) for statement in node.body]
     for node in [*body, *guarded]:
         if isinstance(node, ast.ImportFrom) and node.module is not None:

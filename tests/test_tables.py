@@ -3,17 +3,19 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.package_source import MODULES, file_of, nodes_of, tree_of
 from training_profiler.device.backends import BACKENDS
 from training_profiler.ranks import liveness
 from training_profiler.recording.known_sections import KNOWN_SECTIONS
 from training_profiler.sinks.registry import TRACKERS
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "training_profiler"
+pytestmark = pytest.mark.xdist_group("package source")
 TABLES = {
     "sections": ("recording/known_sections.py", {section.name for section in KNOWN_SECTIONS}),
     "devices": ("device/backends.py", {backend.kind for backend in BACKENDS}),
@@ -25,43 +27,40 @@ OTHER_MEANINGS = {
 }
 
 
-def literals(tree: ast.Module) -> list[ast.Constant]:
-    """Return the string literals in ``tree`` that are not docstrings."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
-    ]
+@cache
+def literals() -> list[tuple[str, int, str]]:
+    """Return (file, line, text) of each string literal of the package that is not a docstring."""
+    found = []
+    for name in MODULES:
+        nodes = nodes_of(name)
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        found += [
+            (file_of(name), node.lineno, node.value)
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        ]
+    return found
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_names_are_literals_in_their_table_alone(table: str) -> None:
     home, names = TABLES[table]
-    offenders = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        if file != home:
-            offenders += [
-                f"{file}:{literal.lineno}: {literal.value!r} is a name in {home}"
-                for literal in literals(ast.parse(path.read_text(encoding="utf-8")))
-                if literal.value in names and (file, literal.value) not in OTHER_MEANINGS
-            ]
+    offenders = [
+        f"{file}:{line}: {text!r} is a name in {home}"
+        for file, line, text in literals()
+        if file != home and text in names and (file, text) not in OTHER_MEANINGS
+    ]
     assert offenders == []
 
 
 def test_section_names_are_in_no_pattern_either() -> None:
     names = [section.name for section in KNOWN_SECTIONS if "_" in section.name]
     pattern = re.compile(rf"(?<![a-z_])({'|'.join(names)})(?![a-z_])")
-    offenders = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        if file != TABLES["sections"][0]:
-            offenders += [
-                f"{file}:{literal.lineno}: {literal.value!r}"
-                for literal in literals(ast.parse(path.read_text(encoding="utf-8")))
-                if pattern.search(literal.value) and " " not in literal.value and "(" not in literal.value
-            ]
+    offenders = [
+        f"{file}:{line}: {text!r}"
+        for file, line, text in literals()
+        if file != TABLES["sections"][0] and pattern.search(text) and " " not in text and "(" not in text
+    ]
     assert offenders == []
 
 
@@ -74,7 +73,7 @@ def test_every_tracker_has_its_sink_and_its_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {extra: " ".join(packages) for extra, packages in project["optional-dependencies"].items()}
     for name, tracker in TRACKERS.items():
-        tree = ast.parse((PACKAGE / "sinks" / f"{tracker.module}.py").read_text(encoding="utf-8"))
+        tree = tree_of(f"training_profiler.sinks.{tracker.module}")
         assert tracker.sink in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}, name
         assert (tracker.needs is None) == (tracker.package is None) == (tracker.extra is None), name
         if tracker.extra is not None:
@@ -85,9 +84,9 @@ def test_limits_of_liveness_are_defined_in_their_table_alone() -> None:
     limits = {name for name in vars(liveness) if name.isupper()}
     pattern = re.compile(r"^[A-Z_]*(SILENT|UNRESPONSIVE|OUTDATED|MESSAGES_PER_S|RANKS_A_SECOND)[A-Z_]*$")
     offenders = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name in MODULES:
+        file = file_of(name)
+        for node in nodes_of(name):
             targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
             offenders += [
                 f"{file}:{target.lineno}: {target.id}"

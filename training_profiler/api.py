@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+import training_profiler.safety.numpy_threads  # noqa: F401, before anything imports numpy
+
+# isort: split
 from training_profiler.errors import ProfilerWarning
 from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.recording.known_sections import VALIDATION_EPOCH

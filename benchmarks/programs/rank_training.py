@@ -1,7 +1,7 @@
 """A small unmodified training on many ranks that notes its progress in files, for ``benchmarks/rank_faults.py``.
 
 ``python rank_training.py FOLDER --train-s 2``: each rank writes ``FOLDER/pid-RANK-ATTEMPT`` once it has started, and
-its number of steps to ``FOLDER/steps-RANK-ATTEMPT``.
+its number of steps to ``FOLDER/steps-RANK-ATTEMPT``, and to ``FOLDER/end-RANK-ATTEMPT`` when its own code ended.
 """
 
 import argparse
@@ -46,21 +46,37 @@ def meet(attempt: int, timeout: timedelta) -> None:
 
 
 def main() -> None:
+    arguments = read_arguments()
+    try:
+        train(arguments)
+    finally:
+        (arguments.folder / f"end-{os.environ['RANK']}-{attempt()}").write_text(str(time.monotonic()))
+
+
+def attempt() -> int:
+    """Return how often torchrun has started this rank again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train-s", type=float, default=2.0)
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of the process group: for a rank that is stopped")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    pid = arguments.folder / f"pid-{rank}-{attempt}"
+    rank = int(os.environ["RANK"])
+    pid = arguments.folder / f"pid-{rank}-{attempt()}"
     draft = pid.with_suffix(".part")
     draft.write_text(str(os.getpid()))
     draft.rename(pid)
-    progress = os.open(arguments.folder / f"steps-{rank}-{attempt}", os.O_WRONLY | os.O_CREAT)
+    progress = os.open(arguments.folder / f"steps-{rank}-{attempt()}", os.O_WRONLY | os.O_CREAT)
 
-    meet(attempt, timedelta(seconds=arguments.timeout_s))
+    meet(attempt(), timedelta(seconds=arguments.timeout_s))
     steps = int(arguments.train_s / STEP_S)
     loader = DataLoader(Rows(steps * BATCH), BATCH)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))

@@ -1,6 +1,8 @@
 """Garbage collections belong to the step in which they begin, and explain a part of the variance of step time."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +44,15 @@ def test_collections_are_counted_by_generation_and_step() -> None:
     assert by_kind["generation 2"] == CollectionStats(4, pytest.approx(1.26), 4, pytest.approx(1.26), 4, 0.39, 20)
     assert ASKED not in by_kind
     assert garbage_of(run).step_total_s == pytest.approx(1.62)
+
+
+def test_steps_without_a_collection_count_in_every_drain() -> None:
+    run = collecting()
+    run.collect(0.01, 0)
+    for _ in range(12):
+        run.step(forward_pass=1)
+        run.flush()
+    assert garbage_of(run).steps == 12
 
 
 def test_a_collection_belongs_to_its_step_over_many_drains() -> None:
@@ -162,3 +173,15 @@ def test_a_journal_has_the_same_stats(tmp_path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
     assert any("garbage" in line for line in lines)
     assert any("sections" in line and "garbage" not in line for line in lines)
+
+
+def test_adding_up_imports_nothing() -> None:
+    program = (
+        "import sys, numpy as np\n"
+        "from training_profiler.aggregation.garbage import GarbageSums\n"
+        "before = set(sys.modules)\n"
+        "GarbageSums().add_in_steps(3, np.array([0, 0, 2]), np.array([1, 1, 2]), np.array([5, 6, 7]))\n"
+        "print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

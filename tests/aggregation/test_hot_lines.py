@@ -2,9 +2,12 @@
 
 from collections import Counter
 
-from tests.support.recording import section_stats
-from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops, phase_shares
+import pytest
+
+from tests.support.recording import FakeRun, section_stats
+from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops, making_shares, phase_shares
 from training_profiler.sampling.location import Location
+from training_profiler.snapshot.loader_workers import UnseenWait
 
 OTHER = section_stats("other", 0.5)
 LOOP = "transformers/trainer.py:9 Trainer._run_epoch"
@@ -21,6 +24,14 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
     assert [(line.place, line.what, line.caller) for line in lines_of(OTHER.share, counts["other"], callers)] == [
         ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", "train.py:30 main")
     ]
+
+
+@pytest.mark.parametrize("other", ["validation_epoch/data_loading", "first_fetch"])
+def test_a_line_of_a_data_set_that_several_loaders_read_says_enough(other):
+    counts = {"data_loading": Counter({RESIZE: 40}), other: Counter({RESIZE: 40})}
+    assert lines_with_loops(counts) == set()
+    (line,) = lines_of(OTHER.share, counts["data_loading"], set())
+    assert (line.place, line.what) == ("train.py:8", "load")
 
 
 def test_a_line_that_only_logs_says_enough():
@@ -65,3 +76,34 @@ def test_phases_of_a_trainer_have_shares_of_the_run():
 
 def test_a_phase_that_was_seen_seldom_has_no_share():
     assert phase_shares({"other": Counter({STEP: 9, None: 91})}, {"other": OTHER}) == {}
+
+
+def test_batches_that_the_training_makes_are_divided_by_what_is_made():
+    fetch, decode = (Location("data.py", 9, "__getitem__", making=part) for part in ("fetch", "decode"))
+    training = Counter({TRAIN: 99, fetch: 10, decode: 20, None: 7})
+    shares = making_shares({"data_loading": training, "validation_epoch/data_loading": Counter({decode: 10})})
+    assert shares == {"fetch": 0.25, "decode": 0.75}
+    assert making_shares({"data_loading": training - Counter({fetch: 1})}) == {}
+    (line,) = lines_of(0.5, training - Counter({TRAIN: 99}), set())
+    assert line.phase == "decode"
+
+
+def test_a_wait_for_work_elsewhere_has_its_share_of_the_run_and_its_longest_line():
+    run = FakeRun()
+    first, second = (Location("train.py", line, "main", waits_for="a queue between processes") for line in (9, 30))
+    for _ in range(4):
+        with run.section("data_loading"):
+            for location, times in ((first, 2), (second, 3), (Location("train.py", 9, "main"), 5)):
+                run.sample_line(location, times)
+                run.clock.advance(0.1 * times)
+        run.step(forward_pass=1.0)
+    (wait,) = run.snapshot().unseen
+    assert wait == UnseenWait("a queue between processes", "train.py:30 main", pytest.approx(0.25), 20)
+
+
+def test_a_few_waits_for_work_elsewhere_may_be_chance():
+    run = FakeRun()
+    for _ in range(9):
+        run.sample_line(Location("train.py", 9, "main", waits_for="a pool of threads or processes"))
+        run.step(forward_pass=1.0)
+    assert run.snapshot().unseen == ()

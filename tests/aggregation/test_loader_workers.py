@@ -48,6 +48,13 @@ def test_waiting_for_a_cpu_between_batches_is_not_of_a_batch() -> None:
     assert busy.queued_avg_s == 0
 
 
+def test_pinning_is_a_share_of_the_waiting_with_a_pin_memory_thread() -> None:
+    many, few = (worker_stats(SUMS._replace(waits=100, pin_waits=waits, pinning=20)) for waits in (40, 29))
+    assert many is not None
+    assert few is not None
+    assert (many.pinning, few.pinning) == (0.5, None)
+
+
 def test_lines_are_shares_of_the_work_without_waiting_for_requests() -> None:
     stats = worker_stats(SUMS)
     assert stats is not None

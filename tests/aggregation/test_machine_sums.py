@@ -1,6 +1,7 @@
 import json
 
 from training_profiler.aggregation.machine import MachineSums, machine_from_data, machine_to_data
+from training_profiler.aggregation.totals import Totals
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Level
 
@@ -91,6 +92,25 @@ def test_growth_covers_memory_only_and_is_optional():
     assert set(sums.series) == {"ram_own_bytes", "gpu0.allocated_bytes"}
     assert sums.stats().gpus[0].allocated_growth is not None
     assert sums.stats(has_growth=False).ram_growth is None
+
+
+def test_memory_that_grows_before_the_first_step_is_not_growth():
+    sums = MachineSums()
+    imports = [sample(i, ram_own_bytes=i * 1000) for i in range(20)]
+    sums.add_samples([*imports, *(sample(i, ram_own_bytes=20_000) for i in range(20, 40))], loop_begin_ns=20 * 10**9)
+    assert sums.stats().ram_growth.bytes == 0
+    assert sums.stats().ram_growth.points == 16
+
+
+def test_what_grew_in_stretches_before_the_first_step_is_not_growth_either():
+    run, early, late = Totals(0, 0), Totals(0, 0), Totals(20 * 10**9, 0)
+    early.machine.add_samples(sample(i, ram_own_bytes=i * 1000) for i in range(20))
+    late.loop_begin_ns = 20 * 10**9
+    late.machine.add_samples((sample(i, ram_own_bytes=20_000) for i in range(20, 40)), late.loop_begin_ns)
+    for later in (early, late):
+        run.add(later, [])
+    assert run.machine.stats().ram_growth.bytes == 0
+    assert run.machine.stats().samples == 40
 
 
 def test_machine_sums_survive_the_journal():

@@ -44,12 +44,23 @@ def test_startup_is_divided_by_what_the_samples_show():
     ]
 
 
+def test_the_longest_of_several_lines_has_its_own_time():
+    run = FakeRun()
+    sampled(run, IMPORTS, 12)
+    sampled(run, IMPORTS._replace(line=5), 8)
+    run.step(data_loading=0.5)
+    assert startup_lines(run.snapshot()) == [
+        "Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"
+    ]
+
+
 def test_what_a_section_says_of_the_time_before_the_first_step_is_kept():
     run = run_with_startup()
     with run.section("validation_epoch"):
         sampled(run, OWN, 10)
     run.step(data_loading=0.5)
     assert {part.name for part in run.snapshot().startup.parts[:2]} == {"imports", "validation_epoch"}
+    assert ", validation 5.00 s (train.py:12 main), " in startup_lines(run.snapshot())[0]
 
 
 def test_a_run_without_steps_is_explained_as_a_whole():

@@ -30,6 +30,12 @@ def test_batches_and_samples_are_per_step():
     assert (rates.steps_per_s, rates.batches_per_s, rates.samples_per_s) == (2.0, 8.0, 256.0)
 
 
+def test_samples_are_unknown_where_several_updates_share_a_batch():
+    rates = run_of(20, batches=10, samples=320).snapshot().throughput
+    assert (rates.batches_per_s, rates.samples_per_s) == (1.0, None)
+    assert run_of(20, batches=19, samples=320).snapshot().throughput.samples_per_s == 32.0
+
+
 def test_tokens_are_those_that_a_trainer_counts():
     run = run_of(20)
     assert run.snapshot().throughput.tokens_per_s is None

@@ -7,19 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_trace import training
 from tests.support.fuzz import JOURNALS, META, command
 from training_profiler.ranks.folder import FOLDER, FolderStore
-from training_profiler.safety.files import is_folder
+from training_profiler.safety.files import is_folder, make_inner_folder
 from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage import stack_files
 from training_profiler.storage.launch import LaunchId
 from training_profiler.storage.run_folder import make_folder, make_run_folder
 from training_profiler.storage.run_lookup import read_meta, run_of_rank, runs_of
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
+from training_profiler.trials import results
 
 pytestmark = pytest.mark.chaos
 PATIENCE_S = 60  # a command that waits would wait for ever
@@ -106,6 +110,92 @@ def test_commands_on_a_run_never_wait(run: Path, plant: Plant, name: str, words:
     begin_s = time.process_time()
     command(words[0], str(run), *words[1:])
     assert time.process_time() - begin_s < PATIENCE_S
+
+
+READ_BY = {
+    "rank0.jsonl": [("html",), ("timeline",), ("watch", "--once"), ("compare",), ("list",)],
+    "meta.json": [("html",), ("compare",), ("list",), ("watch", "--once")],
+    "report.json": [("list",)],
+    "trials.jsonl": [("report",), ("report", "--json"), ("html",), ("try", "--show-diff")],
+    "trials-state.json": [("try", "--resume")],
+    "captures/a.pt.trace.json": [("html",), ("trace",)],
+    "captures/a.pt.trace.json.gz": [("html",), ("trace",)],
+}
+
+
+@planted
+@pytest.mark.parametrize("name", READ_BY)
+def test_no_file_of_a_run_holds_a_command(run: Path, plant: Plant, name: str) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    put(plant, run / name)
+    begin_s = time.process_time()
+    for words in READ_BY[name]:
+        more = list(words[1:])
+        if words[0] == "compare":
+            more.append(str(JOURNALS))
+        given = run.parent if words[0] == "list" else run
+        command(words[0], *more[: words[0] == "try"], str(given), *more[words[0] == "try" :])
+    assert time.process_time() - begin_s < PATIENCE_S
+
+
+# Files that commands write to the run folder by default.
+WRITTEN = {"report.html": ("html",), "timeline.json": ("timeline",), "lines.collapsed.txt": ("timeline",)}
+
+
+@planted
+@pytest.mark.parametrize("ending", ["", ".part"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_a_command_writes_leads_nowhere_else(run: Path, plant: Plant, name: str, ending: str) -> None:
+    put(plant, run / f"{name}{ending}")
+    form = ["--format", "collapsed"] if "collapsed" in name else []
+    if plant is folder:  # a folder in place of a file is left alone
+        with suppress(OSError):
+            command(*WRITTEN[name], str(run), *form)
+        return
+    command(*WRITTEN[name], str(run), *form)
+    assert (run / name).is_file()
+    assert not (run / name).is_symlink()
+    assert 0 < (run / name).stat().st_size < LARGE
+    assert plant is not link or (run / "elsewhere").read_text() == "precious"
+
+
+@planted
+def test_results_of_trials_are_added_to_a_file_alone(run: Path, plant: Plant) -> None:
+    put(plant, run / results.FILE)
+    found = results.Results("train.py", 1.0, ())
+    if plant in (brackets, holes):
+        results.save(run, found)
+        return
+    with pytest.raises(OSError, match=r"."):
+        results.save(run, found)
+    assert plant is not link or (run / "elsewhere").read_text() == "precious"
+
+
+@planted
+@pytest.mark.parametrize("name", ["rank0.json", stack_files.REQUEST])
+def test_stacks_come_from_files_alone(run: Path, plant: Plant, name: str) -> None:
+    (run / stack_files.FOLDER).mkdir()
+    put(plant, run / stack_files.FOLDER / name)
+    assert stack_files.read_stacks(run) == {}
+    assert stack_files.read_request(run) is None
+
+
+@pytest.mark.parametrize("name", ["captures", "stacks", "ranks", "tensorboard"])
+def test_a_linked_inner_folder_is_not_used(run: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "other").mkdir()
+    (run / name).symlink_to(tmp_path / "other")
+    with pytest.raises(NotADirectoryError):
+        make_inner_folder(run / name)
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_the_page_shows_no_trace_through_a_planted_link(run: Path, tmp_path: Path) -> None:
+    (run / "captures").mkdir(mode=0o777)
+    (run / "captures").chmod(0o777)
+    training().write(tmp_path, "private.pt.trace.json")
+    (run / "captures" / "a.pt.trace.json").symlink_to(tmp_path / "private.pt.trace.json")
+    command("html", str(run))
+    assert "Recommendations" not in (run / "report.html").read_text()
 
 
 @planted

@@ -98,6 +98,53 @@ def test_sigterm_is_followed_during_a_long_call_in_c(tmp_path: Path, call: str) 
     assert outcome.report["ended_by"] == "SIGTERM"
 
 
+# A program that blocks SIGTERM on its only thread gets it when it unblocks it; threads of torch take it at once.
+SOME_THREADS = {"OMP_NUM_THREADS": "2"}  # of numpy and of torch
+BLOCK = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+TORCH = "import torch\ntorch.mm(torch.ones(500, 500), torch.ones(500, 500))\n"
+BLOCKED = {
+    "without torch": THREE_STEPS + BLOCK,
+    "blocked before torch": BLOCK + TORCH + THREE_STEPS,
+    "blocked after torch": TORCH + THREE_STEPS + BLOCK,
+    "torch after the profiler": THREE_STEPS + TORCH + BLOCK,
+}
+UNBLOCK = """
+import time
+print('ready', flush=True)
+for _ in range(40): time.sleep(0.05)
+print('still there', flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+print('never', flush=True)
+"""
+
+
+@pytest.mark.parametrize("program", BLOCKED)
+def test_blocked_sigterm_arrives_when_it_would_without_us(tmp_path: Path, program: str) -> None:
+    outcomes = []
+    for profile in (None, "1"):
+        cwd = tmp_path / str(profile)
+        cwd.mkdir()
+        process = start(cwd, BLOCKED[program] + UNBLOCK, profile, variables=SOME_THREADS)
+        outcome, _ = send(process, cwd, signal.SIGTERM, 0.1)
+        outcomes.append((outcome.status, outcome.stderr, "still there" in outcome.stdout, "never" in outcome.stdout))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][:2] == (-signal.SIGTERM, "")
+    assert outcomes[0][2] or program in ("blocked after torch", "torch after the profiler")
+
+
+WAITS_FOR_IT = """
+print('ready', flush=True)
+print('got', signal.sigwait({signal.SIGTERM, signal.SIGUSR1}).name, flush=True)
+"""
+
+
+def test_sigwait_gets_sigterm_in_a_program_without_torch(tmp_path: Path) -> None:
+    process = start(tmp_path, THREE_STEPS + BLOCK + WAITS_FOR_IT, variables=SOME_THREADS)
+    outcome, _ = send(process, tmp_path, signal.SIGTERM, 0.5)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert "got SIGTERM\n" in outcome.stdout
+
+
 def test_sigterm_ends_a_run_whose_summary_hangs(tmp_path: Path) -> None:
     hang = """
 import training_profiler.runtime.pipeline as pipeline, threading

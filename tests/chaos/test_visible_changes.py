@@ -6,6 +6,7 @@ Each difference has a row in docs/visible-changes.md, and each row is a differen
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def views(cwd: Path, *launcher: str, **variables: str) -> dict[str, dict[str, An
     """Run the program in ``cwd`` and return what it saw at each moment."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith((SWITCH, "PYTEST_"))}
     environment.pop("PYTHONPATH", None)
+    shutil.rmtree(cwd / "runs", ignore_errors=True)
     command = [sys.executable, *launcher, str(PROGRAM), "views.json"]
     process = subprocess.run(
         command, cwd=cwd, env=environment | variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
@@ -73,7 +75,7 @@ def test_sections_change_less_than_run(cwd: Path) -> None:
 
 def test_losses_and_random_numbers_are_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
     training = views(cwd, "-m", "training_profiler", "run")["in the training"]
-    for name in ("losses", "random", "default generator", "attributes of the model", "sys.getswitchinterval()"):
+    for name in ("losses", "random", "default generator", "attributes", "references", "sys.getswitchinterval()"):
         assert training[name] == alone["in the training"][name]
 
 

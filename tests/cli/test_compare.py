@@ -1,4 +1,6 @@
 import json
+import os
+import socket
 import time
 
 import pytest
@@ -52,6 +54,76 @@ def test_a_slower_run_fails_only_beyond_the_limit(runs, capsys):
     assert main(["compare", "--fail-if-slower", "30%"]) == 0
     assert main(["compare", "runs/20261121-142531", "runs/20261121-142530", "--fail-if-slower", "3%"]) == 0
     assert "FASTER" in capsys.readouterr().out
+
+
+def write_pair(runs, other_program, step_s=0.12):
+    write_run(runs, "20261121-142530", 0.1)
+    write_run(runs, "20261121-142531", step_s, meta={"command": f"python {other_program} --lr 1"})
+
+
+def test_two_programs_are_named_beside_the_verdict(runs, capsys):
+    write_pair(runs, "tools/evaluate.py")
+    assert main(["compare"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "SLOWER" in out
+    assert "Two programs: train.py before, evaluate.py after. Their steps may be different work" in out
+    assert main(["compare", "--json", "--html", "comparison.html"]) == 0
+    assert json.loads(capsys.readouterr().out)["programs"] == {"before": "train.py", "after": "evaluate.py"}
+    assert "Two programs: train.py before" in (runs.parent / "comparison.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("program", ["train.py", "src/train.py"])
+def test_one_program_in_two_checkouts_is_the_same(runs, capsys, program):
+    write_pair(runs, program)
+    assert main(["compare", "--fail-if-slower", "3%"]) == 1
+    assert "Two programs" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step_s", [0.12, 0.08])
+def test_a_check_of_the_newest_runs_refuses_two_programs_and_one_of_given_runs_counts(runs, capsys, step_s):
+    write_pair(runs, "evaluate.py", step_s)
+    for words in ([], ["runs/20261121-142530"]):
+        assert main(["compare", *words, "--fail-if-slower", "3%"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "are runs of two programs (train.py and evaluate.py)" in err
+    given = ["runs/20261121-142530", "runs/20261121-142531"]
+    assert main(["compare", *given, "--fail-if-slower", "3%"]) == (step_s > 0.1)
+
+
+def test_a_check_of_a_run_that_goes_on_is_refused(runs, capsys):
+    write_run(runs, "20261121-142530")
+    attempt = {"number": 0, "begin_wall_ns": time.time_ns(), "host": socket.gethostname(), "pid": os.getpid()}
+    journal = write_run(runs, "20261121-142531", 0.12, meta={"attempts": [attempt]}) / "rank0.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    assert main(["compare"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "--fail-if-slower", "3%"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "runs/20261121-142531 is not yet over" in err
+
+
+def test_a_run_is_not_compared_with_itself(runs, capsys):
+    write_run(runs, "20261121-142530-baseline", meta={"settings": {"name": "baseline"}})
+    assert main(["compare", "runs/20261121-142530-baseline", "baseline", "--fail-if-slower", "3%"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "baseline is the run to compare with, runs/20261121-142530-baseline" in err
+
+
+def test_the_list_says_why_a_run_cannot_be_read(runs, capsys):
+    newer, garbage, begun, torn = (write_run(runs, f"20261121-14253{i}") / "rank0.jsonl" for i in range(4))
+    newer.write_text(newer.read_text().replace('"schema":1', '"schema":9', 1))
+    garbage.write_bytes(b"\x00\xff nothing of ours\n" * 10)
+    begun.write_bytes(b"")
+    torn.write_bytes(torn.read_bytes().partition(b"\n")[0][:-9])
+    assert main(["list", "--json", "--sort", "began"]) == 0
+    rows = {row["folder"][-1]: (row["state"], row["problem"]) for row in json.loads(capsys.readouterr().out)}
+    assert rows["0"][0] == rows["1"][0] == "unknown"
+    assert rows["0"][1].startswith("rank0.jsonl has schema 9, this version reads 1")
+    assert rows["1"][1].startswith("rank0.jsonl does not begin like a journal")
+    assert rows["2"][1] is rows["3"][1] is None
 
 
 def test_an_unclear_result_does_not_fail_and_is_said(runs, capsys):
@@ -196,9 +268,6 @@ def test_a_folder_without_runs_is_refused(runs, capsys):
 
 
 def test_the_states_of_runs_without_a_summary(runs, capsys):
-    import os
-    import socket
-
     for name, pid in (("20261121-142530", os.getpid()), ("20261121-142531", 2**22 - 3)):
         attempt = {"number": 0, "begin_wall_ns": time.time_ns(), "host": socket.gethostname(), "pid": pid}
         folder = write_run(runs, name, meta={"attempts": [attempt]})

@@ -65,6 +65,23 @@ def test_a_setting_that_cannot_be_used_is_a_problem(here, monkeypatch, capsys):
     assert "  ! RECTIFIED_FLOW_PROFILE_FLUSH_S='often' is not a positive number" in capsys.readouterr().out
 
 
+def test_a_tracker_that_is_asked_for_and_missing_is_a_problem(here, monkeypatch, capsys):
+    needing = checkup.TRACKERS["wandb"]._replace(needs="no_such_module")
+    monkeypatch.setitem(checkup.TRACKERS, "wandb", needing)
+    assert main(["doctor"]) == 0
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_SINKS", "jsonl,wandb")
+    assert main(["doctor"]) == 1
+    assert "  ! wandb is one of the sinks, and is not installed\n" in capsys.readouterr().out
+
+
+def test_problems_fit_the_width(here, monkeypatch, capsys):
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOGEVERY", "7")
+    main(["doctor"])
+    problem = [line for line in capsys.readouterr().out.splitlines() if "LOGEVERY" in line or "LOG_EVERY" in line]
+    assert [len(line) <= 80 for line in problem] == [True, True]
+    assert problem[0].startswith("  ! ")
+
+
 def test_torch_that_cannot_be_imported_is_a_problem(here, monkeypatch, capsys):
     monkeypatch.setattr(checkup, "_torch", lambda: None)
     assert main(["doctor"]) == 1

@@ -85,6 +85,26 @@ def test_critical_path_adds_up_in_80_columns(path, capsys):
     assert [row["wall_ms"] for row in found["what_if"]] == sorted(row["wall_ms"] for row in found["what_if"])
 
 
+def test_critical_path_over_ranks_comes_first(folder, capsys):
+    out = printed(capsys, folder, "--view", "critical-path")
+    assert out.startswith("=== Critical path over ranks ===\n")
+    assert "What determines the length of 3 steps over 2 ranks" in out
+    assert out.count("=== Critical path ===") == 2
+    assert max(map(len, out.splitlines())) <= 80
+    for line in printed(capsys, folder, "--json").splitlines():
+        found = json.loads(line)["critical_path_over_ranks"]
+        assert sum(found["ranks_ms"].values()) == pytest.approx(found["wall_ms"])
+        assert {link["rank"] for link in found["links"]} <= {0, 1}
+        assert "the ranks are in perfect balance" in {row["change"] for row in found["what_if"]}
+
+
+def test_unknown_critical_path_over_ranks_says_why(folder, capsys):
+    Trace(distributedInfo={"rank": 1, "world_size": 2}).kernel("k", 0, 5).write(folder, "rank1.pt.trace.json.gz")
+    why = "of rank 1, it has no events of the host"
+    assert f"is unknown: {why}." in " ".join(printed(capsys, folder, "--view", "critical-path").split())
+    assert json.loads(printed(capsys, folder, "--json").splitlines()[0])["critical_path_over_ranks"] == {"why_not": why}
+
+
 def test_unknown_critical_path_says_why(tmp_path, capsys):
     path = Trace().kernel("k", 0, 5).write(tmp_path)
     assert "is unknown: it has no events of the host." in printed(capsys, path, "--view", "critical-path")

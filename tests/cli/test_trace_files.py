@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.support.simulated_ranks import KERNEL, Job, Rank, simulated_job
 from tests.support.simulated_training import Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.cli import main
@@ -34,7 +35,8 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     folder = tmp_path / "new" / "tables"
     write(path, "--csv", folder)
     assert capsys.readouterr().out.split() == [
-        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps", "roofline", "sections")
+        str(folder / f"{name}.csv")
+        for name in ("steps", "operators", "kernels", "gaps", "roofline", "sections", "critical_path", "what_if")
     ]
     found = analyse(path)
     gaps = rows(folder / "gaps.csv")
@@ -62,6 +64,57 @@ def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
     }
 
 
+def test_files_have_the_critical_path_and_what_a_change_brings(path, tmp_path, capsys):
+    write(path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
+    expected = trace_data(analyse(path, with_graph=True))["critical_path"]
+    links = rows(tmp_path / "csv" / "critical_path.csv")
+    assert [float(row["ms"]) for row in links] == [link["ms"] for link in expected["links"]]
+    assert sum(float(row["share"]) for row in links) == pytest.approx(1)
+    changes = rows(tmp_path / "csv" / "what_if.csv")
+    assert [(row["change"], float(row["wall_ms"])) for row in changes] == [
+        (found["change"], found["wall_ms"]) for found in expected["what_if"]
+    ]
+    assert float(changes[0]["step_ms"]) == pytest.approx(expected["what_if"][0]["wall_ms"] / LOOP.steps)
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "Critical path: what determines the length" in text
+    assert "data loading takes no time" in text
+
+
+def test_page_says_why_the_critical_path_is_unknown(tmp_path, capsys):
+    trace = Trace().step(0, 0, 100).kernel("k", 10, 50)  # the launch was not recorded
+    write(trace.write(tmp_path), "--html", tmp_path / "page.html")
+    assert re.search(r"Unknown: [^<]*launch", (tmp_path / "page.html").read_text("utf-8"))
+
+
+def test_files_of_several_ranks_say_whom_they_wait_for(tmp_path, capsys):
+    collective = {"Collective name": "allreduce", "Process Group Name": "default"}
+    for rank, wait_us in enumerate((10, 90, 90)):
+        trace = Trace(distributedInfo={"rank": rank, "world_size": 3}).step(0, 0, 200)
+        trace.op("c10d::allreduce_", 0, 5).kernel(
+            "ncclDevKernel_AllReduce", 100 - wait_us, wait_us, launched=(1, 2), **collective
+        )
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    write(tmp_path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
+    (row,) = rows(tmp_path / "csv" / "over_ranks.csv")
+    assert (row["kind"], row["waited_for"]) == ("all_reduce", "rank 0: 100%")
+    assert float(row["waiting_ms"]) == pytest.approx((0 + 0.08 + 0.08) / 3)
+    assert "rank 0: 100%" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_files_of_several_ranks_have_the_path_over_them(tmp_path, capsys):
+    for rank, trace in enumerate(simulated_job(Job([Rank(), Rank(kernel_us=500)]))[0]):
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    write(tmp_path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
+    links = rows(tmp_path / "csv" / "critical_path_over_ranks.csv")
+    assert sum(float(row["share"]) for row in links) == pytest.approx(1)
+    assert (links[0]["rank"], links[0]["name"]) == ("1", KERNEL)
+    changes = {row["name"] or row["change"] for row in rows(tmp_path / "csv" / "what_if_over_ranks.csv")}
+    assert {"forward of rank 1", "the ranks are in perfect balance"} <= changes
+    jumps = rows(tmp_path / "csv" / "jumps_over_ranks.csv")
+    assert {row["waited_for_rank"] for row in jumps} == {"1"}
+    assert "Critical path over ranks: what determines the length" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_a_name_cannot_become_a_formula_of_a_spreadsheet(tmp_path, capsys):
     path = Trace().op("=HYPERLINK(1)", 0, 1).write(tmp_path)
     write(path, "--csv", tmp_path)
@@ -76,7 +129,7 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
     assert "is spent waiting for batches" in text
     assert "Not checked, because the trace lacks:" in text
-    assert text.count("<table>") == 6
+    assert text.count("<table>") == 8
     assert text.count("<td>data loader</td>") == len(analyse(path).gaps)
 
 

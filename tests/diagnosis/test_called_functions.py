@@ -34,7 +34,7 @@ def test_a_copy_is_named_with_its_line() -> None:
         "50.0% of step time is unattributed (62.5 ms per step), most of it spent copying objects (copy.deepcopy(), "
         "60%): train.py:10 main (70% of it, in copy.deepcopy()), train.py:11 main (30% of it, in zip())"
     )
-    assert finding.fix.startswith("Update one copy in place")
+    assert finding.fix.startswith("Copy only what is kept")
 
 
 def test_an_activity_on_many_lines_is_one() -> None:
@@ -53,6 +53,24 @@ def test_two_activities_are_named_with_both_fixes() -> None:
     assert finding.evidence["spent_on"] == "printing and writing, computing norms and checking tensors"
     assert finding.fix.startswith("Write every n-th step")
     assert "clip_grad_norm_" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "spent"),
+    [
+        ("urlopen", "waiting for the network"),
+        ("requests.post", "waiting for the network"),
+        ("roc_auc_score", "computing metrics"),
+        ("torch.tensor", "making tensors of lists and arrays"),
+        ("torch.optim.AdamW", "making optimizers and schedulers"),
+        ("torch.zeros_like", "filling tensors with zeros"),
+        ("tensor.clone", "copying objects"),
+    ],
+)
+def test_what_no_step_needs_is_named(name: str, spent: str) -> None:
+    finding = unexplained(run_with(({name: 0.8}, 0.9)))
+    assert f"most of it spent {spent} ({name}(), 80%)" in finding.message
+    assert finding.losses
 
 
 @pytest.mark.parametrize("name", ["torch.log", "torch.stack", "f", ".backward", "env.step"])

@@ -106,6 +106,25 @@ def test_neighbour_that_starts_is_the_cause():
     assert finding.fix.startswith("Look for what began on this machine")
 
 
+def test_neighbour_that_starts_is_said_on_a_machine_that_lost_all_of_that_time():
+    """The machine's own finding has the seconds; the rule says since when."""
+    quiet, busy = machine(wait=0.0, host=0.5), machine(wait=0.3)
+    run = run_of(machine=(quiet, busy), lost=machine(wait=0.2))
+    findings = {each.code: each for each in diagnose(run)}
+    lost_s = findings["machine-busy"].potential_saving_s
+    assert lost_s == pytest.approx(0.2 * run.wall_s)
+    assert findings["slower-since"].evidence["step"] == 401
+    assert findings["slower-since"].evidence["moves_with"] == "the machine"
+    assert 0.0 <= findings["slower-since"].potential_saving_s <= 24.0 - lost_s
+    assert "step-time-varies" not in findings
+    assert next(iter(findings)) == "machine-busy"
+
+
+def test_machine_that_is_as_busy_throughout_explains_a_jump_away():
+    as_busy = machine(wait=0.3)
+    assert "slower-since" not in codes(run_of(machine=(as_busy, as_busy), lost=as_busy))
+
+
 def test_quota_that_throttles_is_the_cause():
     throttled = machine(wait=0.3, cpu_throttled=level(0.5))
     finding = slower_since(run_of(machine=(machine(wait=0.0), throttled)))

@@ -8,6 +8,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.machine import cpu_loss, cpu_oversubscribed, machine_busy
 from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.program import CallFacts, CallSite, ProgramFacts
 from training_profiler.snapshot.snapshot import Snapshot
 
 
@@ -53,6 +54,17 @@ def test_own_workers_are_no_other_programs():
     finding = cpu_oversubscribed(run_on(stats))
     assert finding.evidence["lost_share"] == pytest.approx(0.4)
     assert "own threads and processes compete for 2 CPUs" in finding.message
+
+
+def test_more_threads_than_cpus_are_named_with_their_line_and_save_what_is_lost():
+    call = CallFacts("threads", "torch.set_num_threads", CallSite("train.py", 3))
+    run = replace(run_on(machine(wait=0.4, process=2.0)), program=ProgramFacts(threads=16, calls=(call,)))
+    finding = cpu_oversubscribed(run)
+    assert "An operation of torch uses up to 16 threads (set at train.py:3), and there are 2 CPUs" in finding.message
+    assert finding.potential_saving_s == pytest.approx(0.4 * run.wall_s)
+    assert "torch.set_num_threads(2)" in finding.fix
+    first = next(iter(diagnose(run)))
+    assert (first.code, first.potential_saving_s) == ("cpu-oversubscribed", finding.potential_saving_s)
 
 
 def test_ranks_on_the_same_machine_are_own_processes():

@@ -1,12 +1,16 @@
 """Pauses within steps, by cause: their sum is the time lost, and no second is counted twice."""
 
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tests.support.recording import collecting, snapshot_of
+from training_profiler.aggregation.machine import MachineSums
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.reports.pauses import pause_lines
+from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -65,6 +69,30 @@ def test_what_the_machine_counts_has_the_share_of_the_steps(levels: dict[str, fl
     )
 
 
+def synced(samples: int, function: str = "os.fsync") -> LineStats:
+    share = samples / 200  # of a run of 200 samples
+    return LineStats("log.py", 9, "write", share, samples, called={function: share})
+
+
+def test_samples_in_calls_that_wait_for_a_disk_count_where_the_machine_counts_less() -> None:
+    run = replace(on(EVEN, disk_stall=0.01), lines={"forward_pass": (synced(100),)})
+    (pause,) = pauses(run)
+    assert pause == Pause("disk", pytest.approx(5.0), pytest.approx(4.0), pytest.approx(6.0))  # 2 / sqrt(100)
+    for others in ((synced(9),), (synced(100, "queue.get"),), ()):
+        (counted,) = pauses(replace(run, lines={"forward_pass": others}))
+        assert counted.seconds == pytest.approx(0.1)
+    (counted,) = pauses(replace(on(EVEN, disk_stall=0.6), lines=run.lines))
+    assert counted.seconds == pytest.approx(6.0)
+
+
+def test_what_is_written_between_steps_is_not_a_pause_within_them() -> None:
+    run = replace(on(EVEN, disk_stall=0.01), lines={"forward_pass": (synced(100),)})
+    forward = run.sections["forward_pass"]
+    between = replace(forward, step_self_s=forward.self_s / 2)
+    (pause,) = pauses(replace(run, sections={**run.sections, "forward_pass": between}))
+    assert pause.seconds == pytest.approx(2.5)
+
+
 def test_pages_that_a_disk_reads_back_count_once() -> None:
     found = {pause.cause: pause.seconds for pause in pauses(on(EVEN, memory_stall=0.2, disk_stall=0.25))}
     assert found == {"memory pages": pytest.approx(2.0), "disk": pytest.approx(0.5)}
@@ -89,3 +117,70 @@ def test_a_quiet_run_has_no_line() -> None:
     assert pauses(EVEN) == []
     assert pause_lines(on(EVEN, disk_stall=0.005)) == []
     assert pause_lines(Snapshot()) == []
+
+
+def simulated(seed: int) -> tuple[Snapshot, float]:
+    """Return a run beside a neighbour that comes and goes, and the time that its steps lost, in ticks of 10 ms.
+
+    Samples come late, far apart, and the last one is missing in a third of the runs.
+    """
+    rng = np.random.default_rng(seed)
+    tick_s, ticks = 0.01, int(rng.integers(3_000, 12_000))
+    busy = np.zeros(ticks)
+    for _ in range(rng.integers(1, 4)):
+        begin = rng.integers(0, ticks)
+        busy[begin : begin + rng.integers(100, ticks)] = rng.uniform(0.1, 0.9)
+    own = rng.random(ticks) < busy
+    helper = (rng.random(ticks) < busy) & bool(rng.integers(2))
+    in_steps = np.zeros(ticks, bool)
+    in_steps[rng.integers(0, 2_000) : ticks - rng.integers(0, 500)] = True
+    for begin in rng.integers(0, ticks, size=3):  # validation
+        in_steps[begin : begin + 200] = False
+    # The training thread goes on while its helper waits, until it needs what the helper computes.
+    lost = own | (helper & (rng.random(ticks) < rng.random()))
+    at = np.cumsum(rng.integers(10, 1_000, size=2_000))
+    at = [0, *at[at < ticks].tolist(), *([] if seed % 3 == 0 else [ticks])]
+    sums = MachineSums()
+    for begin, end in pairwise(at):
+        span_s = (end - begin) * tick_s
+        waits_s = [waiting[begin:end].sum() * tick_s for waiting in (own, helper)]
+        values = {"cpu_wait": max(waits_s), "cpu_wait_own": waits_s[0], "cpu_waiting": sum(waits_s)}
+        weights = dict.fromkeys(values, span_s)
+        values = {name: float(waited_s / span_s) for name, waited_s in values.items()} | {"cpu_host": 1.0}
+        sums.add_samples([MachineSample(round(end * tick_s * 1e9), values, weights, {"cores": 2, "host_cores": 2})])
+    steps = 100
+    run = snapshot_of({"forward_pass": 0.5}, steps=steps, step_s=float(in_steps.sum()) * tick_s / steps)
+    machine_stats = replace(sums.stats(), cpu_process=level(1.0))
+    return replace(run, wall_s=ticks * tick_s, machine=machine_stats), float((lost & in_steps).sum()) * tick_s
+
+
+def test_the_interval_of_a_neighbour_holds_what_the_steps_lost_to_it() -> None:
+    inside = found = 0
+    widths = []
+    for seed in range(300):
+        run, lost_s = simulated(seed)
+        if run.machine.samples < 3:
+            continue
+        pause = next(iter(pauses(run)), None)
+        if pause is None:  # the neighbour came after the last sample
+            continue
+        found += 1
+        assert pause.least_s <= pause.seconds <= pause.most_s
+        inside += pause.least_s - 1e-6 <= lost_s <= pause.most_s + 1e-6
+        widths.append((pause.most_s - pause.least_s) / run.wall_s)
+    assert (found > 250, inside) == (True, found)
+    assert np.median(widths) < 0.5
+
+
+def test_time_that_no_sample_covers_widens_the_interval() -> None:
+    run = replace(on(EVEN, cpu_wait=0.5, cpu_host=1.0, cpu_process=1.0), wall_s=10.0)
+    (exact,) = pauses(run)
+    assert (exact.least_s, exact.most_s) == (pytest.approx(5.0), pytest.approx(5.0))
+    (wider,) = pauses(replace(run, machine=replace(run.machine, cpu_wait_known_s=8.0)))
+    assert (wider.seconds, wider.least_s, wider.most_s) == tuple(map(pytest.approx, (5.0, 4.0, 6.0)))
+
+
+def test_a_helper_that_waits_longer_is_not_lost_for_sure() -> None:
+    levels = {"cpu_wait": 0.5, "cpu_wait_own": 0.3, "cpu_waiting": 0.7, "cpu_host": 1.0, "cpu_process": 1.0}
+    (pause,) = pauses(replace(on(EVEN, **levels), wall_s=10.0))
+    assert (pause.seconds, pause.least_s, pause.most_s) == tuple(map(pytest.approx, (5.0, 3.0, 7.0)))

@@ -6,15 +6,28 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.program import CompileFacts, CpuSpeed, ForwardFacts, OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import LineStats, Snapshot, Throughput
+from training_profiler.snapshot.program import (
+    CompileFacts,
+    CpuSpeed,
+    ForwardFacts,
+    KeptGraphs,
+    OptimizerFacts,
+    ProgramFacts,
+    RepeatFacts,
+    SliceFacts,
+)
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 CPU = CpuSpeed("float32", 50.0, 3e-6)
 SECTIONS = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}  # of 100 steps of 100 ms
+
+
+LONG = ForwardFacts(100, 0.004, 0.05)  # operators take 8 of 40 ms, with what is between them
 
 
 def run_with(facts: ProgramFacts, sections: dict[str, float] | None = None, dtype: str = "float32") -> Snapshot:
@@ -36,6 +49,19 @@ def test_many_operators_that_compute_nothing_are_found():
     assert "healthy" not in findings_of(run)
 
 
+def test_small_operators_of_a_loop_in_the_loss_have_its_line():
+    sections = {"forward_pass": 0.05, "backward_pass": 0.5, "optimizer_step": 0.05}  # 40 ms are in no section
+    run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=6_100, forward=LONG), sections)
+    loop = LineStats("loss.py", 7, "pairs", 0.39, 100, called={"F.cross_entropy": 0.3})
+    found = findings_of(replace(run, lines={"other": (loop,)}))
+    assert next(iter(found)) == "small-operators"
+    finding = found["small-operators"]
+    assert "Backward passes take 6000 small operators a step, 8.3 us each" in finding.message
+    assert "above all in loss.py:7 pairs" in finding.message
+    assert finding.potential_saving_s == pytest.approx(9.0 * (1 - 120 / 6_000))
+    assert "unexplained" not in found
+
+
 @pytest.mark.parametrize(
     "facts",
     [
@@ -48,9 +74,6 @@ def test_many_operators_that_compute_nothing_are_found():
 )
 def test_other_operators_are_not_called_small(facts):
     assert "small-operators" not in findings_of(run_with(facts))
-
-
-LONG = ForwardFacts(100, 0.004, 0.05)  # operators take 8 of 40 ms, with what is between them
 
 
 def test_a_forward_pass_outside_of_operators_is_found():
@@ -201,6 +224,16 @@ def test_fix_of_the_optimizer_is_none_that_is_set(optimizer, said, unsaid):
     assert unsaid not in fix.replace(said, "")
 
 
+def test_time_outside_of_updates_is_not_saved_by_a_fused_optimizer():
+    """LBFGS after Adam: one update with a closure takes most of the time, but is not a span of its own."""
+    run = run_with(ProgramFacts(ADAM), HEAVY)
+    section = run.sections["optimizer_step"]
+    run = replace(run, sections={**run.sections, "optimizer_step": replace(section, avg_s=section.avg_s / 10)})
+    found = findings_of(run)["optimizer-heavy"]
+    assert found.fix.startswith("Most of it is not in Adam's updates")
+    assert "fused" not in found.fix
+
+
 @pytest.mark.parametrize(
     ("facts", "said", "unsaid"),
     [
@@ -221,3 +254,130 @@ def test_saving_has_a_range():
     assert found.saving_range_s is not None
     low, high = found.saving_range_s
     assert 0 < low < found.potential_saving_s < high <= 10.0
+
+
+TWICE = RepeatFacts(25, 25, 25 * 0.020, 0, 0, 0, "train.py:20", 25)  # 20 of the 40 ms of forward passes in each step
+
+
+def test_a_forward_pass_that_runs_twice_is_found():
+    found = findings_of(run_with(ProgramFacts(ADAM, repeats=TWICE)))
+    assert next(iter(found)) == "repeated-forward"
+    finding = found["repeated-forward"]
+    assert "runs again for the same input at train.py:20 (20.0 ms per step, 20% of step time)" in finding.message
+    assert finding.potential_saving_s == pytest.approx(2.0)
+    assert "same bit for bit, if the model draws no random numbers" in finding.losses
+    assert "healthy" not in found
+
+
+def test_two_passes_with_dropout_have_no_saving():
+    finding = findings_of(run_with(ProgramFacts(ADAM, repeats=TWICE._replace(random=25))))["repeated-forward"]
+    assert finding.potential_saving_s == 0
+    assert "unless the method needs two different outputs" in finding.fix
+
+
+def test_a_second_pass_for_metrics_is_not_called_validation():
+    sections = {"forward_pass": 0.3, "backward_pass": 0.4, "optimizer_step": 0.1, "validation_epoch": 0.2}
+    metric = TWICE._replace(without_grad=25, after_update=25)
+    found = findings_of(run_with(ProgramFacts(ADAM, repeats=metric), sections))
+    assert "Take metrics from the output" in found["repeated-forward"].fix
+    assert found["repeated-forward"].message.endswith("(20.0 ms per step, outside of steps)")
+    assert "validation-heavy" not in found
+
+
+def test_a_second_pass_beside_a_validation_is_not_called_validation():
+    sections = {"forward_pass": 0.2, "forward_without_grad": 0.2, "backward_pass": 0.4, "validation_epoch": 0.2}
+    metric = TWICE._replace(without_grad=25)
+    found = findings_of(run_with(ProgramFacts(ADAM, repeats=metric), sections))
+    assert "also without gradients" in found["repeated-forward"].message
+    assert section_of(found["repeated-forward"]) == "forward_without_grad"
+    assert found["validation-heavy"].potential_saving_s > 0
+
+
+@pytest.mark.parametrize(
+    "repeats",
+    [
+        TWICE._replace(steps_with=2),  # by chance
+        TWICE._replace(steps=9, calls=9, steps_with=9),  # too few to know
+        TWICE._replace(seconds=25 * 0.002),  # short
+    ],
+)
+def test_other_repeated_calls_are_not_reported(repeats):
+    assert "repeated-forward" not in findings_of(run_with(ProgramFacts(ADAM, repeats=repeats)))
+
+
+def test_ten_repeated_calls_in_every_tenth_step_are_not_called_one_per_step():
+    probe = TWICE._replace(calls=30, seconds=30 * 0.020, steps_with=3)
+    finding = findings_of(run_with(ProgramFacts(ADAM, repeats=probe)))["repeated-forward"]
+    assert "in 3 of 25 steps that were looked at (24.0 ms per step on average, 24% of step time)" in finding.message
+
+
+def test_kept_graphs_are_found_with_their_line():
+    found = findings_of(run_with(ProgramFacts(ADAM, graphs=KeptGraphs(16, 16, 8, "train.py:9", "train.py:8"))))
+    assert "16 of 16 losses or outputs still had theirs 8 steps later: train.py:9" in found["kept-graphs"].message
+    assert found["kept-graphs"].losses == "same bit for bit"
+    assert "healthy" not in found
+
+
+@pytest.mark.parametrize("graphs", [KeptGraphs(16, 13, 8), KeptGraphs(9, 9, 8), KeptGraphs(16, 0, 8)])
+def test_graphs_that_are_freed_are_not_reported(graphs):
+    assert "kept-graphs" not in findings_of(run_with(ProgramFacts(ADAM, graphs=graphs)))
+
+
+ONE = LoaderStats("0", 100, 100, 0.0, made_at="train.py:8")
+
+
+def with_batches(loader, operator_s=30e-6, **facts):
+    run = run_with(ProgramFacts(ADAM, cpu=CPU._replace(operator_s=operator_s), operators=1000, **facts))
+    backward = run.sections["backward_pass"]
+    sections = {**run.sections, "backward_pass": replace(backward, min_s=backward.avg_s)}
+    return replace(run, sections=sections, loaders=(loader,))
+
+
+def test_batches_of_one_sample_are_found():
+    found = findings_of(with_batches(ONE))  # 90 us an operator
+    finding = found["tiny-batches"]
+    assert "Batches of 1 sample (train.py:8): an operator takes 90.0 us, and starting one 30.0 us" in finding.message
+    assert finding.losses == "differ"
+    assert not {"healthy", "forward-dominates", "optimizer-heavy"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        with_batches(ONE, operator_s=10e-6),  # each operator computes, as for one long sequence
+        with_batches(replace(ONE, samples=1600)),
+        with_batches(replace(ONE, samples=None)),
+        with_batches(replace(ONE, batches=5, samples=5)),
+    ],
+)
+def test_other_batches_are_not_called_tiny(run):
+    assert "tiny-batches" not in findings_of(run)
+
+
+SLICES = SliceFacts(24, 24 * 32, 1.0, 32, "train.py:25")
+WHOLE = replace(ONE, samples=100 * 32)
+
+
+def test_a_batch_that_goes_through_the_model_one_sample_at_a_time_is_found():
+    finding = findings_of(with_batches(WHOLE, slices=SLICES))["tiny-batches"]
+    assert "A batch of 32 goes through the model in 32 calls of 1 sample each (train.py:25)" in finding.message
+    assert 0 < finding.potential_saving_s < 9.0  # what small operators leave of it
+    assert finding.losses == "differ by rounding"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        with_batches(WHOLE, slices=SLICES._replace(slices=24 * 2)),  # parts that fit in memory
+        with_batches(WHOLE, slices=SLICES._replace(steps=3, slices=3 * 32)),
+        with_batches(WHOLE, operator_s=10e-6, slices=SLICES),  # each operator computes
+    ],
+)
+def test_other_parts_of_batches_are_not_called_tiny(run):
+    assert "tiny-batches" not in findings_of(run)
+
+
+def test_a_batch_shorter_than_the_others_shows_no_tiny_batches():
+    run = with_batches(ONE)
+    shortest = {name: replace(section, min_s=(section.min_s or 0.0) / 50) for name, section in run.sections.items()}
+    assert "tiny-batches" not in findings_of(replace(run, sections=shortest))

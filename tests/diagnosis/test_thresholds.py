@@ -16,6 +16,8 @@ def codes(snapshot):
 def test_these_are_the_thresholds():
     assert dict(THRESHOLDS) == {
         "data-loading-bound": 0.15,
+        "anomaly-detection": 0.03,
+        "dense-embedding": 0.15,
         "data-generation-bound": 0.30,
         "data-transfer": 0.10,
         "loader-slow": 2.0,
@@ -56,6 +58,9 @@ def test_these_are_the_thresholds():
         "python-in-forward": 0.15,
         "double-precision": 0.10,
         "repeated-backward": 0.10,
+        "repeated-forward": 0.05,
+        "tiny-batches": 0.25,
+        "kept-graphs": 0.9,
         "recompiles": 0.03,
         "lock-held-by-thread": 0.10,
         "garbage-collection": 0.03,

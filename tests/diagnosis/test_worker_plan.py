@@ -1,10 +1,11 @@
 """How many workers a loader needs, within what the CPUs allow."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.support.loader_workers import BLUR, WORKERS, waiting_run
+from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import waiting_fix
 from training_profiler.snapshot.snapshot import Snapshot
@@ -110,3 +111,77 @@ def test_lines_of_several_loaders_are_weighed_by_their_work() -> None:
         ("data.py", 0.15),
         ("data.py", 0.075),
     ]
+
+
+def making(cpu_s: float | None = 0.028, busy: float = 1.0, cores: float = 8.0, **loader: Any) -> Snapshot:
+    """Return a training that makes its batches itself: 40 ms a step, of which it uses 10 ms."""
+    run = waiting_run(workers=None, num_workers=0)
+    zero = replace(run.loaders[0], making_cpu_avg_s=cpu_s, prefetch_factor=None, **loader)
+    return replace(run, loaders=(zero,), machine=machine(busy, cores))
+
+
+def test_a_training_that_makes_its_batches_itself_gets_the_number_of_workers_that_would_do() -> None:
+    finding = waiting(making())
+    assert finding.fix.startswith(
+        "Set DataLoader(num_workers=3), now 0: making a batch takes 30.0 ms (28.0 ms of CPU time), using it 10.0 ms"
+    )
+    assert finding.potential_saving_s == pytest.approx(200 * 0.030)
+    figures = (
+        "num_workers",
+        "workers_needed",
+        "workers_useful",
+        "making_s",
+        "making_cpu_s",
+        "using_s",
+        "least_batch_s",
+    )
+    assert [finding.evidence[figure] for figure in figures] == [
+        *(0, 3, 3),
+        *(pytest.approx(seconds) for seconds in (0.030, 0.028, 0.010, 0.010)),
+    ]
+
+
+def test_the_ceiling_without_workers_is_all_cpu_time_of_a_batch_on_the_cpus_that_there_are() -> None:
+    # One CPU is used and one is free: 40 ms of CPU time for a batch take 20 ms on both.
+    finding = waiting(making(cores=2.0))
+    assert finding.fix.startswith(
+        "Set DataLoader(num_workers=2), now 0: more would find no free CPU, so a batch takes at least 20.0 ms; without "
+        "waiting 3 would be needed"
+    )
+    assert finding.potential_saving_s == pytest.approx(200 * 0.020)
+    assert finding.evidence["least_batch_s"] == pytest.approx(0.020)
+
+
+def test_workers_would_not_help_where_no_cpu_is_free() -> None:
+    finding = waiting(making(busy=7.8))
+    assert finding.fix.startswith(
+        "Workers would not help: all CPUs are busy, and making a batch takes 28.0 ms of CPU time, using it 10.0 ms. "
+        "Preprocess less per sample"
+    )
+    assert finding.evidence["workers_useful"] == 0
+    assert finding.potential_saving_s == pytest.approx(200 * 0.030)  # by less preprocessing
+
+
+def test_batches_that_wait_for_a_disk_need_little_cpu() -> None:
+    # A quarter of one CPU is used, and so much is free.
+    assert waiting(making(cpu_s=0.002, busy=0.25, cores=1.0)).evidence["least_batch_s"] == pytest.approx(0.010)
+
+
+def test_an_iterable_data_set_has_to_divide_its_samples() -> None:
+    assert "get_worker_info" in waiting_fix(making(is_map_style=False))
+    assert "get_worker_info" not in waiting_fix(making(is_map_style=True))
+
+
+@pytest.mark.parametrize(
+    "run", [making(cpu_s=None), making(cpu_s=0.090), making(batches=15), replace(making(), machine=None)]
+)
+def test_what_is_not_known_without_workers_is_not_said(run: Snapshot) -> None:
+    finding = waiting(run)
+    assert "no free CPU" not in finding.fix
+    assert finding.evidence.get("least_batch_s", 0.010) == pytest.approx(0.010)
+
+
+def test_the_figures_of_workers_are_evidence_as_well() -> None:
+    evidence = waiting(waiting_run(busy=6.0, using_s=0.010)).evidence
+    assert (evidence["num_workers"], evidence["workers_needed"], evidence["workers_useful"]) == (2, 8, 4)
+    assert evidence["least_batch_s"] == pytest.approx(0.020)

@@ -53,6 +53,19 @@ def test_a_loader_knows_its_line_its_column_and_its_arguments(remembered):
     assert len(loaders) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_detection_knows_its_line_where_it_is_switched_on(remembered):
+    with torch.autograd.set_detect_anomaly(False), torch.autograd.detect_anomaly(check_nan=False):
+        assert torch.is_anomaly_enabled()
+    with torch.autograd.set_detect_anomaly(True):
+        pass
+    found = [(call.kind, call.function, call.site.line - here()) for call in remembered.facts()]
+    assert found == [
+        ("anomaly", "torch.autograd.detect_anomaly", -4),
+        ("anomaly", "torch.autograd.set_detect_anomaly", -2),
+    ]
+
+
 def test_a_call_repeated_at_one_line_is_one_with_its_last_arguments(remembered):
     for workers in (1, 0):
         DataLoader(DATA, num_workers=workers)

@@ -3,7 +3,7 @@
 import pytest
 
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
-from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 
 
 class Iterator:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, Loss, epochs, phases
+from training_profiler.recording.data_loader import LoaderRegistry
 
 
 def with_grad(training):
@@ -169,4 +170,38 @@ def test_pass_that_is_only_read_is_not_an_evaluation(training, model, optimizer,
     for _ in val_loader:
         pass
     training.train(model, loader, optimizer)
+    assert "validation_epoch" not in training.finish().counts
+
+
+def known_loaders(training, *loaders):
+    """Let the passes of these loaders be counted, as those of data loaders are."""
+    registry = LoaderRegistry()
+    counts = {id(loader): registry.add_inferred() for loader in loaders}
+    training.detector.phases.passes.use_loaders(lambda iterator: counts[id(iterator.loader)])
+    return list(counts.values())
+
+
+def test_a_single_batch_of_another_loader_after_the_training_is_evaluation(training, model, optimizer, loader):
+    test_loader = FakeLoader(training, 5)
+    train_counts, test_counts = known_loaders(training, loader, test_loader)
+    training.train(model, loader, optimizer)
+    model(next(iter(test_loader)))
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(1))
+    assert (train_counts.of("train").batches, test_counts.of("val").batches) == (3, 1)
+    assert with_grad(training)[0] == 1
+
+
+def test_a_batch_that_a_run_ended_in_is_training_of_its_loader(training, model, optimizer, loader):
+    known_loaders(training, loader)
+    training.train(model, loader, optimizer)
+    model(next(iter(loader)))  # and the program ends, perhaps because the loss is not a number
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert stats.counts["forward_pass"] == 4
+
+
+def test_a_training_that_fails_at_its_first_batch_has_no_evaluation(training, model, loader):
+    known_loaders(training, loader)
+    model(next(iter(loader)))
     assert "validation_epoch" not in training.finish().counts

@@ -72,6 +72,13 @@ def test_update_after_a_failed_one_is_outermost_and_reports_it(updates):
     assert optimizer.ended == [True, True]
 
 
+def test_a_failed_update_is_not_taken_for_a_caller_whose_frame_lies_where_its_own_was(updates):
+    optimizer = Optimizer(updates)
+    updates.open.append((id(optimizer), id(sys._getframe()), Optimizer.step.__code__))
+    optimizer.step()
+    assert optimizer.begun == [(True, True)]
+
+
 def test_failed_inner_update_ends_with_the_outer(updates):
     inner = Optimizer(updates, error=ValueError())
 

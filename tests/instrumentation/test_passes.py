@@ -1,6 +1,6 @@
 import gc
 
-from training_profiler.instrumentation.loop_detection.phase_detector import MAX_PASSES, Passes, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, Passes, Phase
 
 
 class Iterator:

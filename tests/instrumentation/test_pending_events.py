@@ -281,3 +281,29 @@ def test_loop_begins_within_its_epoch(events):
     events.clock.now_ns = 6
     events.recorder.mark(EPOCH_BEGIN)
     assert events.pending.begin_loop(3) == 6
+
+
+def test_nested_spans_right_before_a_moment_have_a_begin(events):
+    events.record((10, A), (12, -A), (20, A), (21, B), (29, -B), (30, -A), (35, C))
+    assert events.pending.with_spans_before(35, C, (A, B)) == 20
+
+
+@pytest.mark.parametrize("following", [[], [(30, C)]])
+def test_a_coarse_clock_changes_nothing(events, following):
+    events.record((20, A), (20, B), (30, -B), (30, -A), *following)
+    assert events.pending.with_spans_before(30, C, (A, B)) == 20
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        pytest.param([(20, A), (30, -A)], id="the outer one alone"),
+        pytest.param([(20, A), (21, B), (29, -B), (30, -A), (31, V), (32, -V)], id="others followed"),
+        pytest.param([(20, B), (30, -B)], id="the inner one alone"),
+        pytest.param([(21, -B), (30, -A)], id="the begin was handed out"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_without_these_spans_the_moment_itself_counts(events, recorded):
+    events.record(*recorded, (35, C))
+    assert events.pending.with_spans_before(35, C, (A, B)) == 35

@@ -1,5 +1,6 @@
 """What the program has set is read in the first step, and the detector is as before afterwards."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -21,7 +22,7 @@ def train(instrumented, optimizer, model, steps=3, autocast=False):
 
 def test_optimizer_and_autocast_are_read_once(instrumented):
     model = nn.Linear(4, 2)
-    facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, autocast=True)
+    facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=30, autocast=True)
     assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector
@@ -51,3 +52,77 @@ def test_an_optimizer_that_cannot_be_described_harms_nothing(instrumented, monke
     model = nn.Linear(4, 2)
     assert train(instrumented, torch.optim.SGD(model.parameters(), lr=0.1), model).optimizer is None
     assert instrumented.instrumentation.missing == {}
+
+
+@pytest.mark.parametrize(
+    ("is_sparse", "is_tied", "used"), [(False, False, 0.01), (False, True, 1.0), (True, False, None)]
+)
+def test_rows_of_a_large_table_that_a_step_uses_are_read(instrumented, is_sparse, is_tied, used):
+    table = nn.Embedding(20_000, 64, sparse=is_sparse)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for step in range(1, 3):
+        loss = table(torch.arange(200)).mean()
+        if is_tied:
+            loss = loss + table.weight.square().mean()
+        loss.backward()
+        optimizer.step()
+        instrumented.instrumentation.step_ended(step, counts_flops=False)
+    embedding = instrumented.instrumentation.program_facts().embedding
+    assert (None if embedding is None else embedding.used) == (None if used is None else pytest.approx(used))
+
+
+class Embedding(nn.Module):
+    """A class of the user's with that name, which has not the attributes of torch's."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x):
+        return self.table(x)
+
+    def __getattr__(self, name):
+        assert name in ("table",), name
+        return super().__getattr__(name)
+
+
+def test_a_table_within_a_class_of_its_name_is_read_and_can_be_swapped(instrumented):
+    model = Embedding(nn.Embedding(20_000, 64))
+    optimizer = torch.optim.SGD(model.table.parameters(), lr=0.1)
+    for step in range(1, 3):
+        model(torch.arange(200)).mean().backward()
+        optimizer.step()
+        instrumented.instrumentation.step_ended(step, counts_flops=False)
+    assert instrumented.instrumentation.program_facts().embedding.used == pytest.approx(0.01)
+    torch.utils.swap_tensors(model.table.weight, nn.Parameter(torch.zeros(20_000, 64)))
+
+
+def test_a_table_shares_the_time_of_all_optimizers(instrumented):
+    table, other = nn.Embedding(20_000, 64), nn.Linear(1280, 1000, bias=False)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (table, other)]
+    for step in range(1, 3):
+        (table(torch.arange(20)).mean() + other(torch.ones(1, 1280)).mean()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        instrumented.instrumentation.step_ended(step, counts_flops=False)
+    assert instrumented.instrumentation.program_facts().embedding.part == pytest.approx(0.5)
+
+
+def test_a_first_step_without_gradients_says_nothing_of_a_table(instrumented):
+    table = nn.Embedding(20_000, 64)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    (0.0 * table(torch.arange(20)).sum()).backward()  # as behind a layer that begins with zeros
+    optimizer.step()
+    instrumented.instrumentation.step_ended(1, counts_flops=False)
+    assert instrumented.instrumentation.program_facts().embedding is None
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_detection_is_read(instrumented):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autograd.detect_anomaly(check_nan=False):
+        model(torch.ones(1, 2)).mean().backward()
+        optimizer.step()
+    instrumented.instrumentation.step_ended(1, counts_flops=False)
+    assert instrumented.instrumentation.program_facts().finds_anomalies

@@ -86,6 +86,7 @@ def test_library_that_switches_stacks(tmp_path: Path, how: str) -> None:
     script.write_text(PROGRAM_TEXTS[how])
     ended = execute(tmp_path, python(script), True)
     assert (ended.status, ended.stdout) == (0, plain_losses()), ended.stderr
+    assert "Exception ignored" not in ended.stderr
     if "before" not in how:  # steps of a greenlet are not detected
         assert reported_steps(tmp_path) == STEPS, ended.stderr
 

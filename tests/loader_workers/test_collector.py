@@ -1,10 +1,14 @@
 """What workers hand over, summed up by loader in the process that trains."""
 
+import queue
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.utils.data._utils.pin_memory import _pin_memory_loop
 
-from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector, has_later_batches
+from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector, has_later_batches, is_pinned
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.worker_sums import MOST_LINES, WorkerLine, WorkerSums, added
@@ -116,6 +120,52 @@ def test_a_folder_of_another_user_is_reported_and_left_alone(mailbox: Mailbox) -
     assert "not observed" in collector.notes()[0]
 
 
+class FrozenMailbox(Mailbox):
+    """The disk of the folder does not respond from one call on, until it is thawed."""
+
+    def __init__(self, pid: int, parent: str, frozen: str) -> None:
+        super().__init__(pid, parent)
+        self.frozen, self.thawed = frozen, threading.Event()
+        self.waited_on: set[str] = set()
+
+    def respond(self, call: str) -> None:
+        if call == self.frozen:
+            self.waited_on.add(threading.current_thread().name)
+            self.thawed.wait()
+
+    def make(self) -> bool:
+        self.respond("make")
+        return super().make()
+
+    def remove(self) -> None:
+        self.respond("remove")
+        super().remove()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "notes"),
+    [
+        ("make", ["loader workers: not observed, the folder for temporary files does not respond"]),
+        ("remove", []),
+    ],
+)
+def test_a_frozen_folder_holds_neither_the_training_nor_its_end(tmp_path: Path, frozen: str, notes: list[str]) -> None:
+    mailbox = FrozenMailbox(41, str(tmp_path), frozen)
+    collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
+    collector.start(is_on=True)
+    collector.expect()
+    collector.expect()  # the next pass waits no second time
+    collector.add(LoaderCounts("0"), [1])
+    thread = collector._thread
+    collector.close()
+    assert mailbox.waited_on == {"training_profiler workers"}
+    assert collector.notes() == notes
+    mailbox.thawed.set()
+    assert thread is not None
+    assert thread.join(10)
+    assert not mailbox.folder.exists()
+
+
 def test_a_forked_child_leaves_the_folder_to_its_parent(collector: WorkerCollector, mailbox: Mailbox) -> None:
     child = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     child.start(is_on=True)
@@ -152,6 +202,52 @@ class Iterator:
 )
 def test_later_batches_wait_behind_the_one_that_is_missing(iterator: Iterator | None, is_held: bool | None) -> None:
     assert has_later_batches(iterator) is is_held
+
+
+class Batch:
+    """A batch whose copy to pinned memory takes until it is allowed to end."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def pin_memory(self) -> "Batch":
+        self.began.set()
+        self.may_end.wait(10)
+        return self
+
+
+def test_the_pin_memory_thread_is_seen_at_work_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.set_device_index", lambda index: None)
+    batch, made, pinned, done = Batch(), queue.Queue(), queue.Queue(), threading.Event()
+    thread = threading.Thread(target=_pin_memory_loop, args=(made, pinned, 0, done, "cuda"))
+    iterator = SimpleNamespace(_pin_memory_thread=thread)
+    assert is_pinned(iterator) is None  # not started yet
+    thread.start()
+    made.put((5, batch))
+    assert batch.began.wait(10)
+    assert is_pinned(iterator) is True
+    batch.may_end.set()
+    assert pinned.get(timeout=10) == (5, batch)
+    assert is_pinned(iterator) is False
+    done.set()
+    thread.join(10)
+
+
+def test_unpacking_a_batch_is_work_of_the_pin_memory_thread() -> None:
+    began, may_end = threading.Event(), threading.Event()
+    names = {"wait": lambda: (began.set(), may_end.wait(10))}
+    exec(compile("def rebuild_storage():\n    wait()\n", "/lib/torch/multiprocessing/reductions.py", "exec"), names)
+    thread = threading.Thread(target=names["rebuild_storage"])
+    thread.start()
+    assert began.wait(10)
+    assert is_pinned(SimpleNamespace(_pin_memory_thread=thread)) is True
+    may_end.set()
+    thread.join(10)
+
+
+def test_without_such_a_thread_nothing_is_known_of_pinning() -> None:
+    assert is_pinned(Iterator()) is None
+    assert is_pinned(None) is None
 
 
 def test_waiting_is_sampled_for_the_loader_that_is_waited_for(mailbox: Mailbox) -> None:

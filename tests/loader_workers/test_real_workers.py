@@ -27,6 +27,7 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.worker_sums import WorkerSums
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.line_sampler import LineSampler
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked"),
@@ -159,6 +160,20 @@ def test_planted_shares_are_found_within_three_points(observed: Observed, monkey
         assert of_phase / work == pytest.approx(planted, abs=POINTS)
     # The rest of a worker's CPU time is torch's and Python's.
     assert 10 * PART_S < sums.cpu_ns / sums.batches / 1e9 < 13 * PART_S
+
+
+def test_a_loader_without_workers_is_divided_within_three_points() -> None:
+    spent_s.clear()
+    sampler = LineSampler(time.perf_counter_ns, FaultGuard().run)
+    sampler.start(400, time.perf_counter_ns())
+    for _ in DataLoader(Planted(60), batch_size=1, collate_fn=planted_collate):
+        pass
+    sampler.close()
+    made = Counter(location.making for _, location in sampler.pop_samples() if location and location.making)
+    assert made.total() > 200
+    for function, phase in (("read", "fetch"), ("transform", "transform"), ("collate", "collate")):
+        planted = spent_s[function] / spent_s.total()
+        assert made[phase] / made.total() == pytest.approx(planted, abs=POINTS)
 
 
 def test_batches_are_the_same_and_all_counted(observed: Observed) -> None:

@@ -1,6 +1,6 @@
 """What one sample of a worker shows, from fabricated stacks."""
 
-from tests.loader_workers.worker_stacks import (
+from tests.support.worker_stacks import (
     COLLATED,
     GET,
     LIBRARY,

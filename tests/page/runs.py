@@ -8,6 +8,7 @@ from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding
 from training_profiler.page.findings import Excerpt
 from training_profiler.page.render import Origin, render_page
+from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, SampledLine, Span, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import EpochStats, Health, LineStats, LoaderStats, Snapshot
@@ -64,17 +65,29 @@ def snapshot(ranks: int = 1, steps: int = 400, name: str = "a") -> Snapshot:
         sections={**made.sections, nested.name: nested},
         lines={"data_loading": (LineStats("train.py", 3, name, 0.3, 100),)},
         epochs=(EpochStats(0, 10.0, steps, steps, None, 0.1, {name: 10.0}, None, None),),
-        loaders=(LoaderStats(name, steps, None, 1.0, "train", 0.01),),
+        loaders=(LoaderStats(name, steps, None, 1.0, "train", 0.01, workers=workers(name)),),
         ranks=all_ranks,
         health=Health(notes=(name,)),
         ended_by=name,
     )
 
 
-def page_of(ranks: int = 1, steps: int = 400, name: str = "a") -> str:
-    """Return a page on which each text of the run contains ``name``."""
+def workers(name: str) -> WorkerStats:
+    """Return what a loader's workers did: two lines, one of which called a library."""
+    lines = (
+        WorkerLineStats("data.py", 7, "__getitem__", 0.75, 30, "transform", "PIL/Image.py:9 resize"),
+        WorkerLineStats("data.py", 3, name, 0.25, 10, "fetch"),
+    )
+    return WorkerStats(2, 100, 0.5, 0.02, 0.05, 0.01, 0.0, 80, {"transform": 0.5, "idle": 0.5}, lines)
+
+
+def page_of(ranks: int = 1, steps: int = 400, name: str = "a", has_source: bool = True) -> str:
+    """Return a page on which each text of the run contains ``name``; with the source code of a line, or why not."""
     of_run = snapshot(ranks, steps, name)
     finding = Finding("data-loading-bound", f"waits for {name} at train.py:3", {"share": 0.3}, 20.0, f"change {name}")
-    sources = {("train.py", 3): Excerpt(2, ("x = 1", f"y = {name!r}", ""), 3)}
+    sources = {("train.py", 3): Excerpt(2, ("x = 1", f"y = {name!r}", ""), 3)} if has_source else {}
+    missing = {} if has_source else {"train.py": f"changed by {name}"}
     origin = Origin(name, name, name, name, {name: name}, {name: name, f"{name} 2": ""})
-    return render_page(of_run, [finding], [series_of(rank, steps, name) for rank in range(ranks)], origin, sources)
+    return render_page(
+        of_run, [finding], [series_of(rank, steps, name) for rank in range(ranks)], origin, sources, missing
+    )

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -13,11 +15,12 @@ from training_profiler.page.flame import flame
 from training_profiler.page.html import Cell, element, table, text
 from training_profiler.page.recorded import recorded_data, rows_of
 from training_profiler.page.render import Origin, render_page
+from training_profiler.page.tables import _breakable
 from training_profiler.reports.stacks import stacks_of
-from training_profiler.snapshot.series import Span
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.series import Lane, Span
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
-VOID = {"meta", "link", "input", "img", "br", "hr"}
+VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
             "captures", "checklist", "health", "about"}  # fmt: skip
 
@@ -61,6 +64,13 @@ def test_the_page_has_all_its_parts_with_unique_ids():
     assert len(parsed.ids) == len(set(parsed.ids))
 
 
+def test_the_page_says_why_it_has_no_source_code():
+    page = page_of(name=HOSTILE, has_source=False)
+    assert "<mark>" not in page
+    assert f"No lines of source code: train.py (changed by {escape(HOSTILE)})" in page
+    assert "No lines of source code" not in page_of()
+
+
 def test_the_page_loads_nothing():
     page = page_of(ranks=2)
     loading = [value for name, value in Parsed(page).attributes if name in ("src", "action", "data", "srcset")]
@@ -72,7 +82,9 @@ def test_the_page_loads_nothing():
 
 def test_no_name_adds_a_tag_an_attribute_or_an_end_of_a_script():
     plain, hostile = Parsed(page_of(ranks=2)), Parsed(page_of(ranks=2, name=HOSTILE))
-    assert sorted(hostile.tags) == sorted(plain.tags)
+    # A name with a / has one more place to break it.
+    assert Counter(hostile.tags) - Counter(plain.tags) == {"wbr": 1}
+    assert not Counter(plain.tags) - Counter(hostile.tags)
     assert {name for name, _ in hostile.attributes} == {name for name, _ in plain.attributes}
     assert sum(HOSTILE in each for each in hostile.texts) > 10
     assert HOSTILE in data_in(page_of(name=HOSTILE))["sections"]
@@ -148,6 +160,18 @@ def test_recorded_steps_are_in_the_data_with_times_since_their_begin():
     assert other["spans"] == [[prefetch, -78_750, 157_500, 0]]
 
 
+def test_a_device_has_a_lane_after_the_threads_and_a_note_on_where_its_spans_lie():
+    step = recorded_step(1, "first", MS, "a")
+    device = Lane("device cuda:0", (Span("a", step.begin_ns + MS // 2, step.begin_ns + 3 * MS),))
+    series = replace(series_of(0, 4), recorded=(step._replace(lanes=(*step.lanes, device)),))
+    drawn = recorded_data(series)["steps"][0]
+    on_device = drawn["lanes"][-1]
+    assert (on_device["thread"], on_device["spans"][0][1:]) == ("device cuda:0", [500, 2500, 0])
+    assert (drawn["us"], drawn["shown_us"]) == (1000, 3000)
+    pages = [render_page(snapshot(), [], [each], Origin(), {}) for each in (series, series_of(0, 4))]
+    assert ["On the lane of a device" in page for page in pages] == [True, False]
+
+
 def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):
     monkeypatch.setattr("training_profiler.page.recorded.MOST_SPANS", 9)
     steps = [recorded_step(number, "slow", number * MS, "a") for number in range(1, 6)]
@@ -162,6 +186,20 @@ def test_boxes_of_the_flame_view_are_as_wide_as_their_samples():
     widths = [int(value) for value in re.findall(r"flex-grow:(\d+)", boxes)]
     assert max(widths) == 52  # the section with the most samples
     assert boxes.count("<button") == boxes.count("</button>") > 10
+
+
+def test_workers_have_a_flame_view_of_their_own_where_their_lines_are_known():
+    seen = Parsed(page_of(name="<loader>")).texts
+    assert "Workers of loader <loader>" in seen
+    for box in ("transform", "data.py:7 __getitem__", "PIL/Image.py:9 resize", "train.py:3 loss"):
+        assert box in seen
+    unknown = replace(snapshot(), loaders=(LoaderStats("a", 9, None, 1.0, "train", 0.01),))
+    assert "Workers of" not in render_page(unknown, [], [series_of(0, 100)], Origin(), {})
+
+
+def test_long_names_of_sections_break_between_their_words():
+    assert _breakable("validation_epoch/<b>") == "validation_<wbr>epoch/<wbr>&lt;b&gt;"
+    assert _breakable("__a__") == "__<wbr>a__"
 
 
 def test_a_run_without_steps_has_a_page():

@@ -3,10 +3,12 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.recording import data_loader
 from training_profiler.recording.data_loader import (
+    NONE_MADE,
     TRAIN,
     VAL,
     LoaderCounts,
     LoaderRegistry,
+    MadeBatches,
     batch_size,
 )
 from training_profiler.recording.event_codes import LOADER
@@ -244,8 +246,8 @@ def test_drain_interval_returns_each_batch_once():
 class Pass:
     """The counts of one inferred pass."""
 
-    def __init__(self, batches, samples, phase=None):
-        self.batches, self.samples, self.phase = batches, samples, phase
+    def __init__(self, batches, samples, phase=None, made=NONE_MADE):
+        self.batches, self.samples, self.phase, self.made = batches, samples, phase, made
 
 
 def test_fetch_records_a_change_of_loader_once(run):
@@ -289,6 +291,15 @@ def test_ended_pass_is_counted_once():
     counts.end_pass(one)
     counts.end_pass(one)
     assert (counts.passes, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == ([], 3, 12)
+
+
+def test_batches_that_the_training_made_itself_are_counted_with_their_cpu_time():
+    counts = LoaderCounts("0")
+    ended, under_way = Pass(3, 12, TRAIN, MadeBatches(3, 3_000)), Pass(2, 8, TRAIN, MadeBatches(2, 1_000))
+    counts.passes += [ended, under_way]
+    counts.end_pass(ended)
+    assert counts.of(TRAIN).made == MadeBatches(5, 4_000)
+    assert counts.of(VAL).made == MadeBatches(0, 0)
 
 
 def test_inferred_batches_are_part_of_an_epoch():

@@ -124,3 +124,15 @@ def test_drain_waits_for_rewriting_on_another_thread(recorder, clock):
         assert recorder.backlog() == 4
     thread.join()
     assert recorder.backlog() == 0
+
+
+def test_step_end_holds_back_what_is_not_final(held):
+    assert held.mark(STEP_END, final_ns=1020) == 1030
+    batch = held.drain()
+    assert (batch.until_ns, batch.marks) == (1020, [])
+
+
+def test_step_end_before_all_that_is_held_back_releases_no_more(held):
+    held.mark(STEP_END, 1005, final_ns=1020)
+    batch = held.drain()
+    assert (batch.until_ns, batch.marks) == (1005, [(STEP_END, 1005)])

@@ -3,6 +3,7 @@ from dataclasses import replace
 from tests.support.loader_workers import WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.loaders import loader_lines
+from training_profiler.snapshot.loader_workers import UnseenWait
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 
@@ -131,16 +132,47 @@ def test_no_requested_mix_no_sentence():
 
 
 def test_workers_have_their_phases_and_lines_below_their_loader():
-    workers = replace(WORKERS, queued_avg_s=0.02, held=0.4)
+    workers = replace(WORKERS, queued_avg_s=0.02, held=0.4, pinning=0.3)
     assert lines(loader("0", 200, 6.0, workers=workers))[1:] == [
         "Workers of loader 0: busy 97% of their time; a batch takes 80.0 ms, 20.0 ms of",
         "  it waiting for a CPU (80.0 ms of CPU time, longest 120 ms)",
         "Their time: fetch 29.0%, transform 58.0%, collate 10.0%, idle 3.0%",
         "In 40% of the waiting for a batch, later batches were ready",
+        "In 30% of the waiting for a batch, the pin-memory thread copied one",
         "Memory of the largest worker: 1.5 GiB, 0.5 GiB more than at first",
         "  data.py:31  Blur.__call__                                     transform  60.0%",
         "  data.py:20  Pictures.__getitem__                              fetch      30.0%",
     ]
+
+
+def test_workers_that_could_not_be_observed_are_said_to_be_so():
+    unseen = loader("0", 30, 0.12, num_workers=2, made_at="train.py:9")
+    assert lines(unseen)[1:] == ["Workers of loader 0: no figures of what they do"]
+    for other in (replace(unseen, num_workers=0), replace(unseen, batches=29), replace(unseen, made_at="")):
+        assert lines(other)[1:] == []
+
+
+def test_batches_that_the_training_makes_have_their_phases_below_the_loader():
+    run = Snapshot(loaders=(loader("0", 30, 0.12),), making={"fetch": 0.29, "decode": 0.61, "collate": 0.1})
+    assert loader_lines(run, FILE)[1:] == [
+        "Making batches in the training itself: fetch 29.0%, decode 61.0%, collate 10.0%"
+    ]
+
+
+def test_work_that_is_not_sampled_is_said_to_be_so():
+    wait = UnseenWait("a queue between processes", "train.py:9 main", 0.342, 171)
+    run = Snapshot(unseen=(wait,))
+    assert " ".join(line.strip() for line in loader_lines(run, FILE)) == (
+        "Not sampled: the training spends 34.2% of the run in a queue between processes, at train.py:9 main; what runs "
+        "behind it has no lines here"
+    )
+    assert loader_lines(replace(run, unseen=(replace(wait, share=0.009),)), FILE) == []
+    # A thread of the program may read ahead from a loader of torch, whose workers are observed, in either phase.
+    ahead = replace(run, loaders=(loader("0", 30, 0.12, num_workers=2),))
+    assert len(loader_lines(ahead, FILE)) == 1
+    validation = loader("1", 30, 0.12, phase="val", num_workers=0)
+    assert "Not sampled" not in "".join(loader_lines(replace(run, loaders=(validation,)), FILE))
+    assert len(loader_lines(replace(ahead, unseen=(replace(wait, in_loader=True),)), FILE)) == 3
 
 
 def test_workers_without_samples_have_only_what_is_exact():

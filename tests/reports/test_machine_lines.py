@@ -33,7 +33,7 @@ def test_throughput_with_all_figures():
     ]
 
 
-@pytest.mark.parametrize(("wall_s", "text"), [(60.5, "2.00 steps/s"), (110.0, "2.00 steps/s (1.00 overall)")])
+@pytest.mark.parametrize(("wall_s", "text"), [(60.5, "2.00 steps/s"), (110.0, "2.00 steps/s (1.00 with time between)")])
 def test_pace_of_the_whole_loop_stands_beside_that_of_its_steps(wall_s, text):
     run = snapshot_of({"backward_pass": 1.0}, before_s=10.0)
     run = replace(run, throughput=Throughput(2.0), wall_s=wall_s)

@@ -13,5 +13,14 @@ def test_status_is_shorter_than_the_terminal() -> None:
     assert len(status_text(1240, None, "x" * 100, 60)) == 59
 
 
+def test_names_of_sections_are_whole_where_there_is_room() -> None:
+    detail = largest_sections(snapshot_of({"validation_epoch/forward_pass": 0.7, "gradient_accumulation_sync": 0.3}))
+    assert detail == "validation_epoch/forward_pass 70%, gradient_accumulation_sync 30%"
+    assert largest_sections(snapshot_of({"other": 1.0})) == "unattributed (in step) 100%"
+    text = status_text(12400, 18.42, detail, 80)
+    assert text == "Profiler: step 12400 | 18.4 steps/s | validation_epoch/forward_pass 70%"
+    assert status_text(12400, 18.42, detail, 60).endswith("forward_pass 70%")
+
+
 def test_unknown_figures_are_left_out() -> None:
     assert status_text(3, None, "", 80) == "Profiler: step 3"

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.runtime.session import FIRST_FLUSH_S
 from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.settings import Settings
@@ -111,3 +112,34 @@ def test_an_ended_session_is_not_flushed(training):
     training.run.clock.advance(100.0)
     assert training.flush_beside() > 0
     assert training.flushes() == before
+
+
+class FlushesBetween:
+    """The part of the instrumentation that a step asks; the thread beside flushes while it answers."""
+
+    def __init__(self, training, boundaries):
+        self.training = training
+        self.boundaries = boundaries
+
+    def epoch_boundary(self):
+        return self.boundaries.pop(0)
+
+    def step_ended(self, steps, counts_flops):
+        self.training.run.clock.advance(FLUSH_S)
+        self.training.flush_beside()
+
+
+def test_a_flush_beside_the_end_of_an_epochs_first_step_leaves_it_the_step(training):
+    clock, session = training.run.clock, training.session
+    training.run.recorder.watermark_ns = clock()
+    boundaries, pipeline = [], session._pipeline
+    session.instrumentation = FlushesBetween(training, boundaries)
+    for number in (1, 2):
+        counts = (None, None) if number == 1 else (3, 12)
+        boundaries += [EpochBoundary(clock() + 1_000_000, number, *counts), None, None]
+        for _ in range(3):
+            clock.advance(1.0)
+            session.step()
+    session.instrumentation = None
+    pipeline.roll_over_epoch(EpochBoundary(clock(), 3, 3, 12))
+    assert [epoch.steps for epoch in pipeline.stats().epochs] == [3, 3]

@@ -1,10 +1,17 @@
-from tests.support.recording import FakeRun
+import itertools
+
+import pytest
+
+from tests.support.recording import FakeClock, FakeRun
 from training_profiler.aggregation.totals import Totals
-from training_profiler.recording.implementation import best_implementation
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.recording.implementation import best_implementation, python_implementation
+from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
 from training_profiler.runtime.recorder_choice import new_recorder
+from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings import Settings
+from training_profiler.units import NS_PER_MS
 
 
 def test_overhead_is_the_cost_of_work_and_sections():
@@ -24,3 +31,29 @@ def test_health_says_which_recorder_serves_and_why():
 
 def test_without_a_refusal_the_best_recorder_serves():
     assert new_recorder(Settings()).implementation.describe() == best_implementation().describe()
+
+
+def test_samples_before_the_first_step_are_part_of_the_cost() -> None:
+    startup = StartupSampler(FakeClock(), 0)
+    startup.start(1000)
+    while not startup.cpu_ns:
+        pass
+    startup.stop()
+    run = FakeRun()
+    settings = Settings(sample_hz=0, monitor_s=0.0)
+    session = build_session(settings, RunContext(run.recorder, 0.0, run.clock(), opens_files=False, startup=startup))
+    run.clock.advance(0.001)
+    (note,) = session._pipeline.notes()
+    assert note.endswith(f"(startup sampler {startup.cpu_ns / NS_PER_MS:.2%})")
+
+
+def test_other_programs_do_not_make_a_section_look_expensive():
+    reads = itertools.count()
+    now_ns = 0
+
+    def clock():
+        nonlocal now_ns
+        now_ns += 100 if next(reads) != 1200 else 4_000_000  # the CPU is taken away once
+        return now_ns
+
+    assert measure_section_cost_ns(python_implementation("for a test"), clock) == pytest.approx(200, rel=0.01)

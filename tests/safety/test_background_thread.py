@@ -90,3 +90,15 @@ def test_no_greenlet_is_started_in_place_of_a_thread(monkeypatch):
     with pytest.raises(RuntimeError, match="gevent"):
         thread.start()
     assert not thread.is_alive()
+
+
+def test_a_thread_that_began_before_gevent_replaced_threads_ends_without_an_error(monkeypatch):
+    lost, real = [], threading.get_ident
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    thread = started(lambda thread: thread.wait_for_stop(LONG_S))
+    main = real()
+    monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True))
+    monkeypatch.setattr(threading, "get_ident", lambda: main if real() == main else -real())
+    thread.stop()
+    assert thread.join(LONG_S)
+    assert lost == []

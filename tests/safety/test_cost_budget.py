@@ -157,3 +157,11 @@ def test_without_a_run_nothing_waits():
     pace = unlimited()
     assert pace.pause_s(0.02, NS_PER_S) == 0.02
     assert pace.allows()
+
+
+def test_pauses_at_any_cost_add_up_no_costs() -> None:
+    asked = []
+    budget = CostBudget(FakeClock(), 0, {"patches": lambda: asked.append(1) or 0.0})
+    for sample in range(5):
+        budget.pace(LINES).pause_s(1 / HZ, sample * NS_PER_MS, free=4)
+    assert asked == [1]

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from training_profiler.safety.files import (
     open_file,
     read_file,
     replace_file,
+    write_output,
 )
 
 
@@ -105,3 +108,42 @@ def test_a_pipe_in_place_of_the_draft_is_replaced(tmp_path: Path) -> None:
     fifo(tmp_path / "f.part")
     replace_file(tmp_path / "f", b"new")
     assert read_file(tmp_path / "f", 10) == b"new"
+
+
+def test_an_output_that_the_user_named_may_be_a_pipe_or_a_device(tmp_path: Path) -> None:
+    fifo(tmp_path / "pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    write_output(tmp_path / "pipe", b"text")
+    reader.join()
+    assert read == [b"text"]
+    (tmp_path / "null").symlink_to("/dev/null")
+    write_output(tmp_path / "null", b"text")
+    assert (tmp_path / "null").is_symlink()
+    assert list(tmp_path.iterdir()) in ([tmp_path / "pipe", tmp_path / "null"], [tmp_path / "null", tmp_path / "pipe"])
+
+
+def test_an_output_that_the_user_named_is_a_file_in_one_piece(tmp_path: Path) -> None:
+    link(tmp_path / "file")
+    write_output(tmp_path / "file", b"text")
+    assert (tmp_path / "file").read_bytes() == b"text"
+    assert (tmp_path / "target").read_bytes() == b"secret"
+
+
+def test_an_open_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    with (tmp_path / "open").open("wb") as file:
+        write_output(Path(f"/dev/fd/{file.fileno()}"), b"text")
+    assert (tmp_path / "open").read_bytes() == b"text"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("no devices here")
+    with pytest.raises(NotRegularFileError, match="a device"):
+        replace_file(tmp_path / "null", b"text")
+    write_output(tmp_path / "null", b"text")
+    assert (tmp_path / "null").is_char_device()

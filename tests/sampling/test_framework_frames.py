@@ -5,9 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from training_profiler.sampling.framework_frames import FileRows
+from training_profiler.integrations.phases import OWN_CALLBACKS
+from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
+from training_profiler.sampling.framework_frames import ANY, FRAMES, FileRows, FrameTable, LibraryFrame
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.stacks import StackReader
+from training_profiler.sampling.startup_frames import STARTUP
 from training_profiler.sampling.user_code import Places, UserCode
 
 SITE = "/usr/lib/python3.11/site-packages"
@@ -180,3 +183,22 @@ ACTIVITIES = [
 @pytest.mark.parametrize(("stack", "activity"), ACTIVITIES)
 def test_what_a_program_prepares_is_known_by_its_frames(stack: Sequence[tuple[str, str]], activity: str) -> None:
     assert read(TRAIN, *stack).activity == activity
+
+
+@pytest.mark.parametrize("rows", [FRAMES, STARTUP, OWN_CALLBACKS + FRAMES, FRAMES_OF_WORKERS])
+def test_a_table_finds_the_rows_that_a_search_through_all_of_them_finds(rows: tuple[LibraryFrame, ...]) -> None:
+    table = FrameTable(rows)
+    paths = [f"{SITE}{row.path}{end}" for row in FRAMES + STARTUP + rows for end in ("", "x.py", "/sub/trainer.py")]
+    paths += [path.replace("/", "\\") for path in paths] + ["<frozen importlib._bootstrap>", "", "/", HF, *TRAIN]
+    for path in paths:
+        slashes = path.replace("\\", "/")
+        expected = [
+            row for row in rows if slashes.endswith(row.path) or (row.path[-3:] != ".py" and row.path in slashes)
+        ]
+        assert table.of_file(path) == expected, path
+
+
+def test_of_two_rows_that_match_the_first_of_the_table_holds() -> None:
+    folder, file = LibraryFrame("/lib/", (ANY,), "folder"), LibraryFrame("/lib/a.py", (ANY,), "file")
+    assert FrameTable((folder, file)).of_file("/x/lib/a.py") == [folder, file]
+    assert FrameTable((file, folder)).of_file("/x/lib/a.py") == [file, folder]

@@ -34,9 +34,9 @@ def test_wait_is_that_since_the_previous_reading(tmp_path):
     tasks.set(TRAINING, ran=100, waited=50)
     assert queue.read() is None
     tasks.set(TRAINING, ran=200, waited=80)
-    assert queue.read() == (30, 30)
+    assert queue.read() == (30, 30, 30)
     tasks.set(TRAINING, ran=300, waited=85)
-    assert queue.read() == (5, 5)
+    assert queue.read() == (5, 5, 5)
 
 
 def test_helper_that_waits_longer_holds_the_training(tmp_path):
@@ -46,7 +46,7 @@ def test_helper_that_waits_longer_holds_the_training(tmp_path):
     queue.read()
     tasks.set(TRAINING, ran=150, waited=10)
     tasks.set(11, ran=150, waited=40)
-    assert queue.read() == (40, 50)
+    assert queue.read() == (40, 50, 10)
 
 
 def test_helper_that_did_not_run_and_threads_of_python_hold_nothing(tmp_path):
@@ -57,7 +57,7 @@ def test_helper_that_did_not_run_and_threads_of_python_hold_nothing(tmp_path):
     tasks.set(TRAINING, ran=150, waited=10)
     tasks.set(11, ran=100, waited=40)
     tasks.set(12, ran=150, waited=90)
-    assert queue.read() == (10, 10)
+    assert queue.read() == (10, 10, 10)
 
 
 def test_only_the_busiest_helpers_are_read(tmp_path):
@@ -69,7 +69,7 @@ def test_only_the_busiest_helpers_are_read(tmp_path):
     tasks.set(TRAINING, ran=2, waited=1)
     for thread in range(20, 30):
         tasks.set(thread, ran=thread + 1, waited=2)
-    assert queue.read() == (2, 1 + 2 * MOST_HELPERS)
+    assert queue.read() == (2, 1 + 2 * MOST_HELPERS, 1)
 
 
 def test_thread_that_ends_or_is_new_is_left_out(tmp_path):
@@ -80,7 +80,7 @@ def test_thread_that_ends_or_is_new_is_left_out(tmp_path):
     tasks.end(11)
     tasks.set(12, ran=500, waited=400)
     tasks.set(TRAINING, ran=2, waited=3)
-    assert queue.read() == (3, 3)
+    assert queue.read() == (3, 3, 3)
 
 
 def test_another_training_thread_begins_again(tmp_path):
@@ -91,7 +91,7 @@ def test_another_training_thread_begins_again(tmp_path):
     queue.use_thread(11)
     assert queue.read() is None
     tasks.set(11, ran=2, waited=905)
-    assert queue.read() == (5, 5)
+    assert queue.read() == (5, 5, 5)
 
 
 def test_system_without_such_files_knows_nothing(tmp_path):

@@ -2,10 +2,12 @@
 
 import sys
 
+import pytest
+
 from tests.support.recording import FakeClock
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.location import Location
-from training_profiler.sampling.startup_sampler import StartupSampler
+from training_profiler.sampling.startup_sampler import FIRST_SAMPLES, LONGEST_PAUSE_S, StartupSampler
 from training_profiler.sampling.user_code import Places
 from training_profiler.snapshot.snapshot import PYTHON
 
@@ -55,3 +57,24 @@ def test_it_samples_the_thread_that_made_it() -> None:
     assert not sampler._thread.is_alive()
     functions = {place.users[0].co_name for _, place in sampler._seen if place}
     assert functions == {"test_it_samples_the_thread_that_made_it"}
+
+
+class Thread:
+    """The thread of a sampler, with a CPU time that the test sets."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self.cpu_ns = round(cpu_s * S)
+
+    def measure_cpu(self) -> None:
+        """Leave the time as it is."""
+
+
+def test_samples_that_cost_too_much_become_rarer_after_the_first_ones() -> None:
+    sampler = StartupSampler(FakeClock(), 0)
+    sampler._hz = 20
+    assert sampler._pause_s(Thread(1.0), elapsed_s=2.0) == 1 / 20
+    sampler._seen += [(0, None)] * FIRST_SAMPLES
+    assert sampler._pause_s(Thread(0.01), elapsed_s=2.0) == 1 / 20
+    assert sampler._pause_s(Thread(0.0105), elapsed_s=2.0) == pytest.approx(0.1)
+    assert sampler._pause_s(Thread(1.0), elapsed_s=2.0) == LONGEST_PAUSE_S
+    assert sampler._pause_s(Thread(1.0), elapsed_s=3600.0) == 3.6

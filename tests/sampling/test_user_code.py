@@ -120,3 +120,37 @@ def test_in_this_process_the_standard_library_and_the_profiler_are_not_the_users
 def test_a_string_is_the_users_where_it_is_the_program() -> None:
     assert UserCode(PLACES).shown("<string>") is None  # what a dataclass or a namedtuple is made by
     assert UserCode(replace(PLACES, main=None)).shown("<string>") == "<string>"
+
+
+def test_a_folder_that_an_installer_wrote_to_has_libraries(tmp_path, monkeypatch) -> None:
+    """As ``pip install --target vendored`` does; sources on PYTHONPATH, beside the project or editable have none."""
+    vendored, sources = tmp_path / "vendored", tmp_path / "sources"
+    (vendored / "flows-1.0.dist-info").mkdir(parents=True)
+    (sources / "curves.egg-info").mkdir(parents=True)  # written by pip install --editable
+    monkeypatch.syspath_prepend(str(vendored))
+    monkeypatch.syspath_prepend(str(sources))
+    places = replace(places_of_this_process(), main=str(tmp_path / "train.py"))
+    assert [folder for folder in places.installed if folder.startswith(str(tmp_path))] == [str(vendored)]
+    code = UserCode(places)
+    assert code.shown(str(vendored / "flows" / "ode.py")) is None
+    assert code.shown_library(str(vendored / "flows" / "ode.py")) == "flows/ode.py"
+    assert code.shown_library(str(vendored / "six.py")) == "six.py"
+    assert code.shown(str(sources / "curves" / "spline.py")) == "sources/curves/spline.py"
+    assert code.shown_library(str(sources / "curves" / "spline.py")) is None
+
+
+def test_a_project_with_installed_packages_beside_the_script_stays_the_users(tmp_path, monkeypatch) -> None:
+    (tmp_path / "flows-1.0.dist-info").mkdir()
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in places_of_this_process().installed
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert str(tmp_path) not in places_of_this_process().installed
+
+
+def test_a_package_in_such_a_folder_that_is_itself_the_program_is_the_users() -> None:
+    places = replace(PLACES, main="/opt/libraries/flows/train.py", installed=("/opt/libraries",))
+    code = UserCode(places)
+    assert code.shown("/opt/libraries/flows/train.py") == "flows/train.py"
+    assert code.shown("/opt/libraries/curves/spline.py") is None

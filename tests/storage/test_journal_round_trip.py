@@ -212,7 +212,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
         run.step(forward_pass=0.1 + i / 7919)
         sample_machine(run, 1000.0 + i / 3)
         totals = run.accumulator.totals
-        totals.batches, totals.samples = 4, 128
+        totals.batches, totals.samples = 9, 288
         totals.tokens = 1000 if i % 2 else None
         if i == 2:
             totals.flops = StepFlops(10**12, "float16", "Tesla T4")

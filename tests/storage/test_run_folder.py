@@ -1,5 +1,6 @@
 import json
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -57,6 +58,11 @@ def test_the_description_of_a_run_is_json(tmp_path):
     of_process = {"began", "host", "pid", "launch", "command", "folder", "python", "platform", "cpus"}
     assert set(data) == of_process | {"versions", "settings"}
     assert data["settings"]["log_every"] == 7
+
+
+def test_versions_are_those_of_the_installed_packages():
+    versions = describe_process(Settings())["versions"]
+    assert versions == {name: metadata.version(name) for name in ("training-profiler", "torch", "numpy")}
 
 
 def test_outside_of_a_git_tree_there_is_no_commit(tmp_path, monkeypatch):

@@ -204,7 +204,7 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
     """Call as patches/module_call.py does: two frames between the caller and the detector, neither a method."""
     world = module.world
     caller = sys._getframe(2)
-    usual = world.detector.fast_path_call_begins(module, caller.f_code)
+    usual = world.detector.fast_path_call_begins(module, inputs, {}, caller)
     call = usual or world.detector.call_begins(module, inputs, True, caller)
     world.is_busy = not call.is_explored
     try:

@@ -1,72 +1,162 @@
 """Runs programs in forks of a process that has imported torch, which takes longer than most programs of the tests.
 
-What an interpreter does before the first line of a program is left out, so tests of start-up, of the import of torch
-and of options of the interpreter start one. ``ForkServer`` is the side of the tests; this file run as a script is the
-other. It reads a line of JSON for each program and answers with the exit status.
+What an interpreter does before the first line of a program is left out, so tests of start-up, of the import of torch,
+of tracebacks and of options of the interpreter start one. ``ForkServer`` is the side of the tests; this file run as a
+script is the other. For each program it gets one message, with the descriptors of the program's streams, and answers
+through a pipe of the program's own: a line with its process number, and a line with how it ended.
 """
 
 import gc
 import json
 import os
 import runpy
-import select
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 ROOT = "RECTIFIED_FLOW_PROFILE_ROOT"
-STREAMS = ("stdout", "stderr")
+MESSAGE_BYTES = 1 << 17
+HIGHEST_DESCRIPTOR = 1 << 12
+Stream = int | IO[str] | IO[bytes]
+
+
+class ForkedProgram:
+    """A running program, with the methods and attributes of ``subprocess.Popen`` that the tests use."""
+
+    def __init__(self, ending: int, stdout: int | None, stderr: int | None) -> None:
+        self._ending = os.fdopen(ending)
+        self.pid = int(self._ending.readline())
+        self.returncode: int | None = None
+        self.stdout, self.stderr = (None if end is None else os.fdopen(end) for end in (stdout, stderr))
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the program runs."""
+        return self._status_within(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status when the program has ended.
+
+        Raises:
+            TimeoutExpired: the program still runs after ``timeout`` seconds.
+        """
+        status = self._status_within(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("forked program", timeout or 0.0)
+        return status
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Read both streams to their end; return what is in them when the program has ended.
+
+        Raises:
+            TimeoutExpired: the program still runs, or its streams are open, after ``timeout`` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        read: dict[int, list[bytes]] = {}
+        streams = [stream for stream in (self.stdout, self.stderr) if stream is not None and not stream.closed]
+        with selectors.DefaultSelector() as selector:
+            for stream in streams:
+                read[stream.fileno()] = []
+                selector.register(stream.fileno(), selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(None if until is None else max(until - time.monotonic(), 0.0))
+                if not ready:
+                    raise subprocess.TimeoutExpired("forked program", timeout or 0.0)
+                for key, _ in ready:
+                    part = os.read(key.fd, MESSAGE_BYTES)
+                    read[key.fd].append(part)
+                    if not part:
+                        selector.unregister(key.fd)
+        self.wait(None if until is None else max(until - time.monotonic(), 0.0))
+        texts = {stream: b"".join(read[stream.fileno()]).decode() for stream in streams}
+        for stream in streams:
+            stream.close()
+        return texts.get(self.stdout, ""), texts.get(self.stderr, "")  # type: ignore[arg-type]
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the program has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the program at once, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def _status_within(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._ending, selectors.EVENT_READ)
+                if selector.select(timeout):
+                    self.returncode = int(self._ending.readline())
+                    self._ending.close()
+        return self.returncode
 
 
 class ForkServer:
     """A process that forks for each program. It ends with this process."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ROOT[:-5])}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(limit_s)],
+            [sys.executable, __file__, str(theirs.fileno())],
             env={**environment, "OMP_NUM_THREADS": "1"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
         )
+        theirs.close()
 
-    def run(
-        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], is_profiled: bool = False
-    ) -> tuple[int, str, str]:
-        """Run a program to its end and return its exit status, stdout and stderr.
+    def start(
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        is_profiled: bool = False,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = subprocess.PIPE,
+    ) -> ForkedProgram:
+        """Start a program, in a session of its own, that reads nothing from stdin.
 
         Args:
             words: the script and its arguments.
             cwd: the folder where it runs.
             environment: all its variables.
             is_profiled: whether to start the profiler as the bootstrap does; ``PYTHONPATH`` begins with its folder.
+            stdout: where it writes: a file, a descriptor, or ``subprocess.PIPE``.
+            stderr: as ``stdout``, or ``subprocess.STDOUT``.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        outputs = [cwd.parent / f"{cwd.name}.{stream}" for stream in STREAMS]
-        request = [list(words), str(cwd), dict(environment), is_profiled, [str(output) for output in outputs]]
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        status = int(self._process.stdout.readline())
-        stdout, stderr = (output.read_text() for output in outputs)
-        return status, stdout, stderr
+        ending, theirs = os.pipe()
+        ours, passed, closed = [], [theirs], [theirs]
+        for stream in (stdout, stderr):
+            if stream == subprocess.PIPE:
+                read_end, write_end = os.pipe()
+                ours.append(read_end)
+                passed.append(write_end)
+                closed.append(write_end)
+            else:
+                ours.append(None)
+                same = passed[1] if stream == subprocess.STDOUT else stream
+                passed.append(same if isinstance(same, int) else same.fileno())
+        request = json.dumps([list(words), str(cwd), dict(environment), is_profiled]).encode()
+        socket.send_fds(self._requests, [request], passed)
+        for descriptor in closed:
+            os.close(descriptor)
+        return ForkedProgram(ending, *ours)
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate()
+        self._requests.close()
+        self._process.wait()
 
 
-def become(words: list[str], cwd: str, environment: dict[str, str], is_profiled: bool, outputs: list[str]) -> None:
-    """Run the program ``words`` and end the process as Python does after a script."""
-    os.setsid()
-    for descriptor, path in enumerate([os.devnull, *outputs]):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if descriptor else os.O_RDONLY
-        opened = os.open(path, flags, 0o600)
-        os.dup2(opened, descriptor)
-        os.close(opened)
+def become(words: list[str], cwd: str, environment: dict[str, str], is_profiled: bool) -> None:
+    """Run the program ``words``; the caller ends the process as Python does after a script."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -95,19 +185,62 @@ def start_profiler() -> None:
     finder._finish()  # type: ignore[attr-defined]
 
 
-def exit_status(child: int, limit_s: float) -> int:
-    """Return how the child ended; kill it and its children after ``limit_s``."""
-    waiting = select.poll()
-    descriptor = os.pidfd_open(child)
-    waiting.register(descriptor, select.POLLIN)
-    if not waiting.poll(limit_s * 1000):
-        os.killpg(child, signal.SIGKILL)
-    os.close(descriptor)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def take_streams(stdout: int, stderr: int) -> None:
+    """Make these the streams of this process, which keeps no other descriptor of the server's."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((nothing, stdout, stderr)):
+        os.dup2(descriptor, number)
+    os.closerange(3, HIGHEST_DESCRIPTOR)
 
 
-def serve(limit_s: float) -> None:
-    """Run programs until stdin ends."""
+class Server:
+    """Forks for each message, and says how each child ended."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+
+    def next_program(self) -> list[object] | None:
+        """Return the next request in the child that is to run it, and None in the server at the end of all."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._requests:
+                    self._say_end(key)
+                    continue
+                message, passed, _, _ = socket.recv_fds(self._requests, MESSAGE_BYTES, 3)
+                if not message:
+                    return None
+                if self._is_child(*passed):
+                    return list(json.loads(message))
+
+    def _is_child(self, ending: int, stdout: int, stderr: int) -> bool:
+        child = os.fork()
+        if child == 0:
+            self._selector.close()
+            self._requests.detach()
+            take_streams(stdout, stderr)
+            return True
+        with suppress(BrokenPipeError):  # the test gave up before it began
+            os.write(ending, f"{child}\n".encode())
+        self._selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, ending))
+        os.close(stdout)
+        os.close(stderr)
+        return False
+
+    def _say_end(self, key: selectors.SelectorKey) -> None:
+        child, ending = key.data
+        self._selector.unregister(key.fileobj)
+        os.close(key.fd)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with suppress(BrokenPipeError):  # the test gave up on the program
+            os.write(ending, f"{status}\n".encode())
+        os.close(ending)
+
+
+def serve(requests: socket.socket) -> None:
+    """Run programs until the tests close their end."""
     # The packages of the profiler without the profiler, and what the first optimizer imports.
     import msgspec  # noqa: F401
     import numpy  # noqa: F401
@@ -115,14 +248,10 @@ def serve(limit_s: float) -> None:
     import torch._dynamo  # noqa: F401
 
     gc.freeze()  # otherwise the last collection of each program goes through all of torch
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            become(*request)
-            sys.exit()
-        print(exit_status(child, limit_s), flush=True)
+    program = Server(requests).next_program()
+    if program is not None:
+        become(*program)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    serve(float(sys.argv[1]))
+    serve(socket.socket(fileno=int(sys.argv[1])))

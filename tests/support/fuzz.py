@@ -26,16 +26,29 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+
 from tests.support.mutations import mutated
 from tests.support.traces import Trace, gpu
-from training_profiler.cli import html, main, report, timeline, trace, watch
+from training_profiler.cli import html, list_runs, main, report, timeline, trace, watch
+from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import unpack
 from training_profiler.ranks.summary import rank_summary_from_data
+from training_profiler.reports.hang import render_stacks
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
+from training_profiler.storage import stack_files
+from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, Request, RequestBox
+from training_profiler.trials import results, state
+from training_profiler.trials.identity import Identity
+from training_profiler.trials.losses import LossComparison
+from training_profiler.trials.statistics import Effect
 
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
-READERS = (report, html, timeline, trace, watch)  # imported before memory is limited: libraries reserve a lot
+# Imported before memory is limited: libraries reserve a lot.
+READERS = (report, html, timeline, trace, watch, list_runs)
 CPU_S = 10  # of one case; most take a hundredth of a second
 MORE_BYTES = 500 * 10**6
 A_CHILD = 200  # cases that one process reads
@@ -126,6 +139,42 @@ def read_meta(folder: Path, data: bytes) -> None:
     command("html", str(folder))
 
 
+def read_trials(folder: Path, data: bytes) -> None:
+    """Report a run on which changes were tried, with ``data`` as what that found."""
+    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
+    (folder / results.FILE).write_bytes(data)
+    command("report", str(folder))
+    command("report", str(folder), "--json")
+    command("html", str(folder))
+
+
+def read_state(folder: Path, data: bytes) -> None:
+    """Read how far a session of trials has come."""
+    (folder / state.FILE).write_bytes(data)
+    with contextlib.suppress(RunFolderError):
+        state.load_state(folder)
+
+
+def read_report(folder: Path, data: bytes) -> None:
+    """List a run whose report.json is ``data``."""
+    run = folder / "20260101-000000"
+    run.mkdir()
+    (run / "meta.json").write_text(json.dumps(META))
+    (run / "report.json").write_bytes(data)
+    command("list", str(folder))
+    command("list", str(folder), "--json", "--sort", "step")
+
+
+def read_stacks(folder: Path, data: bytes) -> None:
+    """Show the stacks that ranks have written, ``data`` among them."""
+    (folder / stack_files.FOLDER).mkdir()
+    (folder / stack_files.FOLDER / "rank0.json").write_bytes(data)
+    (folder / stack_files.FOLDER / stack_files.REQUEST).write_bytes(data)
+    stack_files.read_request(folder)
+    text = render_stacks(list(stack_files.read_stacks(folder).values()), 2, [], 0.0)
+    assert text.replace("\n", "").isprintable()
+
+
 def read_request(folder: Path, data: bytes) -> None:
     """Read a request for a window."""
     (folder / REQUEST).write_bytes(data)
@@ -194,14 +243,54 @@ def _snapshots() -> list[bytes]:
     return [pickle.dumps(data, protocol) for protocol in (2, 4, 5)]
 
 
+def _trials() -> list[bytes]:
+    effect = Effect(-0.395, -0.41, -0.381, 0.001, 30, -0.4)
+    losses = LossComparison("apart", 1e-7, 300)
+    label = "DataLoader(num_workers=2)"
+    row = results.Row("num_workers=2", "num_workers", label, results.FASTER, "", 0.0249, effect, losses, "a.py:4")
+    noise = results.Row("again", "", "unchanged again", results.NOT_SHOWN, step_s=0.04, effect=effect)
+    found = results.Results("train.py", 252.0, (row, noise), 0.0412, noise, row, ("num_workers=2",), 300, 12_000)
+    line = json.dumps(results.as_data(found)).encode() + b"\n"
+    return [line, line * 2]
+
+
+def _states() -> list[bytes]:
+    found = json.loads(_trials()[0])
+    progress = state.Progress(["a", "b"], ["a"], ["a"], 0.01)
+    words = ["python", "train.py"]
+    one = state.SessionState(1, Identity(), words, True, state.Wishes(60.0, ("a",)), 10**9, True, found, progress)
+    return [msgspec.json.encode(one)]
+
+
+def _reports() -> list[bytes]:
+    return [json.dumps(as_data(read_run(JOURNALS), [])).encode()]
+
+
+def _stacks() -> list[bytes]:
+    frames = (StackFrame("train.py", 3, "main", True), StackFrame("torch/nn/modules/module.py", 9, "_call", False))
+    thread = ThreadStack("MainThread", frames, True, ("forward_pass", "attention"), 1.5)
+    return [stack_files.encode_stacks(RankStacks(10**15, 10**15 + 5, 0, "node0", 41, 300, (thread, thread)))]
+
+
+def _journals() -> list[bytes]:
+    data = (JOURNALS / "rank0.jsonl").read_bytes()
+    begin, _, rest = data.partition(b"\n")
+    sources = json.dumps({"kind": "sources", "files": {"train.py": "0" * 64, "data.py": ""}}).encode()
+    return [data, b"\n".join([begin, sources, rest])]
+
+
 def _file(name: str) -> Callable[[], list[bytes]]:
     return lambda: [(JOURNALS / name).read_bytes()]
 
 
 KINDS = {
-    "journal": Kind(_file("rank0.jsonl"), read_journal, lines=True),
+    "journal": Kind(_journals, read_journal, lines=True),
     "rank": Kind(_file("rank1.jsonl"), read_rank, lines=True),
     "meta": Kind(lambda: [json.dumps(META).encode()], read_meta),
+    "trials": Kind(_trials, read_trials, lines=True),
+    "state": Kind(_states, read_state),
+    "report": Kind(_reports, read_report),
+    "stacks": Kind(_stacks, read_stacks),
     "request": Kind(_file("capture-request.json"), read_request),
     "message": Kind(_file("message-summary.bin"), read_message, lines=True),
     "trace": Kind(_traces, read_trace),

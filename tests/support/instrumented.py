@@ -24,6 +24,8 @@ OWNERS = (
     torch.amp.GradScaler,
     torch.autograd,
     torch.autograd.Function,
+    torch.autograd.detect_anomaly,
+    torch.autograd.set_detect_anomaly,
     torch.distributed,
     torch.distributed.distributed_c10d,
     torch.distributed.distributed_c10d.Work,

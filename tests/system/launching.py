@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.system.scripts import ROOT, TIMEOUT_S, environment
+from tests.support.fork_server import ForkedProgram
+from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish, fork_server
+from training_profiler.switch import launch_environment
 
 BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
 NOTHING = "training_profiler: nothing measured: the program never imported torch\n"
@@ -39,6 +42,20 @@ def execute(cwd: Path, command: list[str], profile: str | None = None, pythonpat
         **{"input": "", **options},
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def start_in_fork(
+    cwd: Path, words: Sequence[str], variables: Mapping[str, str], is_profiled: bool = True
+) -> ForkedProgram:
+    """Start a program in a fork of a process that has imported torch, as ``training-profiler run`` does it."""
+    launched = launch_environment(str(BOOTSTRAP), True, variables) if is_profiled else variables
+    return fork_server().start(words, cwd, launched, is_profiled)
+
+
+def execute_forked(cwd: Path, *words: str, is_profiled: bool = True, **variables: str) -> Ended:
+    """Run such a program to its end."""
+    ended = finish(start_in_fork(cwd, words, environment(None, **variables), is_profiled), cwd)
+    return Ended(ended.status, ended.stdout, ended.stderr)
 
 
 def stand_ins(cwd: Path, torch: str = "", live: str | None = None) -> str:

@@ -1,5 +1,6 @@
 """Runs small scripts in their own processes, and commands in this one; returns how they ended."""
 
+import atexit
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from tests.support.fork_server import ForkServer
+from tests.support.fork_server import ForkedProgram, ForkServer
 from training_profiler.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def start(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> "s
     )
 
 
-def finish(process: "subprocess.Popen[str]", cwd: Path, read_so_far: str = "") -> Outcome:
+def finish(process: "subprocess.Popen[str] | ForkedProgram", cwd: Path, read_so_far: str = "") -> Outcome:
     """Wait for the process and return its outcome; ``read_so_far`` was already read from its stdout."""
     try:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
@@ -118,16 +119,23 @@ def run(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outc
 @cache
 def fork_server() -> ForkServer:
     """Return the process that has imported torch for the tests of this process."""
-    return ForkServer(TIMEOUT_S)
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
-def run_forked(cwd: Path, text: str, profile: str | None = "1", variables: Mapping[str, str] | None = None) -> Outcome:
+def start_forked(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> ForkedProgram:
+    """Start ``text`` as a script that begins after the import of torch, in its own process group."""
+    variables: Mapping[str, str] = options.pop("variables", {})
+    return fork_server().start([str(write_script(cwd, text))], cwd, environment(profile, **variables), **options)
+
+
+def run_forked(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outcome:
     """Run ``text`` to its end as a script that begins after the import of torch."""
-    script = write_script(cwd, text)
-    return Outcome(*fork_server().run([str(script)], cwd, environment(profile, **(variables or {}))), cwd)
+    return finish(start_forked(cwd, text, profile, **options), cwd)
 
 
-def wait_for(process: "subprocess.Popen[str]", line: str) -> str:
+def wait_for(process: "subprocess.Popen[str] | ForkedProgram", line: str) -> str:
     """Read the script's stdout up to ``line`` and return what was read."""
     assert process.stdout is not None
     read = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripts import Outcome, command, environment, finish, run_forked, start, wait_for
+from tests.system.scripts import Outcome, command, environment, finish, run_forked, start_forked, wait_for
 
 # A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
@@ -420,7 +420,7 @@ def test_window_opens_on_request(tmp_path):
         "import glob\n"
         "while not glob.glob('runs/*/captures/*.gz'): step(lambda: time.sleep(0.005))\n"
     )
-    process = start(tmp_path, TRAINING + text)
+    process = start_forked(tmp_path, TRAINING + text)
     read = wait_for(process, "ready")
     (folder,) = (tmp_path / "runs").iterdir()
     asked = command(tmp_path, "capture", str(folder), "--steps", "2")

@@ -1,11 +1,9 @@
 """Capture windows that end early or never open: the training goes on, and the reason is reported."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.system.scripts import Outcome, command, environment, report_command
+from tests.system.launching import execute_forked
+from tests.system.scripts import Outcome, command, report_command
 from tests.system.test_capture import FAKE_CLOCK, PLAN, annotations, captures, health_notes, leftovers, trace, trained
 
 pytestmark = pytest.mark.programs  # most take over 3 s
@@ -158,11 +156,7 @@ def test_steps_before_the_window_are_not_in_the_trace(tmp_path):
         "for x in torch.utils.data.DataLoader(torch.randn(400, 64), batch_size=8):\n"
         "    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
-    words = [sys.executable, "-m", "training_profiler", "run", sys.executable, "train.py"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(None, **{PLAN: "steps=2-4"}), cwd=tmp_path
-    )
-    outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
+    outcome = Outcome(*execute_forked(tmp_path, "train.py", **{PLAN: "steps=2-4"}), tmp_path)
     assert outcome.status == 0, outcome.stderr
     (name,) = captures(outcome)
     steps = annotations(trace(outcome, name), "ProfilerStep#")

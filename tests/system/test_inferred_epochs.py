@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.system.launching import execute, through_run
-from tests.system.scripts import ROOT
+from tests.system.launching import execute_forked
 
 START = """
 import torch
@@ -54,7 +53,7 @@ def train(cwd: Path, text: str, **variables: str) -> Trained:
     """Run a script under ``training-profiler run`` to its end."""
     script = cwd / "train.py"
     script.write_text(text)
-    ended = execute(cwd, through_run(str(script)), variables=variables, pythonpath=str(ROOT))
+    ended = execute_forked(cwd, str(script), **variables)
     assert ended.status == 0, ended.stderr
     (folder,) = (cwd / "runs").iterdir()
     return Trained(json.loads((folder / "report.json").read_text()), ended.stdout + ended.stderr, folder)
@@ -121,3 +120,30 @@ def test_epochs_too_short_for_a_summary_are_left_out_and_counted(tmp_path: Path)
     (note,) = [note for note in trained.report["health"]["notes"] if "epochs have no figures" in note]
     assert trained.text.count(" Profiling Summary ===\nTotal time:") == shown
     assert note.startswith(f"{60 - shown} of 60 epochs")
+
+
+BETWEEN = (
+    "import time\n"
+    + START
+    + """
+begin = None
+for epoch in range(3):
+    for batch in train_loader:
+        begin = begin or time.perf_counter()
+        train(batch)
+        end = time.perf_counter()
+    time.sleep(0.2)
+print("in epochs", end - begin - 0.4)
+"""
+)
+
+
+def test_work_between_epochs_is_in_no_step(tmp_path: Path) -> None:
+    trained = train(tmp_path, BETWEEN)
+    in_epochs_s = float(trained.text.split("in epochs ")[1].split()[0])
+    step = trained.report["step_time"]
+    # The first fetch is before the program's first look at the time.
+    after_first_s = step["total_s"] - trained.report["sections"]["data_loading"]["max_s"]
+    assert after_first_s <= in_epochs_s
+    assert len(trained.epochs) == 3
+    assert all(epoch["self_s"]["other"] >= 0.2 for epoch in trained.epochs[:2])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.system.scripts import run
+from tests.system.scripts import run_forked
 
 
 def test_losses_are_bit_for_bit_the_same_on_and_off(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_losses_are_bit_for_bit_the_same_on_and_off(tmp_path: Path) -> None:
                     profile_step()
         print(random.random() > 1, torch.rand(()).item().hex())
     """
-    on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
+    on, off = run_forked(tmp_path, script), run_forked(tmp_path, script, profile=None)
     assert (on.status, off.status, off.stderr) == (0, 0, "")
     assert len(off.stdout.splitlines()) == 25
     assert on.stdout == off.stdout

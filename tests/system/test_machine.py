@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.system.launching import execute, through_run
+from tests.system.launching import execute, execute_forked, through_run
 from tests.system.scripts import report_command, run
 
 TRAINING = """
@@ -43,7 +43,7 @@ def test_unmodified_training_has_flops_and_bitwise_equal_losses(tmp_path: Path) 
 
 def test_flops_can_be_switched_off(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    on = execute(tmp_path, through_run("train.py"), variables={"RECTIFIED_FLOW_PROFILE_FLOPS": "0"})
+    on = execute_forked(tmp_path, "train.py", RECTIFIED_FLOW_PROFILE_FLOPS="0")
     assert "Throughput: " in on.stdout
     assert "FLOP" not in on.stdout
 

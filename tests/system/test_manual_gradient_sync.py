@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import run
+from tests.system.scripts import run, run_forked
 
 SCRIPT = """
 {imports}
@@ -44,7 +44,7 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "lo"}
 def test_gradient_sync_is_part_of_backward_and_losses_are_unchanged(tmp_path: Path, order: str) -> None:
     script = SCRIPT.format(imports=ORDERS[order], backward="backward_pass")
     (tmp_path / "off").mkdir()
-    off = run(tmp_path / "off", script, profile="0", variables=VARIABLES)
+    off = run_forked(tmp_path / "off", script, profile="0", variables=VARIABLES)
     outcome = run(tmp_path, script, variables=VARIABLES)
     assert (outcome.status, off.status) == (0, 0), outcome.stderr + off.stderr
     wanted = off.stdout.splitlines()[:12]
@@ -60,7 +60,7 @@ def test_gradient_sync_is_part_of_backward_and_losses_are_unchanged(tmp_path: Pa
 
 
 def test_gradient_sync_is_not_subtracted_without_a_backward_section(tmp_path: Path) -> None:
-    outcome = run(tmp_path, SCRIPT.format(imports=ORDERS["after torch"], backward="learn"), variables=VARIABLES)
+    outcome = run_forked(tmp_path, SCRIPT.format(imports=ORDERS["after torch"], backward="learn"), variables=VARIABLES)
     assert outcome.status == 0, outcome.stderr
     assert "synchronization" not in outcome.report["sections"]
     assert outcome.report["exchange"]["count"] == 11  # of twelve: DDP reports each in the next forward pass

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.scripts import ROOT, TIMEOUT_S, environment
+from tests.system.launching import start_in_fork
+from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish
 
 pytestmark = pytest.mark.programs  # each starts several ranks
 
@@ -96,6 +97,25 @@ def train(
     return Training(cwd, process.returncode, stdout, stderr)
 
 
+def train_in_forks(cwd: Path, *words: str, ranks: int = 2) -> Training:
+    """Run the training with the variables that torchrun sets, each rank in a fork of a process that has torch."""
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    program = [str(PROGRAMS / "training.py"), *words]
+    processes = []
+    for rank in map(str, range(ranks)):
+        variables = environment(None, **FIXED, **shared, RANK=rank, LOCAL_RANK=rank)
+        processes.append(start_in_fork(cwd, program, variables))
+    ended = [finish(process, cwd) for process in processes]
+    stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
+    return Training(cwd, max(abs(each.status) for each in ended), stdout, stderr)
+
+
 def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run ``training-profiler report`` on a folder."""
     command = [sys.executable, "-m", "training_profiler", "report", str(folder), *words]
@@ -121,7 +141,7 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
 
 
 def test_single_rank_has_no_comparison(tmp_path: Path) -> None:
-    training = train(tmp_path, ranks=1)
+    training = train_in_forks(tmp_path, ranks=1)
     assert training.status == 0
     assert training.report["ranks"] is None
     assert "Ranks:" not in training.stdout
@@ -139,7 +159,7 @@ def test_single_rank_has_no_comparison(tmp_path: Path) -> None:
     ],
 )
 def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
-    training = train(tmp_path, "--slow", slow, "--parallel", parallel)
+    training = train_in_forks(tmp_path, "--slow", slow, "--parallel", parallel)
     assert training.status == 0, training.stderr
     finding = training.finding("straggler")
     assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (1, cause)
@@ -151,7 +171,7 @@ def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str
 
 
 def test_slow_rank_of_four_is_named(tmp_path: Path) -> None:
-    training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
+    training = train_in_forks(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
     finding = training.finding("straggler")
     assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (2, "data_loading")

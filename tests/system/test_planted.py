@@ -1,15 +1,17 @@
 """Unmodified trainings with one planted fault each: the diagnosis finds it, and finds nothing in a healthy one."""
 
 import json
-import signal
-import subprocess
+import math
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from .launching import execute_forked
+from .scripts import ROOT
 
 pytestmark = pytest.mark.programs  # each is a real training
 
@@ -27,26 +29,16 @@ def findings_of(
     return list(outcome_of(program, cwd, thresholds, **variables)[1]["insights"])
 
 
-def outcome_of(program: str, cwd: Path, thresholds: str, **variables: str) -> tuple[str, dict[str, Any]]:
+def outcome_of(
+    program: str, cwd: Path, thresholds: str, *arguments: str, **variables: str
+) -> tuple[str, dict[str, Any]]:
     """Run a planted training under the profiler; return what it printed, and its report."""
-    variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "training_profiler", "run", sys.executable, str(PLANTED / f"{program}.py")],
-        cwd=cwd,
-        env=environment(None, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # prints the stack of every thread to stderr
-        pytest.fail(process.communicate()[1])
-    assert process.returncode == 0, stderr
-    assert "Final Profiling Summary" in stdout + stderr
+    variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds}
+    ended = execute_forked(cwd, str(PLANTED / f"{program}.py"), *arguments, **variables)
+    assert ended.status == 0, ended.stderr
+    assert "Final Profiling Summary" in ended.stdout + ended.stderr
     (folder,) = (cwd / "runs").iterdir()
-    return stdout, json.loads((folder / "report.json").read_text())
+    return ended.stdout, json.loads((folder / "report.json").read_text())
 
 
 def truth_of(stdout: str) -> dict[str, Any]:
@@ -69,6 +61,19 @@ def test_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
     assert first["code"] == "data-loading-bound"
     assert first["evidence"]["share_of_step"] > 0.5
     assert first["step_if_gone_s"] < first["step_s"] / 2
+
+
+def test_a_training_that_makes_its_batches_itself_knows_their_cpu_time_and_the_workers_that_would_do(
+    tmp_path: Path,
+) -> None:
+    stdout, report = outcome_of("slow_dataset", tmp_path, NOISE)
+    truth_s = truth_of(stdout)["making_cpu_s"]
+    (loader,) = report["loaders"]
+    assert truth_s <= 1.1 * loader["making_cpu_avg_s"] <= 2 * truth_s  # putting samples together is not in the truth
+    evidence = find(report["insights"], "data-loading-bound")["evidence"]
+    assert evidence["making_cpu_s"] == loader["making_cpu_avg_s"]
+    assert evidence["num_workers"] == 0
+    assert evidence["workers_needed"] == math.ceil(evidence["making_s"] / evidence["using_s"])
 
 
 def test_synchronizing_item_is_found_with_its_line_only_once(tmp_path: Path) -> None:
@@ -106,6 +111,20 @@ def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path
     assert first["evidence"]["count"] == 2000
     assert line_of("validated_with_gradients", "hits = sum(") in first["finding"]
     assert second["code"] == "validation-heavy"
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "line"),
+    [
+        ("generator_twice", "repeated-forward", "made = generator(noise)  # again"),
+        ("anomaly_mode", "anomaly-detection", "set_detect_anomaly(True)"),
+        ("dense_table", "dense-embedding", "optimizer.step()"),
+    ],
+)
+def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code: str, line: str) -> None:
+    first, *_ = findings_of(program, tmp_path, NOISE, OMP_NUM_THREADS="1")
+    assert first["code"] == code, first
+    assert line_of(program, line) in first["finding"]
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
@@ -146,3 +165,59 @@ def test_page_faults_have_the_time_that_the_program_sees(tmp_path: Path) -> None
     pause = next(pause for pause in report["pauses"] if pause["cause"] == "page faults")
     assert pause["least_s"] <= truth["lost_s"] <= pause["most_s"]
     assert find(report["insights"], "page-faults")["evidence"]["pages_per_step"] >= 0.8 * truth["pages"]
+
+
+ALONE = {"OMP_NUM_THREADS": "1", "RECTIFIED_FLOW_PROFILE_MONITOR_S": "0.1"}
+VARIES = "step-time-varies=9"
+
+
+def pause_of(report: dict[str, Any], cause: str) -> dict[str, Any]:
+    causes = [pause["cause"] for pause in report["pauses"]]
+    assert cause in causes, report["pauses"]
+    return dict(report["pauses"][causes.index(cause)])
+
+
+def test_waiting_for_a_disk_has_the_time_that_the_program_sees(tmp_path: Path) -> None:
+    stdout, report = outcome_of("synced_log", tmp_path, VARIES, **ALONE)
+    pause = pause_of(report, "disk")
+    assert pause["least_s"] <= truth_of(stdout)["lost_s"] <= pause["most_s"]
+    assert line_of("synced_log", "os.fsync(") in find(report["insights"], "unexplained")["finding"]
+
+
+def test_longer_batches_are_more_work_and_no_fault(tmp_path: Path) -> None:
+    _, report = outcome_of("longer_batches", tmp_path, VARIES, **ALONE)
+    finding = find(report["insights"], "steps-do-more")
+    assert "input elements" in finding["finding"]
+    change = report["step_time"]["change"]
+    assert change["first_step"] <= 151 <= change["last_step"]
+    assert change["input_elements"][1] == pytest.approx(8 * change["input_elements"][0], rel=0.2)
+    assert "slower-since" not in [each["code"] for each in report["insights"]]
+
+
+@pytest.fixture
+def quota() -> Iterator[Path]:
+    """A control group that may use a third of one CPU."""
+    folder = Path("/sys/fs/cgroup/cpu") / f"planted-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "cpu.cfs_quota_us").write_text("33000")
+    except OSError:
+        pytest.skip("control groups cannot be made here")
+    yield folder
+    folder.rmdir()
+
+
+def test_throttling_has_the_time_that_the_program_sees(tmp_path: Path, quota: Path) -> None:
+    stdout, report = outcome_of("throttled", tmp_path, VARIES, str(quota), **ALONE)
+    pause = pause_of(report, "the container's CPU quota")
+    assert pause["least_s"] <= truth_of(stdout)["lost_s"] <= pause["most_s"]
+    assert find(report["insights"], "machine-busy")["evidence"]["cause"] == "quota"
+
+
+def test_batches_from_a_queue_of_the_program_are_said_to_be_not_seen(tmp_path: Path) -> None:
+    stdout, report = outcome_of("own_queue", tmp_path, NOISE)
+    (wait,) = report["unseen"]
+    assert wait["what"] == "a queue between threads"
+    assert wait["line"] == f"{line_of('own_queue', 'batches_ahead.get()')} main"
+    assert wait["share"] > 0.3
+    assert "Not sampled: the training spends" in stdout

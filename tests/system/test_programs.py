@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.fork_server import ForkServer
 from tests.support.ports import free_port
-from tests.system.scripts import ROOT, Outcome, environment, report_command
-from training_profiler.cli.run import BOOTSTRAP
-from training_profiler.switch import launch_environment
+from tests.system.launching import start_in_fork
+from tests.system.scripts import ROOT, Outcome, environment, finish, report_command
 
 FOLDER = ROOT / "tests" / "programs"
 HELPERS = FOLDER / "helpers"  # what the programs import from each other
@@ -109,14 +107,6 @@ Run = Callable[[str], Pair]
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    """Return the process that has imported torch for most programs."""
-    server = ForkServer(LIMIT_S)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
 def pairs() -> dict[str, Pair]:
     """Return what the programs did so far, which all tests of a program share."""
     return {}
@@ -125,7 +115,6 @@ def pairs() -> dict[str, Pair]:
 @pytest.fixture
 def run(
     request: pytest.FixtureRequest,
-    server: ForkServer,
     pairs: dict[str, Pair],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Run:
@@ -139,7 +128,7 @@ def run(
             if name.startswith(OWN_PROCESS):
                 pairs[name] = Pair(run_as_command(name, folders[0]), run_profiled(name, folders[1]))
             else:
-                pairs[name] = Pair(*(run_forked(server, name, folders[i], is_profiled=bool(i)) for i in range(2)))
+                pairs[name] = Pair(*(run_forked(name, folders[i], is_profiled=bool(i)) for i in range(2)))
         return pairs[name]
 
     return pair_of
@@ -151,11 +140,10 @@ def run_profiled(name: str, cwd: Path) -> Outcome:
     return run_command(["-m", "training_profiler", "run", *launcher, *words_of(name)], cwd)
 
 
-def run_forked(server: ForkServer, name: str, cwd: Path, is_profiled: bool) -> Outcome:
+def run_forked(name: str, cwd: Path, is_profiled: bool) -> Outcome:
     """Run a program in a fork of a process that has imported torch."""
     cwd.mkdir()
-    environment = launch_environment(BOOTSTRAP, True, variables()) if is_profiled else variables()
-    return Outcome(*server.run(words_of(name), cwd, environment, is_profiled), cwd)
+    return finish(start_in_fork(cwd, words_of(name), variables(), is_profiled), cwd)
 
 
 def run_as_command(name: str, cwd: Path) -> Outcome:

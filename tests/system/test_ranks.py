@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.scripts import environment
+from tests.system.scripts import environment, fork_server
 from training_profiler.storage.stack_files import read_stacks
 
 TIMEOUT_S = 240  # ends processes that hang; two that import torch on a busy machine take 20 s
@@ -56,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Group:
-    """Two processes, started without torchrun's agent."""
+    """Two processes, started without torchrun's agent, which have imported torch before."""
 
     def __init__(self, cwd: Path, text: str, has_group: bool = True, **variables: str) -> None:
         script = cwd / "script.py"
@@ -64,17 +64,7 @@ class Group:
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **variables}
         self.cwd = cwd
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                cwd=cwd,
-                env=environment(**variables, RANK=str(rank)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            )
-            for rank in range(2)
+            fork_server().start([str(script)], cwd, environment(**variables, RANK=str(rank))) for rank in range(2)
         ]
 
     def wait_for(self, rank: int, line: str) -> None:

@@ -115,6 +115,15 @@ def test_closed_pipe_is_not_an_error(trained: Outcome) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("closed", "stderr"), [(">&-", b"training-profiler: standard output is closed\n"), (">&- 2>&-", b"")]
+)
+def test_closed_output_is_one_clear_line_and_status_2(trained: Outcome, closed: str, stderr: bytes) -> None:
+    command = f"{sys.executable} -m training_profiler report {trained.folder} {closed}"
+    done = subprocess.run(["bash", "-c", command], env=environment(None), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, stderr)
+
+
 def test_secrets_in_the_command_line_are_masked(tmp_path: Path) -> None:
     script = write_script(tmp_path, THREE_STEPS)
     command = [

@@ -4,14 +4,13 @@ import csv
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.launching import BOOTSTRAP, Ended, execute, through_run
-from tests.system.scripts import ROOT, finish, run, start, wait_for
+from tests.system.launching import BOOTSTRAP, Ended, execute, execute_forked, through_run
+from tests.system.scripts import ROOT, finish, run, start_forked, wait_for, write_script
 
 SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
 EVERY = "RECTIFIED_FLOW_PROFILE_LOG_EVERY"
@@ -33,10 +32,12 @@ PREPARED = {"PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), str(ROOT)]), SINKS: "
 
 
 def train(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
-    script = cwd / "train.py"
-    script.write_text(text)
-    variables = {SINKS: "jsonl,csv", EVERY: "10", **variables}
-    return execute(cwd, through_run(str(script)), variables=variables, pythonpath=str(ROOT))
+    return execute_forked(cwd, str(write_script(cwd, text)), **{SINKS: "jsonl,csv", EVERY: "10", **variables})
+
+
+def train_from_the_start(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
+    """Train in an interpreter of its own."""
+    return execute(cwd, through_run(str(write_script(cwd, text))), variables=variables, pythonpath=str(ROOT))
 
 
 def rows_of(cwd: Path) -> list[dict[str, Any]]:
@@ -78,7 +79,7 @@ def test_metrics_of_an_unmodified_training_reach_every_tracker(tmp_path: Path) -
 
 
 def test_losses_are_the_same_with_trackers(tmp_path: Path) -> None:
-    plain = execute(tmp_path, [sys.executable, "-c", TRAINING]).stdout
+    plain = execute_forked(tmp_path, str(write_script(tmp_path, TRAINING)), is_profiled=False).stdout
     ended = train(tmp_path)
     assert plain.startswith("loss ")
     assert plain in ended.stdout
@@ -117,7 +118,9 @@ def test_last_steps_before_a_signal_reach_the_trackers(tmp_path: Path, number: i
     text = TRAINING + "print('ready', flush=True)\nimport time\ntime.sleep(60)\n"
     outcomes = []
     for profile in ("1", None):
-        process = start(tmp_path, text, profile, variables=PREPARED if profile else {})
+        process = start_forked(
+            tmp_path, text, profile, variables=PREPARED if profile else {}, is_profiled=bool(profile)
+        )
         read = wait_for(process, "ready")
         process.send_signal(number)
         outcomes.append(finish(process, tmp_path, read))
@@ -194,7 +197,7 @@ import importlib.util
 look = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "mlflow" else look(name, package)
 """
-    ended = train(tmp_path, hidden + TRAINING, **{SINKS: "mlflow"})
+    ended = train_from_the_start(tmp_path, hidden + TRAINING, **{SINKS: "mlflow"})
     assert ended.status == 0
     assert ended.stdout.startswith("loss ")
     assert ended.stderr == (
@@ -204,7 +207,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "mlflow" e
 
 
 def test_unknown_tracker_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
-    ended = train(tmp_path, **{SINKS: "tensorbord"})
+    ended = train_from_the_start(tmp_path, **{SINKS: "tensorbord"})
     assert ended.status == 2
     assert "did you mean tensorboard?" in ended.stderr
     assert ended.stdout == ""

@@ -61,6 +61,7 @@ def test_workers_help_a_slow_loader_and_keep_the_losses(session: tuple[dict[str,
     assert found["num_workers=2"]["where"].startswith("slow_twice.py:")
     shown = tried(cwd, "--show-diff", results["run_folder"], "--only", "num_workers=2")
     assert "num_workers=2" in shown.stdout + shown.stderr
+    assert "cannot be read" not in shown.stderr
 
 
 @pytest.mark.programs
@@ -132,6 +133,7 @@ def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_p
     [
         ("import torch\nraise ValueError('no such data')", "x.py fails by itself: ValueError: no such data"),
         ("import torch\ninput('name? ')", "x.py reads standard input, of which a trial has none"),
+        ("import sys\nsys.stdin.readline()\nimport torch", "x.py reads standard input, of which a trial has none"),
         ("import torch", "x.py: no training step was seen until its end"),
     ],
 )

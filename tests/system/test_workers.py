@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import execute, through_run
-from tests.system.scripts import run
+from tests.system.scripts import run, run_forked
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -36,7 +36,7 @@ def test_loader_workers_with_sections_stay_silent(tmp_path: Path, method: str) -
                     with profile_section("forward_pass"): batch.sum()
                     profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_forked(tmp_path, script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert outcome.report["steps"] == 12
     assert outcome.report["loaders"][0]["batches"] == 12

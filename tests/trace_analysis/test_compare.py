@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -211,7 +213,9 @@ def test_json_has_every_row_and_text_fits_the_terminal(tmp_path):
 
 def runs(group="", members="", sequence=None, **durations):
     return {
-        RunsOf(kind, group, members): Runs(np.array(values), np.array(sequence or [-1] * len(values)))
+        RunsOf(kind, group, members): Runs(
+            np.arange(len(values)), np.array(values), np.array(sequence or [-1] * len(values))
+        )
         for kind, values in durations.items()
     }
 
@@ -261,3 +265,49 @@ def test_numbers_that_recur_do_not_match_runs():
     first, second = (runs("0", "[0, 1]", [3, 3], all_reduce=lengths) for lengths in ([10, 50], [30, 20]))
     (found,) = over_ranks({0: first, 1: second})
     assert (found.count, found.transfer_ns) == (2, 15.0)
+
+
+def nested_steps(*, inner_us, count=4, outer="forward"):
+    """Return steps with ``aten::mm`` in two operators; in the second it takes ``inner_us`` on either side."""
+    trace = Trace()
+    for i in range(count):
+        at = 1000 * i
+        trace.step(i, at, 1000).mark(outer, at, 400).op("aten::linear", at + 10, 100).op("aten::mm", at + 20, 50)
+        trace.op("aten::addmm", at + 200, 150).op("aten::mm", at + 210, inner_us)
+        trace.kernel("k1", at + 100, 50, launched=(at + 25, 5)).kernel("k2", at + 300, inner_us, launched=(at + 215, 5))
+    return trace
+
+
+def test_call_tree_shows_in_which_caller_an_operator_became_slower(tmp_path):
+    found = compared(tmp_path, nested_steps(inner_us=50), nested_steps(inner_us=90))
+    own, total = ({row.path: getattr(row, part).change_ns for row in found.call_tree if getattr(row, part).change_ns}
+                  for part in ("device_self", "device_total"))  # fmt: skip
+    slower = ("forward", "aten::addmm", "aten::mm")
+    assert own == {slower: 40_000}
+    assert total == {slower[:1]: 40_000, slower[:2]: 40_000, slower: 40_000}
+    by_path = {row.path: row for row in found.call_tree}
+    assert (by_path[slower].host_self.change_ns, by_path[slower[:2]].host_self.change_ns) == (40_000, -40_000)
+    assert by_path[slower].host_self.is_noise is False
+    text = render_comparison(found)
+    assert re.search(r"aten::mm +0\.050 +0\.090 +\+0\.040 +±0\.000 +more\n +in forward > aten::addmm\n", text)
+
+
+def test_parts_of_the_call_tree_add_up_to_its_roots(tmp_path):
+    found = compared(tmp_path, nested_steps(inner_us=50), nested_steps(inner_us=90))
+    for part in ("host", "device"):
+        for row in found.call_tree:
+            within = [inner for inner in found.call_tree if inner.path[: len(row.path)] == row.path]
+            own = sum(getattr(inner, f"{part}_self").after_ns for inner in within)
+            assert getattr(row, f"{part}_total").after_ns == own
+
+
+def test_call_tree_of_one_step_has_no_band_and_a_path_of_one_side_is_new(tmp_path):
+    found = compared(
+        tmp_path, nested_steps(inner_us=50, count=1), nested_steps(inner_us=50, count=1, outer="other forward")
+    )
+    rows = {row.path: row for row in found.call_tree}
+    assert rows["forward",].host_total.band_ns is None
+    assert (rows["forward",].counts, rows["other forward",].counts) == ((1, 0), (0, 1))
+    text = render_comparison(found)
+    assert re.search(r"other forward .* new\n", text)
+    assert comparison_data(found)["call_tree"][0]["path"] == ["forward"]

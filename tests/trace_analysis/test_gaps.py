@@ -92,3 +92,30 @@ def test_gap_follows_a_read_that_was_open_at_its_begin(read, follows, tmp_path):
     trace = Trace().op("aten::item", *read).call("cudaMemcpyAsync", read[0] + 1, 2).op("a", 200, 1)
     found = trace.kernel("k", 0, 10).kernel("k", 100, 10, launched=(97, 1)).analysed(tmp_path)
     assert [place.follows_read for place in found.gaps] == [follows]
+
+
+@pytest.mark.parametrize(("call_us", "cause"), [(2500, "host stall"), (900, "launch-bound")])
+def test_one_slow_launch_is_a_stall(call_us, cause, tmp_path):
+    trace = Trace().op("aten::mm", 20, call_us + 30).kernel("k", 0, 10)
+    trace.kernel("gemm", call_us + 45, 10, launched=(30, call_us)).kernel("k", call_us + 60, 10)
+    place = trace.analysed(tmp_path).gaps[0]
+    assert place.gap.cause == cause
+    assert (place.stall.by, place.stall.is_first) == (("aten::mm", True) if cause == "host stall" else ("", False))
+
+
+def test_many_launches_in_one_gap_are_launch_bound(tmp_path):
+    trace = Trace().kernel("k", 0, 10)
+    for at in range(20, 4000, 100):
+        trace.op("aten::view", at, 90)
+    trace.kernel("k", 4010, 10, launched=(4000, 5))
+    assert trace.analysed(tmp_path).gaps[0].gap.cause == "launch-bound"
+
+
+@pytest.mark.parametrize(("others", "cause"), [(0, "host stall"), (6, "launch-bound")])
+def test_no_stall_is_claimed_where_most_launches_are_unknown(others, cause, tmp_path):
+    trace = (
+        Trace().op("aten::a", 10, 6970).kernel("k", 0, 10, launched=(-5, 2)).kernel("k", 6980, 10, launched=(6970, 5))
+    )
+    for i in range(others):
+        trace.kernel("k", 200 + 1000 * i, 900)
+    assert trace.analysed(tmp_path).gaps[-1].gap.cause == cause

@@ -327,3 +327,14 @@ def test_bidirectional_marks_in_names_are_visible(mark, tmp_path, capsys):
         out = capsys.readouterr().out
         assert mark not in out
         assert f"u{ord(mark):04x}" in out
+
+
+@pytest.mark.parametrize("number", [10**400, 1e308, -(10**400), "many", None, [1]])
+def test_number_that_cannot_be_added_up_is_unknown(number, tmp_path):
+    trace = Trace().kernel("k", 0, 10, **{"blocks per SM": 2.0}).kernel("k", 20, 10, **{"blocks per SM": number})
+    if isinstance(number, list):
+        with pytest.raises(TraceError, match="is not a trace"):
+            trace.analysed(tmp_path)
+        return
+    (kernel,) = trace.analysed(tmp_path).kernels.rows
+    assert kernel.blocks_per_sm == 2.0

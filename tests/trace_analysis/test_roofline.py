@@ -54,6 +54,7 @@ PAIRS = 2 * 16 * 1024 * 1024 * 64
         ("linear", [[2, 3, 5], [7, 5], [7]], (), 2 * 6 * 5 * 7),
         ("_scaled_mm", [[3, 5], [5, 7]], (), 2 * 3 * 5 * 7),
         ("convolution", [X, W], FORWARD, FLOPS),
+        ("convolution", [X, W], [text.replace("[", "(").replace("]", ")") for text in FORWARD], FLOPS),
         ("cudnn_convolution", [X, W], ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"], FLOPS),
         ("miopen_convolution", [X, W], ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"], FLOPS),
         ("convolution", [[8, 64, 56, 56], [64, 1, 3, 3]], [*FORWARD[:8], "64"], 2 * 8 * 28 * 28 * 64 * 9),
@@ -200,3 +201,16 @@ def test_text_fits_the_terminal_and_a_trace_without_kernels_says_so(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
     none = render_view("roofline", Trace().op("aten::mm", 0, 1).analysed(tmp_path), "name")
     assert "no kernels of operators whose work can be counted" in none
+
+
+def test_ids_that_number_calls_and_operators_on_their_own(tmp_path):
+    """ROCm once: the kernel has the id of its call, which is that of another operator."""
+    trace = Trace(deviceProperties=[gpu(A100)])
+    for i in range(4):
+        trace.op("aten::mm", 100 * i, 20, **{"External id": i + 1} | inputs([[64, 64], [64, 64]], [BF16, BF16]))
+        trace.call("hipExtModuleLaunchKernel", 100 * i + 5, 5, **{"External id": 2 * i + 2})
+        trace.kernel("Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1", 100 * i + 20, 50, **{"External id": 2 * i + 2})
+    found = trace.analysed(tmp_path)
+    (rate,) = found.roofline.rates
+    assert (rate.calls, rate.device_ns) == (4, 200_000)
+    assert found.kernels.without_launch == 0

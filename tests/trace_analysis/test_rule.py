@@ -206,6 +206,10 @@ CASES = {
 }
 
 
+def by_code(trace, tmp_path):
+    return {finding.code: finding for finding in recommendations(trace.analysed(tmp_path))}
+
+
 def codes(trace, tmp_path):
     return [finding.code for finding in RULES.findings(trace.analysed(tmp_path))]
 
@@ -253,3 +257,25 @@ def test_saving_is_the_mean_over_devices(tmp_path):
         trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))
     found = {finding.code: saving_ms(finding) for finding in recommendations(trace.analysed(tmp_path))}
     assert found["launch-bound"] == pytest.approx(0.3)
+
+
+def test_what_happens_outside_of_the_steps_does_not_count(tmp_path):
+    """A model is moved to the device before the first step; the step itself copies for 2 of 100 ms."""
+    direction = "HtoD (Pageable -> Device)"
+    trace = Trace().step(1, 500_000, 100_000).copy(direction, 500_010, 2000, launched=(500_000, 2))
+    trace.kernel("vectorized_elementwise_kernel", 502_010, 97_990)
+    for at in range(0, 400_000, 100_000):
+        trace.op("aten::copy_", at, 20).copy(direction, at + 10, 80_000, launched=(at + 1, 2))
+    found = by_code(trace, tmp_path)
+    copies = found["pageable-copies"]
+    assert "1 copy from pageable memory takes 2.0% of step time" in copies.message
+    assert copies.potential_saving_s == pytest.approx(2e-3)
+    assert all(finding.potential_saving_s <= 0.1 for finding in found.values())
+
+
+def test_copies_at_the_same_time_count_once(tmp_path):
+    trace = Trace().step(1, 0, 1000).kernel("vectorized_elementwise_kernel", 200, 800)
+    for stream in range(8):
+        trace.copy("HtoD (Pageable -> Device)", 0, 400, stream=20 + stream)
+    found = by_code(trace, tmp_path)["pageable-copies"]
+    assert "8 copies from pageable memory take 40.0% of step time" in found.message

@@ -214,3 +214,31 @@ def test_operator_within_an_annotation_of_its_name_has_its_total(tmp_path):
     trace = Trace().mark("aten::mm", 0, 100).op("aten::mm", 10, 50).kernel("k", 70, 7, launched=(12, 1))
     row = next(row for row in trace.analysed(tmp_path).operators if row.name == "aten::mm")
     assert (row.host_total_ns, row.device_total_ns) == (50_000, 7000)
+
+
+def late_start(wait_us, end=20_000, **more):
+    """Return a trace in which work that was launched begins so much later, while nothing else runs."""
+    trace = Trace().op("aten::mm", 0, 20).kernel("k", 5, 10, launched=(1, 2)).op("aten::copy_", 30, end - 30)
+    begin = 40 + wait_us
+    return trace.kernel("gemm", begin, end - begin, launched=(32, 4), **more)
+
+
+def test_launched_work_that_waits_for_nothing_recorded_is_doubted(tmp_path):
+    found = late_start(6000).analysed(tmp_path)
+    assert [doubt.code for doubt in found.doubts] == ["work-not-recorded"]
+    assert found.doubts[0].message.startswith("for 6.0 ms work that was launched waits although the device shows none")
+    assert "gpu-idle" not in by_code(found)
+    assert not late_start(900).analysed(tmp_path).doubts  # a start that is slow
+    assert not late_start(1900).analysed(tmp_path).doubts  # under a tenth
+    waits = late_start(6000)
+    waits.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 16, 10, stream=20)
+    assert not waits.analysed(tmp_path).doubts  # for another rank
+
+
+def test_a_recording_of_a_graph_capture_has_no_idle_device(tmp_path):
+    trace = Trace().kernel("k", 0, 10, launched=(-5, 2)).op("aten::mm", 20, 9000)
+    trace.call("cudaStreamBeginCapture", 20, 1).call("cudaStreamEndCapture", 9000, 10).kernel("k", 9020, 10)
+    found = trace.analysed(tmp_path)
+    expected = "graphs are captured for 100% of the recording: what is captured does not run then"
+    assert [doubt.message for doubt in found.doubts] == [expected]
+    assert not {"gpu-idle", "launch-bound", "host-stall"} & set(by_code(found))

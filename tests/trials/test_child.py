@@ -1,4 +1,4 @@
-import io
+import subprocess
 import sys
 import time
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.trials import changes
+from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.trials import child
-from training_profiler.trials.child import BlockRunner, Plan, Unreadable, address_of
+from training_profiler.trials.child import BlockRunner, Plan, address_of
+from training_profiler.trials.launcher import BOOTSTRAP
 from training_profiler.units import NS_PER_S
 
 
@@ -80,11 +82,12 @@ def test_changes_are_applied_by_name(monkeypatch):
     assert slept == [1.5]
 
 
-def test_a_read_of_standard_input_is_reported():
-    reads = []
-    stream = io.TextIOWrapper(io.BufferedReader(Unreadable(lambda: reads.append(1))))
-    assert stream.readline() == ""
-    assert reads == [1]
+@pytest.mark.parametrize(("given", "kind"), [(subprocess.DEVNULL, "EmptyInput"), (subprocess.PIPE, "FileIO")])
+def test_reads_of_standard_input_are_reported_unless_the_program_gave_its_child_another_one(given, kind):
+    program = "import sys; print(type(sys.stdin.buffer.raw).__name__, sys.stdin.fileno())"
+    variables = launch_environment(str(BOOTSTRAP), is_python=True) | {SWITCH: "0", TRIAL_PLAN: "plan.json"}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, stdin=given, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{kind} 0\n", "")
 
 
 def test_a_long_path_of_a_socket_becomes_a_short_address(tmp_path):

@@ -5,17 +5,14 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import ForkServer
-from tests.system.scripts import environment
-from training_profiler.cli.run import BOOTSTRAP
+from tests.system.launching import execute_forked
 from training_profiler.storage.run_choice import newest_runs
 from training_profiler.storage.run_reader import read_run
-from training_profiler.switch import launch_environment
 from training_profiler.trials.edits import Edited, edited
 from training_profiler.trials.facts import facts_of
 from training_profiler.trials.losses import APART, IDENTICAL, compare_losses
@@ -38,26 +35,15 @@ EXPECTED = {
 Train = Callable[[str, bool], list[tuple[str]]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer(120)
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def train(server: ForkServer, tmp_path: Path) -> Train:
+def train(tmp_path: Path) -> Train:
     """Return a function that runs a copy of a program and returns its losses."""
     shutil.copytree(STYLES, tmp_path / "code")
 
     def train(name: str, is_profiled: bool) -> list[tuple[str]]:
-        variables = environment(None)
-        if is_profiled:
-            variables = launch_environment(str(BOOTSTRAP), True, variables)
-        words = [f"{name}.py", str(STEPS)]
-        status, stdout, stderr = server.run(words, tmp_path / "code", variables, is_profiled)
-        assert status == 0, stderr
-        return [(line.split()[1],) for line in stdout.splitlines() if line.startswith("loss ")]
+        ended = execute_forked(tmp_path / "code", f"{name}.py", str(STEPS), is_profiled=is_profiled)
+        assert ended.status == 0, ended.stderr
+        return [(line.split()[1],) for line in ended.stdout.splitlines() if line.startswith("loss ")]
 
     return train
 

@@ -37,6 +37,12 @@ def test_the_largest_gain_is_first_and_all_together_last():
     assert sorted(order, key=text.index) == order
 
 
+def test_a_part_of_all_together_that_is_not_confirmed_alone_is_named():
+    text = rendered(replace(RESULTS, rows=(WORKERS, replace(FUSED, verdict=NOT_CONFIRMED))))
+    assert "    with fused, not confirmed alone\nThis run" in text
+    assert "not confirmed alone" not in rendered(RESULTS)
+
+
 def test_the_answer_is_in_the_minutes_of_the_run():
     text = rendered(RESULTS, 200)
     assert "This run of 12,000 steps would take 4 min 37 s instead of 8 min 14 s, with num_workers=2 and fused." in text

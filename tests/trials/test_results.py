@@ -7,6 +7,7 @@ from training_profiler.trials.losses import APART, IDENTICAL, LossComparison
 from training_profiler.trials.results import (
     FASTER,
     FILE,
+    NOT_CONFIRMED,
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
@@ -100,6 +101,17 @@ def test_one_change_may_do_more_than_all_together():
     worse = replace(TOGETHER, effect=effect(-0.1))
     assert replace(RESULTS, together=worse).best_names == ("num_workers=2",)
     assert RESULTS.best_names == ("num_workers=2", "fused")
+
+
+def test_where_one_change_is_confirmed_the_edit_has_that_one_alone():
+    unconfirmed = replace(RESULTS, rows=(WORKERS, replace(FUSED, verdict=NOT_CONFIRMED)))
+    assert unconfirmed.unconfirmed == ("fused",)
+    assert unconfirmed.best_names == ("num_workers=2",)
+
+
+def test_changes_may_help_together_that_are_too_small_alone():
+    small = [replace(row, verdict=NOT_CONFIRMED) for row in (WORKERS, FUSED)]
+    assert replace(RESULTS, rows=tuple(small)).best_names == ("num_workers=2", "fused")
 
 
 def test_ceilings_and_changes_of_the_numerics_are_never_the_best():

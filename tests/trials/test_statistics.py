@@ -107,12 +107,14 @@ def test_there_is_no_verdict_where_the_unchanged_training_differs_from_itself():
     assert run_wave({"fast": 0.6, AGAIN: 1.1}).shown == set()
 
 
+@pytest.mark.programs
 def test_no_gain_is_named_among_changes_that_do_nothing():
     random = np.random.default_rng(3)
     sessions = [simulated_session(machine, random, {}) for machine in MACHINES for _ in range(20)]
     assert sum(map(bool, sessions)) <= 0.05 * len(sessions)
 
 
+@pytest.mark.programs
 def test_a_gain_of_five_percent_is_found():
     random = np.random.default_rng(4)
     machine = next(machine for machine in MACHINES if "random walk" in machine.name)

@@ -10,25 +10,27 @@ from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
+from training_profiler.aggregation.numpy_sums import NUMPY
 from training_profiler.aggregation.outside_steps import OutsideSteps
 from training_profiler.aggregation.section_rules import InferredSectionFilter
 from training_profiler.aggregation.span_matching import (
     Events,
-    LeafSpans,
-    MatchedSpans,
-    Stretches,
-    first_span_ns,
-    match_spans,
     moments_in,
     no_events,
     read_events,
-    rename_leaf_spans,
-    stretches_between,
 )
 from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
+from training_profiler.aggregation.thread_blocks import (
+    Arithmetic,
+    EndedSpans,
+    StepTimes,
+    ThreadBlock,
+    first_span_ns,
+)
 from training_profiler.aggregation.totals import Totals, rows_for
+from training_profiler.device.device_lanes import HeldStep
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
@@ -49,8 +51,14 @@ class Accumulator:
     """
 
     def __init__(
-        self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None, has_inferred: bool = False
+        self,
+        names: SectionNames,
+        begin_ns: int,
+        warmup_steps: int | None = None,
+        has_inferred: bool = False,
+        arithmetic: Arithmetic = NUMPY,
     ) -> None:
+        self._arithmetic = arithmetic
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred_filter = InferredSectionFilter(names, has_inferred)
@@ -73,6 +81,8 @@ class Accumulator:
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
         self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
         self._unfinished_calls = 0  # its forward passes so far
+        self._forward = np.zeros(0, np.bool_)
+        self._forward_known = 0  # number of names in it
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -173,8 +183,22 @@ class Accumulator:
         self.totals.sections.device_ns[id] += ns
         self.totals.sections.device_count[id] += 1
 
+    def held_steps(self) -> list[HeldStep]:
+        """Return the steps that may be written with their spans."""
+        return self.step_spans.held_steps()
+
     def _ids_of(self, names: tuple[str, ...]) -> Ints:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
+
+    def _is_forward(self) -> Bools:
+        """Return for each row of the sections whether its spans are forward passes."""
+        known, rows = len(self._names.names), self.totals.sections.rows
+        if self._forward_known != known or len(self._forward) != rows:
+            self._forward = np.zeros(rows, np.bool_)
+            ids = self._ids_of(FORWARD_SECTIONS)
+            self._forward[ids[ids < rows]] = True  # the training thread may add names meanwhile
+            self._forward_known = known
+        return self._forward
 
     def _loop_begin_ns(self, training: Events, has_marks: bool) -> int | None:
         """Return when the training loop may have begun: at the first section that only occurs in a loop.
@@ -190,84 +214,65 @@ class Accumulator:
 
     def _add_thread(self, thread_id: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
         """Add one thread's events; ``first_step`` is None for all but the training thread."""
-        is_training = first_step is not None
-        inner_cuts_ns = cuts.ends_ns[:-1]
         still_open = self._open.pop(thread_id, no_events())
-        if not is_training and not len(events.codes) and not len(still_open.codes):
+        if first_step is None and not len(events.codes) and not len(still_open.codes):
             return
-        outside = self._outside_steps.current()
-        result = match_spans(events, still_open, inner_cuts_ns, outside)
-        self.totals.dropped += result.dropped
-        if len(result.still_open.codes):
-            self._open[thread_id] = result.still_open
-        stretches = stretches_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
-        pieces = np.minimum(np.searchsorted(cuts.ends_ns, stretches.begin_ns, side="right"), len(cuts.steps) - 1)
-        leaves_per_stretch = stretches.count_leaf_spans(result.leaf_spans)
-        leaf_outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
-        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_outer_ids, self._outside_steps.name_within)
+        block = self._arithmetic.attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside_steps.current())
+        self.totals.dropped += block.dropped
+        if len(block.still_open.codes):
+            self._open[thread_id] = block.still_open
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have added names
-        leaf_is_outside = leaf_outer_ids > 0
-        if outside.exists:
-            leaf_is_outside |= outside.table[result.leaf_spans.ids]
-        result = result._replace(leaf_spans=leaf_spans)
-        step_rows = None
         if first_step is None:
-            self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
+            self._add_elsewhere(block, cuts)
         else:
-            step_rows = self._rows_of_pieces(cuts, first_step)
-            row_of = step_rows[pieces]
+            self._add_to_steps(block, cuts, first_step)
+        self.step_spans.add_spans(thread_id, block.spans)
+        self._arithmetic.add_spans(self.totals.sections, block, cuts.steps + 1, self.warmup_steps or 0)
+        if first_step is not None and self.totals.first_fetch_ns is None:
+            self.totals.first_fetch_ns = first_span_ns(block.spans, self._ids_of((DATA_LOADING,)))
 
-            def rows_at(times_ns: Ints) -> Ints:
-                stretch, leaf = moments_in(times_ns, leaf_spans, stretches)
-                is_outside = stretches.outer_ids[stretch] > 0
-                if len(leaf_spans.ids):
-                    is_outside |= (leaf >= 0) & leaf_is_outside[leaf]
-                return np.where(is_outside, -1, row_of[stretch])
+    def _add_elsewhere(self, block: ThreadBlock, cuts: Cuts) -> None:
+        """Add the time of a thread that is not the training thread."""
+        times = self._arithmetic.sum_time(block, np.zeros(len(cuts.steps), np.int64), 0, self._is_forward())
+        elsewhere_ns = times.self_ns.sum(axis=0)
+        elsewhere_ns[0] = 0
+        self.totals.sections.elsewhere_ns += elsewhere_ns
 
-            in_collections = self._garbage.attribute(
-                self.totals.garbage, rows_at, self._complete, first_step, int(cuts.ends_ns[-1])
-            )
-            durations_ns, slowed = self._add_self_times(
-                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, row_of, first_step, in_collections
-            )
-            self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
-            self._lines.attribute(
-                self.totals.lines,
-                leaf_spans,
-                stretches,
-                step_rows[pieces],
-                self._complete,
-                int(cuts.ends_ns[-1]),
-                self._timeline.begun_ns,
-            )
-        self.step_spans.add_spans(thread_id, result)
-        self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
+    def _add_to_steps(self, block: ThreadBlock, cuts: Cuts, first_step: int) -> None:
+        """Add the time of the training thread, and attribute samples and collections to it."""
+        step_rows = self._rows_of_pieces(cuts, first_step)
+        times = self._arithmetic.sum_time(block, step_rows, self._complete, self._is_forward())
+        row_of, end_ns = step_rows[block.pieces], int(cuts.ends_ns[-1])
 
-    def _add_self_times(
-        self,
-        leaf_spans: LeafSpans,
-        leaf_is_outside: Bools,
-        stretches: Stretches,
-        leaves_per_stretch: Ints,
-        step_row: Ints,
-        first_step: int,
-        in_collections: Ints | None,
-    ) -> tuple[Ints, list[int]]:
-        """Add the training thread's time, and return the durations of the steps, and which a capture slowed.
+        def rows_at(times_ns: Ints) -> Ints:
+            stretch, leaf = moments_in(times_ns, block.spans.leaf_spans(), block.stretches)
+            is_outside = block.stretches.outer_ids[stretch] > 0
+            if block.spans.leaf_count:
+                is_outside |= (leaf >= 0) & block.spans.is_outside[leaf]
+            return np.where(is_outside, -1, row_of[stretch])
 
-        ``step_row[i]`` is the row of the step that stretch i is in, -1 for none.
-        """
-        rows = self.totals.sections.rows
+        in_collections = self._garbage.attribute(self.totals.garbage, rows_at, self._complete, first_step, end_ns)
+        durations_ns, slowed = self._add_self_times(times.self_ns, first_step, in_collections)
+        self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
+        self._lines.attribute(
+            self.totals.lines,
+            block.spans.leaf_spans(),
+            block.stretches,
+            row_of,
+            self._complete,
+            end_ns,
+            self._timeline.begun_ns,
+        )
+        self.totals.training_spans += len(block.spans.ids)
+        self._add_step_totals(block.spans, times)
+        self._add_step_calls(times.calls)
+        self.loaders.attribute(self.totals.loaders, block.spans)
+        self.loaders.discard_old_changes(block.still_open)
+        self._send(block, cuts)
+
+    def _add_self_times(self, self_ns: Ints, first_step: int, in_collections: Ints | None) -> tuple[Ints, list[int]]:
+        """Add the training thread's time, and return the durations of the steps, and which a capture slowed."""
         complete = self._complete
-        # One row for each complete step, one for the unfinished step, one for time outside steps.
-        row = np.where((stretches.outer_ids > 0) | (step_row < 0), complete + 1, step_row)
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
-        size = (complete + 2) * rows
-        sums = np.bincount(row * rows + stretches.owners, own_ns, size)
-        if len(leaf_spans.ids):
-            leaf_row = np.where(leaf_is_outside, complete + 1, np.repeat(row, leaves_per_stretch))
-            sums += np.bincount(leaf_row * rows + leaf_spans.ids, leaf_spans.durations_ns, size)
-        self_ns = sums.astype(np.int64).reshape(-1, rows)
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
         self._unfinished = self_ns[complete].copy()
@@ -291,82 +296,37 @@ class Accumulator:
                 self._unfinished_calls = 0
         return rows
 
-    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_per_stretch: Ints) -> None:
-        rows = self.totals.sections.rows
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
-        sums = np.bincount(stretches.owners, own_ns, rows) + np.bincount(leaf_spans.ids, leaf_spans.durations_ns, rows)
-        sums[0] = 0
-        self.totals.sections.elsewhere_ns += sums.astype(np.int64)
+    def _send(self, block: ThreadBlock, cuts: Cuts) -> None:
+        """Hand the spans of the training thread to those that asked for them."""
+        spans, end_ns = block.spans, int(cuts.ends_ns[-1])
+        on_spans, on_every_span = self.on_spans, self.on_every_span
+        if on_spans is not None:
+            counts = spans.is_counted
+            if self.warmup_steps:
+                steps = cuts.steps[spans.pieces] + 1
+                counts = counts & ((steps == 0) | (steps > self.warmup_steps))
+            ended = (spans.ids[counts], spans.begin_ns[counts], spans.end_ns[counts])
+            on_spans(*ended, block.still_open.times_ns, end_ns)
+        if on_every_span is not None:
+            on_every_span(spans.ids, spans.begin_ns, spans.end_ns, end_ns)
 
-    def _add_spans(
-        self,
-        result: MatchedSpans,
-        leaf_is_outside: Bools,
-        stretches: Stretches,
-        leaves_per_stretch: Ints,
-        cuts: Cuts,
-        pieces: Ints,
-        step_rows: Ints | None,
-    ) -> None:
-        """Add the spans that ended; ``step_rows`` are the rows of the pieces, None for other threads."""
-        leaf_spans, spans = result.leaf_spans, result.spans
-        ids, begin_ns, durations_ns = leaf_spans.ids, leaf_spans.begin_ns, leaf_spans.durations_ns
-        parents = np.repeat(stretches.owners, leaves_per_stretch)
-        is_outside, is_counted = leaf_is_outside, leaf_spans.is_counted
-        begun_in = np.repeat(pieces, leaves_per_stretch)
-        if len(spans.ids):
-            piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
-            begun_in = np.concatenate([begun_in, piece])
-            ids = np.concatenate([ids, spans.ids])
-            begin_ns = np.concatenate([begin_ns, spans.begin_ns])
-            durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
-            parents = np.concatenate([parents, spans.parents])
-            is_outside = np.concatenate([is_outside, spans.outer_ids > 0])
-            is_counted = np.concatenate([is_counted, spans.is_counted])
-        if step_rows is not None:
-            self.totals.training_spans += len(ids)
-            is_outermost = parents != ids
-            rows = np.where(~is_outside & is_outermost, step_rows[begun_in], -1)
-            self._add_step_totals(ids, durations_ns, rows)
-            self._add_step_calls(rows[np.isin(ids, self._ids_of(FORWARD_SECTIONS)) & is_counted])
-            self.loaders.attribute(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
-            self.loaders.discard_old_changes(result.still_open)
-        step_numbers = cuts.steps[begun_in] + 1
-        is_measured = None
-        if self.warmup_steps:
-            is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
-        if step_rows is not None and self.on_spans is not None:
-            counts = is_counted if is_measured is None else is_counted & is_measured
-            ended = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
-            self.on_spans(*ended, result.still_open.times_ns, int(cuts.ends_ns[-1]))
-        if step_rows is not None and self.on_every_span is not None:
-            self.on_every_span(ids, begin_ns, begin_ns + durations_ns, int(cuts.ends_ns[-1]))
-        if not len(ids):
-            return
-        sections = self.totals.sections
-        sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured, is_counted)
-        if step_rows is not None and self.totals.first_fetch_ns is None:
-            self.totals.first_fetch_ns = first_span_ns(result, self._ids_of((DATA_LOADING,)))
-
-    def _add_step_calls(self, step_row: Ints) -> None:
-        """Add forward passes of the training thread, each by the row of its step, -1 for no step."""
-        counts = np.bincount(step_row[step_row >= 0], minlength=self._complete + 1).tolist()
+    def _add_step_calls(self, calls: Ints) -> None:
+        """Add forward passes of the training thread, by step; the last of these goes on."""
+        counts = calls.tolist()
         counts[0] += self._unfinished_calls
         self._unfinished_calls = counts[self._complete]
         self.totals.step_calls += counts[: self._complete]
 
-    def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
-        """Add spans of the training thread; ``step_row`` is the row of the step each began in, -1 for no step."""
+    def _add_step_totals(self, spans: EndedSpans, times: StepTimes) -> None:
+        """Add spans of the training thread to the step that each began in."""
         first_step = self.steps - self._complete
-        rows = self.totals.sections.rows
-        is_unfinished = step_row == self._complete
-        sums = np.bincount(is_unfinished * rows + ids, np.where(step_row >= 0, durations_ns, 0), 2 * rows)
-        ended_ns, unfinished_ns = sums.astype(np.int64).reshape(2, rows)
+        ended_ns, unfinished_ns = times.total_ns
         before_ns = ended_ns if self._complete else unfinished_ns
         before_ns[: len(self._unfinished_total)] += self._unfinished_total
         if first_step < FIRST_STEPS:
-            is_complete = (step_row >= 0) & ~is_unfinished
-            self.totals.add_early(first_step + step_row[is_complete], ids[is_complete], durations_ns[is_complete])
+            is_complete = (times.rows >= 0) & (times.rows < self._complete)
+            rows, ids, durations_ns = times.rows[is_complete], spans.ids[is_complete], spans.durations_ns[is_complete]
+            self.totals.add_early(first_step + rows, ids, durations_ns)
             if self._complete:  # the first of these was unfinished before
                 carried = np.flatnonzero(self._unfinished_total)
                 step = np.full(len(carried), first_step)

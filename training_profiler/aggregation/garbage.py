@@ -50,12 +50,16 @@ class GarbageSums:
         self.steps += count
         self.table[:, STEP_COUNT] += np.bincount(kinds, minlength=len(KINDS))
         self.table[:, STEP_NS] += _sums(kinds, ns)
-        for kind in np.unique(kinds).tolist():
+        for kind in set(kinds.tolist()):  # the first call of np.unique would import numpy.ma
             of_kind = kinds == kind
-            self.table[kind, STEPS] += len(np.unique(steps[of_kind]))
+            self.table[kind, STEPS] += len(set(steps[of_kind].tolist()))
             at = int(ns[of_kind].argmax())
             longest = (int(ns[of_kind][at]), int(steps[of_kind][at]) + 1)
             self.longest[kind] = max(self.longest[kind], longest)
+
+    def add_steps_without(self, count: int) -> None:
+        """Add so many complete steps in which there was no collection."""
+        self.steps += count
 
     def rows(self) -> list[tuple[int, ...]]:
         """Return a row of numbers for each kind: its table, and the longest."""
@@ -127,6 +131,11 @@ class GarbageAttribution:
             first_step: number of the first of them, counted from 0.
             until_ns: the end of the events that have arrived.
         """
+        if not self._waiting and not len(self._unfinished):  # as in most batches
+            if not self._is_complete:
+                return None
+            sums.add_steps_without(complete)
+            return np.zeros(complete, np.int64)
         waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
         due = int(np.searchsorted(waiting[:, 0], until_ns))
         del self._waiting[:due]

@@ -7,11 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Ints
-from training_profiler.aggregation.loader_workers import worker_stats
+from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
 from training_profiler.aggregation.span_matching import Events
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
-from training_profiler.recording.event_codes import LOADER, SECTION_MASK, STEP_END
+from training_profiler.aggregation.thread_blocks import EndedSpans
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
+from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
 from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
@@ -149,7 +150,7 @@ class LoaderAttribution:
         self._is_needed = False  # whether any loader was named
         self._asked = LoaderTimeline()
         self._fetched = (LoaderTimeline(), LoaderTimeline())  # in training, in validation
-        self._outside_ns = np.zeros(0, np.int64)  # begins of sections outside steps in this batch of events
+        self._outside_ns = np.zeros(0, np.int64)  # begins of epochs and of sections outside steps, in this batch
         self._arrival_ns: int | None = None  # of the last training batch
         self._was_outside_since = False
         self._ends: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -183,37 +184,30 @@ class LoaderAttribution:
             return
         begun = training.codes > 0
         ids = training.codes[begun] & SECTION_MASK
-        self._outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
+        outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
+        between_ns = np.array([ns for kind, ns in marks if kind == EPOCH_BEGIN], np.int64)
+        self._outside_ns = np.sort(np.concatenate([outside_ns, between_ns])) if len(between_ns) else outside_ns
         if self.intervals is not None:
             ends_ns = np.array([ns for kind, ns in marks if kind == STEP_END], np.int64)
             self._ends = self.intervals.ends_among(ends_ns, first_step)
 
-    def attribute(
-        self, sums: LoaderSums, ids: Ints, begin_ns: Ints, durations_ns: Ints, is_outermost: Bools, is_counted: Bools
-    ) -> None:
-        """Add the spans that ended to ``sums`` and to the intervals.
-
-        Args:
-            sums: the sums to add to.
-            ids: sections, one entry for each span, in any order.
-            begin_ns: begins of the spans.
-            durations_ns: durations of the spans.
-            is_outermost: False for spans inside another span of the same section.
-            is_counted: False for spans that add to the time of their section, but not to its count.
-        """
+    def attribute(self, sums: LoaderSums, spans: EndedSpans) -> None:
+        """Add the spans that ended to ``sums`` and to the intervals."""
         if not self._is_needed:
             return
-        kinds = self._kinds_of(ids)
+        kinds = self._kinds_of(spans.ids)
+        is_outermost = spans.parents != spans.ids
         # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
-        rows = np.flatnonzero((kinds >= 0) & is_outermost & (is_counted | (kinds % KINDS != DATA)))
-        kinds, ends_ns, spent_ns = kinds[rows], (begin_ns + durations_ns)[rows], durations_ns[rows]
-        loader_ids = self._loaders_of(kinds, begin_ns[rows], ends_ns)
+        rows = np.flatnonzero((kinds >= 0) & is_outermost & (spans.is_counted | (kinds % KINDS != DATA)))
+        kinds, begin_ns, ends_ns = kinds[rows], spans.begin_ns[rows], spans.end_ns[rows]
+        spent_ns = spans.durations_ns[rows]
+        loader_ids = self._loaders_of(kinds, begin_ns, ends_ns)
         known = loader_ids != NO_LOADER
         if not known.all():
             rows, kinds, ends_ns, spent_ns, loader_ids = (
                 array[known] for array in (rows, kinds, ends_ns, spent_ns, loader_ids)
             )
-        counts = is_counted[rows].astype(np.int64)
+        counts = spans.is_counted[rows].astype(np.int64)
         between = self._between(ends_ns, kinds)
         if len(between[0]):
             kinds = np.concatenate([kinds, np.full(len(between[0]), BETWEEN)])
@@ -323,12 +317,17 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     phase=phase,
                     proportion=tally.batches / batches,
                     asked_proportion=counts.requested_share if phase == TRAIN else None,
+                    making_cpu_avg_s=_making_cpu_s(tally.made),
                     workers=worker_stats(counts.workers) if phase == TRAIN or not counts.of(TRAIN).batches else None,
                     **({} if counts.arguments is None else counts.arguments._asdict()),
                     **_means(table),
                 )
             )
     return tuple(stats)
+
+
+def _making_cpu_s(made: MadeBatches) -> float | None:
+    return made.cpu_ns / made.number / NS_PER_S if made.number >= BATCHES_NEEDED else None
 
 
 def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:

@@ -15,6 +15,7 @@ LEVELS: Final = (
     "cpu_container",
     "cpu_host",
     "cpu_wait",
+    "cpu_wait_own",
     "cpu_waiting",
     "cpu_throttled",
     "cpu_steal",
@@ -65,7 +66,9 @@ class MachineSums:
                 if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
                     continue
                 self._add_level(quantity, (weight, weight * value, value, value))
-                if quantity == RAM or quantity.endswith(ALLOCATED):
+                # Imports and the building of the model grow for as long as they take, which a busy machine stretches.
+                is_before = loop_begin_ns is not None and sample.at_ns < loop_begin_ns
+                if (quantity == RAM or quantity.endswith(ALLOCATED)) and not is_before:
                     self.series.setdefault(quantity, Series()).add(sample.at_ns / NS_PER_S, value)
 
     def add(self, later: "MachineSums") -> None:
@@ -81,6 +84,10 @@ class MachineSums:
         for quantity, level in later.levels.items():
             self._add_level(quantity, level)
 
+    def forget_growth(self) -> None:
+        """Forget how memory has grown: all of it was before the first step."""
+        self.series.clear()
+
     def _add_level(self, quantity: str, level: tuple[float, float, float, float]) -> None:
         weight, weighted, largest, _ = self.levels.get(quantity, (0.0, 0.0, level[2], 0.0))
         self.levels[quantity] = (weight + level[0], weighted + level[1], max(largest, level[2]), level[3])
@@ -93,12 +100,14 @@ class MachineSums:
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
         allowed, local_ranks = self.facts.get("allowed_cores"), self.facts.get("local_ranks", 1)
         page_cost_s = self.facts.get("page_cost_s")
+        wait_known_s, _, _, _ = self.levels.get("cpu_wait", (None, 0.0, 0.0, 0.0))
         return MachineStats(
             samples=self.samples,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
             allowed_cores=None if allowed is None else int(allowed),
             local_ranks=int(local_ranks),
+            cpu_wait_known_s=wait_known_s,
             page_cost_s=None if page_cost_s is None else float(page_cost_s),
             ram_limit_bytes=None if limit is None else int(limit),
             ram_host_total_bytes=None if total is None else int(total),

@@ -3,13 +3,21 @@
 from collections.abc import Mapping, Sequence
 
 from training_profiler.aggregation.gradient_sync import move_late
-from training_profiler.aggregation.hot_lines import phase_shares
+from training_profiler.aggregation.hot_lines import making_shares, phase_shares
 from training_profiler.aggregation.loaders import loader_stats
 from training_profiler.aggregation.memory_change import memory_change
 from training_profiler.aggregation.startup import startup_stats
-from training_profiler.aggregation.summary import epoch_stats, line_counts, line_stats, section_stats, step_stats
+from training_profiler.aggregation.summary import (
+    epoch_stats,
+    line_counts,
+    line_stats,
+    section_stats,
+    settled_line_stats,
+    step_stats,
+)
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
+from training_profiler.aggregation.unseen_waits import unseen_waits
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.program import ProgramFacts
@@ -120,15 +128,20 @@ class RunSums:
         sections = section_stats(totals, self._names.names, self.warmup_steps)
         lines = line_counts(totals, self._names.names)
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
+        step = step_stats(totals, self._names.names, warmup, is_interval=of_interval)
+        settled_from = 0 if step is None or of_interval else step.warmup_count
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
             lines=line_stats(lines, sections),
+            settled_lines=settled_line_stats(totals, self._names.names, lines, sections, settled_from),
             phases=phase_shares(lines, sections),
+            making=making_shares(lines),
+            unseen=unseen_waits(lines, sections),
             startup=None if of_interval else startup_stats(totals),
-            step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
+            step=step,
             epochs=() if of_interval else tuple(self.epochs),
             device=device,
             program=program or ProgramFacts(),

@@ -68,6 +68,11 @@ class SectionSums:
     def _arrays(self) -> Mapping[str, NDArray[np.int64] | Floats]:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
+    def columns_of_spans(self) -> tuple[NDArray[np.int64] | Floats, ...]:
+        """Return what spans are added to, in the order of native/sums.c."""
+        extremes = (self.min_ns, self.max_ns, self.min_step, self.max_step)
+        return (self.count, self.total_ns, self.measured, *extremes, self.bins, self.mean_ns, self.m2)
+
     def add_spans(
         self,
         ids: Ints,
@@ -131,11 +136,13 @@ class SectionSums:
         self._add_extremes(present, begins, durations_ns, step_numbers)
         self._add_bins(present, counts_present, durations_ns)
 
-        sums, means, m2 = np.zeros(self.rows), np.zeros(self.rows), np.zeros(self.rows)
+        sums, means = np.zeros(self.rows), np.zeros(self.rows)
         sums[present] = np.add.reduceat(durations_ns, begins)
         means[present] = sums[present] / counts_present
-        distances = durations_ns - np.repeat(means[present], counts_present)
-        m2[present] = np.add.reduceat(distances * distances, begins)
+        section = np.repeat(present, counts_present)
+        distances = durations_ns - means[section]
+        squares = np.bincount(section, distances * distances, self.rows)  # in order of time, as in C
+        m2 = np.asarray(squares, np.float64)
         self._add_moments(counts, means, m2)
         return sums, counts
 

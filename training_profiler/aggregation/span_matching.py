@@ -69,7 +69,7 @@ def read_events(flat: list[int]) -> Events:
         integers = np.frombuffer(flat, np.int64)
     pairs = integers.reshape(-1, 2)
     # A clock may step back between cores, which would give negative durations.
-    return Events(np.maximum.accumulate(pairs[:, 0]), pairs[:, 1])
+    return Events(np.maximum.accumulate(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
 
 def no_events() -> Events:
@@ -89,9 +89,7 @@ def match_spans(events: Events, still_open: Events, cuts_ns: Ints, outside: Outs
         cuts_ns: times that no leaf span may cross, ascending.
         outside: the sections outside training steps.
     """
-    times_ns, codes = events
-    if len(codes) and codes.min() < -DISCARDED:
-        (times_ns, codes), still_open = _without_discarded(events, still_open)
+    (times_ns, codes), still_open = without_discarded(events, still_open)
     leaf_spans, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
@@ -190,8 +188,10 @@ def rename_leaf_spans(leaf_spans: LeafSpans, outer_ids: Ints, rename: Rename) ->
     return leaf_spans._replace(ids=_renamed(leaf_spans.ids, outer_ids, rename))
 
 
-def _without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
+def without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
     """Return both without the spans whose exit is marked as discarded; they may have begun in an earlier batch."""
+    if not len(events.codes) or events.codes.min() >= -DISCARDED:
+        return events, still_open
     codes = np.concatenate([still_open.codes, events.codes])
     keep = np.ones(len(codes), np.bool_)
     stacks: dict[int, list[int]] = {}
@@ -296,18 +296,6 @@ def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_n
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
     return Stretches(begin_ns, durations_ns, owners, outer_ids)
-
-
-def first_span_ns(result: MatchedSpans, ids: Ints) -> int | None:
-    """Return the duration of the first span of these sections; None without any."""
-    leaf_spans, spans = result.leaf_spans, result.spans
-    durations: list[tuple[np.int64, np.int64]] = []  # (begin, duration)
-    for id in ids.tolist():
-        rows = np.flatnonzero(leaf_spans.ids == id)[:1]
-        durations += zip(leaf_spans.begin_ns[rows], leaf_spans.durations_ns[rows], strict=True)
-        rows = np.flatnonzero(spans.ids == id)
-        durations += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
-    return int(min(durations)[1]) if durations else None
 
 
 def moments_in(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches) -> tuple[Ints, Ints]:

@@ -1,15 +1,16 @@
 """The steps whose spans are kept one by one: the first, those that took far longer than the others, and the last."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.span_matching import MatchedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
+from training_profiler.aggregation.thread_blocks import EndedSpans
+from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.recording.recorder import Batch
 
 Why = Literal["first", "slow", "last"]
@@ -19,6 +20,7 @@ LAST: Final[Why] = "last"
 MOST_SPANS: Final = 400  # of one step: the longest, which take some 6 kB of the journal
 BUDGET: Final = 8_000  # spans of all slow steps together; the others have 2,000 at most
 KEPT: Final = 4_000  # spans of a step that goes on, of each part of them
+NO_THREAD: Final = -1  # in place of a thread's id
 MOST_PARTS: Final = 16  # in which spans of a step that goes on are kept
 AFTER_WARMUP, AT_END = 2, 2  # steps
 MOST_SLOW: Final = 16  # a step is written if it is slower than one of so many that were
@@ -65,6 +67,14 @@ class RecordedStep(NamedTuple):
     why: Why
     threads: dict[str, ThreadSpans]  # the training thread first
     left_out: int  # spans, the shortest
+
+    def with_lanes(self, lanes: Mapping[str, Sequence[PlacedSpan]]) -> "RecordedStep":
+        """Return the step with the spans of devices as well, each device by its name after the threads."""
+        threads = dict(self.threads)
+        for name, spans in lanes.items():
+            ids, begin_ns, end_ns = (np.array(column, np.int64) for column in zip(*spans, strict=True))
+            threads[name] = ThreadSpans(NO_THREAD, ids, begin_ns, end_ns)
+        return self._replace(threads=threads)
 
 
 class _Steps(NamedTuple):
@@ -138,14 +148,14 @@ class StepSpans:
         self._ended = _Steps(first, begin_ns, end_ns, durations_ns, slowed)
         self._begun_ns = int(begins_ns[inside[at[count]]]) if at[count] < at[count + 1] else None
 
-    def add_spans(self, thread_id: int, result: MatchedSpans) -> None:
+    def add_spans(self, thread_id: int, spans: EndedSpans) -> None:
         """Add the spans of a thread that ended in a batch, the training thread's first."""
-        leaves, spans = result.leaf_spans, result.spans
-        if len(leaves.ids):
-            ends_ns = leaves.begin_ns + leaves.durations_ns
-            self._spans.append(ThreadSpans(thread_id, leaves.ids, leaves.begin_ns, ends_ns, are_sorted=True))
-        if len(spans.ids):
-            self._spans.append(ThreadSpans(thread_id, spans.ids, spans.begin_ns, spans.end_ns))
+        leaves = spans.leaf_count
+        for part, are_sorted in ((slice(0, leaves), True), (slice(leaves, None), False)):
+            ids = spans.ids[part]
+            if len(ids):
+                columns = (ids, spans.begin_ns[part], spans.end_ns[part])
+                self._spans.append(ThreadSpans(thread_id, *columns, are_sorted=are_sorted))
 
     def end_batch(self, batch: Batch, warmup_steps: int | None, until_ns: int) -> None:
         """Choose from the steps of the batch, and keep what the step that goes on may need."""
@@ -166,6 +176,12 @@ class StepSpans:
         since_ns = until_ns if self._begun_ns is None else self._begun_ns
         kept = [spans for each in self._spans if len((spans := each.between(since_ns, until_ns + 1)).ids)]
         self._spans = [_longest([spans], KEPT)[0] for spans in (_merged(kept) if len(kept) > MOST_PARTS else kept)]
+
+    def held_steps(self) -> list[HeldStep]:
+        """Return the steps that may be written."""
+        slowest = [] if self._slowest is None else [self._slowest.bounds]
+        bounds = [*(step.bounds for step in self._first), *slowest, *(bounds for bounds, _ in self._last)]
+        return [HeldStep(each.number, each.begin_ns, each.end_ns) for each in bounds]
 
     def pop(self, step_ns: Sequence[int], is_last: bool = False) -> list[RecordedStep]:
         """Return the steps to be written, in order.

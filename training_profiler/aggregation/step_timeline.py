@@ -73,6 +73,6 @@ class Timeline:
 
     def _cut_steps(self, ends_ns: Ints) -> Cuts:
         """Return the pieces in the usual case, when one step follows another."""
-        steps = np.arange(self.steps, self.steps + len(ends_ns))
+        steps = np.arange(self.steps, self.steps + len(ends_ns), dtype=np.int64)
         self.steps += len(ends_ns) - 1
         return Cuts(ends_ns, steps, [])

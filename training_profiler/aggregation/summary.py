@@ -163,6 +163,32 @@ def line_stats(
     }
 
 
+def settled_line_stats(
+    totals: Totals,
+    names: Mapping[int, str],
+    counts: Mapping[str, Counter[Location | None]],
+    sections: Mapping[str, SectionStats],
+    warmup: int,
+) -> dict[str, tuple[LineStats, ...]]:
+    """Return the same from the samples after warm-up, for sections that have enough of them.
+
+    Within its section, each line has its part of these samples. ``counts`` are of the whole run.
+    """
+    if not warmup:
+        return {}
+    later = totals.history.lines(warmup, totals.steps.count)
+    shown = _plain_where_alone(totals, names, {id for id, _ in later if id > 0})
+    settled: dict[str, Counter[Location | None]] = {}
+    for (id, location), count in later.items():
+        settled.setdefault(OTHER if id == IN_STEPS else shown[id], Counter())[location] += count
+    callers = lines_with_loops(counts)
+    return {
+        name: lines_of(sections[name].share, samples, callers)
+        for name, samples in settled.items()
+        if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
+    }
+
+
 def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
     """Return the samples in no section, split in the same way as ``_uncovered`` splits the time."""
     everywhere = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})

@@ -1,12 +1,15 @@
 """Training throughput per second of step time."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
 from training_profiler.device.peaks import peak_of
 from training_profiler.snapshot.snapshot import Throughput
 from training_profiler.units import FLOPS_PER_TFLOP, NS_PER_S
+
+REUSED: Final = 0.5  # batches a step; with fewer, updates share batches, and how many samples each has is not known
 
 
 def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int | None) -> Throughput | None:
@@ -23,10 +26,11 @@ def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int 
     flops = counted.flops if counted is not None else None
     tflops = None if flops is None else flops * steps_per_s / FLOPS_PER_TFLOP
     peak = None if counted is None else peak_of(counted.device, counted.dtype)
+    learned = None if totals.batches and totals.batches <= REUSED * steps.count else totals.samples
     return Throughput(
         steps_per_s=steps_per_s,
         batches_per_s=None if not totals.batches else totals.batches / steps.count * steps_per_s,
-        samples_per_s=None if not totals.samples else totals.samples / steps.count * steps_per_s,
+        samples_per_s=None if not learned else learned / steps.count * steps_per_s,
         tokens_per_s=None if not totals.tokens else totals.tokens / steps.count * steps_per_s,
         flops_per_step=flops,
         dtype="" if counted is None else counted.dtype,

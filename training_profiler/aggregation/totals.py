@@ -118,8 +118,9 @@ class Totals:
         if later.early_ns.any():
             steps, ids = np.nonzero(later.early_ns)
             self.add_early(steps, ids, later.early_ns[steps, ids])
-        if self.loop_begin_ns is None:
+        if self.loop_begin_ns is None and later.loop_begin_ns is not None:
             self.loop_begin_ns = later.loop_begin_ns
+            self.machine.forget_growth()
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
         self.training_spans += later.training_spans
@@ -148,4 +149,4 @@ class Totals:
 
 def rows_for(sections: int) -> int:
     """Return the number of rows to keep for this many sections; a multiple of 16, so that arrays seldom grow."""
-    return int(np.ceil((sections + 1) / 16)) * 16
+    return (sections // 16 + 1) * 16

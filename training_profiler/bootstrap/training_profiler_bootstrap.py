@@ -5,6 +5,7 @@ nothing else. It never raises into the program; an error is one line on stderr.
 """
 
 import atexit
+import io
 import os
 import stat
 import sys
@@ -197,6 +198,33 @@ class ProcessHook:
         return False
 
 
+class EmptyInput(io.RawIOBase):
+    """The standard input of a trial, which has none: a program that reads it cannot be tried, so reads are reported."""
+
+    def readable(self) -> bool:
+        """Return True, as of a pipe."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of standard input."""
+        return 0
+
+    def readinto(self, buffer: object) -> int:
+        """Report the read; there is nothing."""
+        _import_module("trials.child").report_read(os.environ[TRIAL_PLAN])
+        return 0
+
+
+def _watch_input() -> None:
+    """Report a read of standard input, unless this process got another one from its parent."""
+    try:
+        kinds = {(stat.S_IFMT(status.st_mode), status.st_rdev) for status in (os.fstat(0), os.stat(os.devnull))}
+    except OSError:  # it is closed
+        return
+    if len(kinds) == 1:
+        setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(EmptyInput())))  # noqa: B010, of another module
+
+
 def install(is_first: bool, was_requested: bool) -> None:
     """Install the import hook in this process.
 
@@ -207,6 +235,8 @@ def install(is_first: bool, was_requested: bool) -> None:
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
         return  # PYTHONPATH has two installations
     hook = ProcessHook(is_first, was_requested)
+    if os.environ.get(TRIAL_PLAN):
+        _watch_input()
     if not _is_on():
         if os.environ.get(TRIAL_PLAN):  # its program is not profiled
             sys.meta_path.insert(0, hook.finder)

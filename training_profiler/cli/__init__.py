@@ -26,6 +26,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
             # The words belong to another program. argparse would read its options as ours.
             return int(command_module("run").launch(words[1:]))
+        if getattr(sys, "stdout", None) is None:  # as after >&- in a shell
+            return _refuse("standard output is closed")
         return _parse_and_run(words)
     except ProfilerError as error:
         return _refuse(str(error))
@@ -42,6 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def _refuse(message: str) -> int:
     from training_profiler.text import encodable, one_line  # not at the top: `run` does not need it
 
+    if getattr(sys, "stderr", None) is None:
+        return 2
     print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
     return 2
 

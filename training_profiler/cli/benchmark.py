@@ -19,6 +19,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from training_profiler.errors import BenchmarkError
+from training_profiler.safety.files import write_output
 from training_profiler.text import encodable, printable_lines
 
 OURS = str(Path(__file__).resolve().parents[1])
@@ -112,7 +113,7 @@ def _write(place: str, text: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        Path(place).write_text(text, encoding="utf-8")
+        write_output(Path(place), text.encode())
     except OSError as error:
         raise BenchmarkError(f"--json {place} cannot be written ({error.strerror}); example: --json a.json") from None
 

@@ -5,6 +5,8 @@ BEFORE as well. Warm-up is left out, and so are steps on a busy machine where en
 
 Exit status: 0; 1 with --fail-if-slower, if a run is shown to be slower by at least that much; 2 if a run cannot be read
 or compared. Where the intervals leave open whether a run is slower by so much, the status is 0 and a line says so.
+With --fail-if-slower, the status is also 2 for a run that is not yet over, and for runs of two programs unless all runs
+are given.
 
     training-profiler compare
     training-profiler compare baseline runs/20261121-142530 --fail-if-slower 3%
@@ -25,12 +27,13 @@ from training_profiler.errors import RunFolderError
 from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data
-from training_profiler.safety.files import replace_file
+from training_profiler.safety.files import write_output
 from training_profiler.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_choice import choose_run, newest_runs, run_name
-from training_profiler.storage.run_lookup import read_meta, typed_path
+from training_profiler.storage.run_list import RUNNING, listed_run
+from training_profiler.storage.run_lookup import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.series_reader import SeriesReader
 from training_profiler.text import encodable, one_line, printable
@@ -77,6 +80,7 @@ class ReadRun:
         self.snapshot: Snapshot = read_run(folder, series=reader)
         self.series: RunSeries = reader.series(0 if self.snapshot.step is None else self.snapshot.step.warmup_count)
         self.meta = read_meta(folder)
+        self.program = program_in(self.meta.get("command", ""))
         name = run_name(self.meta)
         self.shown = typed_path(folder) + (f" ({printable(name)})" if name else "")
 
@@ -91,18 +95,37 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [ReadRun(folder) for folder in _chosen(arguments.runs)]
     before, *others = runs
     pairs = [compared(before, after) for after in others]
+    if arguments.fail_if_slower is not None:
+        _check_can_fail(runs, pairs, len(arguments.runs) >= len(runs))
     if arguments.json:
         text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
         layout = stream_layout(sys.stdout, "table")
         text = "\n".join(render_comparison(each, layout) for each in pairs)
     if arguments.html is not None:
-        replace_file(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
+        write_output(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
         text += "" if arguments.json else f"\nPage: {one_line(arguments.html)}\n"
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     limit = arguments.fail_if_slower
     return 0 if limit is None else max(_status(each, limit) for each in pairs)
+
+
+def _check_can_fail(runs: list[ReadRun], pairs: list[ComparedRuns], are_given: bool) -> None:
+    """Refuse what would let a check pass or fail by accident.
+
+    Raises:
+        RunFolderError: a run goes on, or runs of two programs were not chosen by the user.
+    """
+    for each in runs:
+        if listed_run(each.folder).state == RUNNING:
+            raise RunFolderError(f"{each.folder} is not yet over; --fail-if-slower compares runs that have ended")
+    for pair in () if are_given else pairs:
+        if pair.other_program:
+            raise RunFolderError(
+                f"{pair.before} and {pair.after} are runs of two programs ({' and '.join(map(str, pair.programs))}); "
+                "with --fail-if-slower, give both runs if that is meant"
+            )
 
 
 def _status(runs: ComparedRuns, limit: float) -> int:
@@ -125,7 +148,11 @@ def _chosen(given: list[Path]) -> list[Path]:
         if before.resolve() == after.resolve():
             raise RunFolderError(f"{given[0]} is the newest run itself; give the run to compare it with")
         return [before, after]
-    return [choose_run(each, runs) for each in given]
+    chosen = [choose_run(each, runs) for each in given]
+    for word, folder in zip(given[1:], chosen[1:], strict=True):
+        if folder.resolve() == chosen[0].resolve():
+            raise RunFolderError(f"{word} is the run to compare with, {chosen[0]}; give another one")
+    return chosen
 
 
 def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
@@ -149,6 +176,7 @@ def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
         {name: place for name, place in places.items() if place is not None},
         differing(*((run.meta, _facts(run.snapshot)) for run in (before, after))),
         _notes(before, after),
+        (before.program, after.program),
     )
 
 

@@ -40,7 +40,8 @@ def _text(section: Section) -> str:
     lines = [section.title]
     for name, (_, value) in zip(names, section.rows, strict=True):
         lines += Layout().wrap(one_line(value), first=f"{name:<{width}}", rest=" " * width)
-    lines += [f"  ! {one_line(problem)}" for problem in section.problems]
+    for problem in section.problems:
+        lines += Layout().wrap(one_line(problem), first="  ! ", rest="    ")
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,8 @@
 
 The page has the verdict, what to change with the lines of source code, step time and its sections over the steps, a
 flame view of the line samples, epochs, loaders, the machine, ranks, the checklist and the profiler's health.
-Lines of source code are on it while their files are as they were when the run began; --no-source leaves them out.
+Lines of source code are on it while their files are as they were when the run began, and the run folder is yours;
+--no-source leaves them out.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from training_profiler.cli.trace import summary_of
 from training_profiler.errors import TraceError
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
-from training_profiler.safety.files import replace_file
+from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.captures import captures_of
 from training_profiler.storage.run_folder import PAGE
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
@@ -53,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = read_series(folder, arguments.attempt)
     meta = read_meta(folder)
     wanted = [] if arguments.no_source else places(snapshot, findings)
-    lines = read_lines(meta, wanted, ranks[0].wall_ns if ranks else 0)
-    sources = {place: Excerpt(first, shown, place[1]) for place, (first, shown) in lines.items()}
+    found = read_lines(folder, meta, wanted, ranks[0].sources if ranks and ranks[0].rank == 0 else {})
+    sources = {place: Excerpt(first, shown, place[1]) for place, (first, shown) in found.lines.items()}
     versions = meta.get("versions")
     origin = Origin(
         read_program(folder) or "",
@@ -64,9 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
         _captures(folder),
     )
-    page = render_page(snapshot, findings, ranks, origin, sources)
+    page = render_page(snapshot, findings, ranks, origin, sources, found.missing)
+    content = page.encode("utf-8", "backslashreplace")
     target = arguments.output or folder / PAGE
-    replace_file(target, page.encode("utf-8", "backslashreplace"))
+    write_output(target, content) if arguments.output else replace_file(target, content)
     print(encodable(one_line(target), sys.stdout.encoding))
     return 0
 

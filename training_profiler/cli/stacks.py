@@ -118,7 +118,7 @@ def _without_answer(
 def _threads_of(dump: str, folder: Path) -> tuple[ThreadStack, ...]:
     """Return the threads in a dump of ``faulthandler``, which names none; the main thread is the last."""
     here, cwd = places_of_this_process(), read_meta(folder).get("folder")
-    places = Places(None, str(cwd), here.standard_library, here.search_path, here.never)
+    places = Places(None, str(cwd), here.standard_library, here.search_path, here.never, here.installed)
     naming = FrameNames(places)
     *others, main = parse_dump(dump) or [[]]
     # A thread that is nowhere but in threading.py runs a function in C: one of ours does.

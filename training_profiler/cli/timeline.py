@@ -18,7 +18,7 @@ from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.errors import RunFolderError
 from training_profiler.reports.stacks import collapsed, speedscope
 from training_profiler.reports.timeline_trace import timeline_trace
-from training_profiler.safety.files import replace_file
+from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.run_lookup import read_program
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import read_series
@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encodable(text, sys.stdout.encoding))
         sys.stdout.flush()
         return 0
+    content = text.encode("utf-8", "backslashreplace")
     target = arguments.output or folder / NAMES[arguments.format]
-    replace_file(target, text.encode("utf-8", "backslashreplace"))
+    write_output(target, content) if arguments.output else replace_file(target, content)
     print(encodable(one_line(target), sys.stdout.encoding))
     return 0

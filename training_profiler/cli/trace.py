@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.findings.thresholds import read_thresholds
-from training_profiler.safety.files import is_readable, replace_file
+from training_profiler.safety.files import is_readable, write_output
 from training_profiler.settings import read_settings
 from training_profiler.storage.run_lookup import run_named
 from training_profiler.text import encodable, printable_data, printable_lines
@@ -23,16 +23,19 @@ from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
 from training_profiler.trace_analysis.comparison_json import comparison_data
-from training_profiler.trace_analysis.csv_files import TABLES, csv_of
+from training_profiler.trace_analysis.critical_path.graph import Graph
+from training_profiler.trace_analysis.critical_path.over_ranks import joined_graph
+from training_profiler.trace_analysis.csv_files import OVER_RANKS, TABLES, csv_of, over_ranks_rows
 from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.report.comparison import render_comparison
+from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
 from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
 from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
-from training_profiler.trace_analysis.trace_json import trace_data
+from training_profiler.trace_analysis.trace_json import path_data, trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
@@ -124,25 +127,29 @@ def _written(arguments: argparse.Namespace) -> str:
             raise TraceError(f"--annotate takes one trace, and {arguments.trace} has {len(paths)}: give one of them")
         contents[arguments.annotate] = annotated(paths[0])
     if arguments.html is not None or arguments.csv is not None:
-        traces = [analyse(path) for path in paths]
+        traces = [analyse(path, with_graph=True) for path in paths]
+        ranks = _over_ranks(traces)
         if arguments.html is not None:
             thresholds = read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE)
-            contents[arguments.html] = render_traces(traces, thresholds).encode("utf-8", "replace")
+            page = render_traces(traces, thresholds, ranks, _joined_graph(traces))
+            contents[arguments.html] = page.encode("utf-8", "replace")
         if arguments.csv is not None:
-            contents |= _csv_files(traces, arguments.csv)
+            contents |= _csv_files(traces, ranks, arguments.csv)
     for path, content in contents.items():
         if path.resolve() in given:
             raise TraceError(f"{path} is the trace that is read; write to another file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
+            write_output(path, content)
         except OSError as error:
             raise TraceError(f"{path} cannot be written ({error.strerror})") from None
     return "".join(f"{path}\n" for path in contents)
 
 
-def _csv_files(traces: Sequence[Analysis], folder: Path) -> dict[Path, bytes]:
-    files = {}
+def _csv_files(traces: Sequence[Analysis], ranks: Sequence[RankCollective], folder: Path) -> dict[Path, bytes]:
+    joined = _joined_graph(traces)
+    tables = {"over_ranks": over_ranks_rows(ranks)} | {name: rows_of(joined) for name, rows_of in OVER_RANKS.items()}
+    files = {folder / f"{name}.csv": csv_of(rows).encode("utf-8", "replace") for name, rows in tables.items() if rows}
     for trace in traces:
         of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
         for name, rows_of in TABLES.items():
@@ -230,6 +237,7 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
         extra: dict[str, Any] = {
             "communication_over_ranks": [_rank_data(collective) for collective in ranks],
             "late_ranks_share_of_waiting": {collective.kind: dict(collective.late) for collective in ranks},
+            "critical_path_over_ranks": path_data(_joined_graph(traces)),
         }
         if arguments.memory_snapshot is not None:
             extra["memory_snapshot"] = [asdict(device) for device in memory]
@@ -238,6 +246,9 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     if len(traces) > 1 and not arguments.view:
         parts.append(render_ranks(traces, ranks, thresholds))
         traces = []
+    joined = _joined_graph(traces) if CRITICAL_PATH in (arguments.view or ()) else None
+    if joined is not None:
+        parts.append(render_path_over_ranks(joined))
     for trace in traces:
         if len(traces) > 1:
             parts.append(f"##### {trace.path.name}\n")
@@ -294,6 +305,17 @@ def _files(given: Path) -> list[Path]:
 def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
     runs = {trace.rank: trace.collective_runs for trace in traces if trace.rank is not None}
     return over_ranks(runs) if are_ranks(traces) else []
+
+
+def _joined_graph(traces: Sequence[Analysis]) -> Graph | str | None:
+    """Return the graph over ranks, or why there is none; None if the traces are not of several ranks of one job."""
+    if len(traces) < 2 or not are_ranks(traces):
+        return None
+    by_rank = {trace.rank: trace for trace in traces if trace.rank is not None}
+    return joined_graph(
+        {rank: trace.graph for rank, trace in by_rank.items()},
+        {rank: trace.collective_runs for rank, trace in by_rank.items()},
+    )
 
 
 def _line(data: dict[str, Any]) -> str:

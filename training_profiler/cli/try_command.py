@@ -33,6 +33,8 @@ from training_profiler.storage.run_choice import choose_run
 from training_profiler.storage.run_folder import MASK, describe_process
 from training_profiler.storage.run_lookup import typed_path
 from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
+from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.text import encodable, one_line
 from training_profiler.trials.edits import edited
 from training_profiler.trials.facts import facts_of
@@ -146,6 +148,8 @@ def _shown(words: Sequence[str]) -> str:
 
 def _resume(folder: Path, arguments: argparse.Namespace) -> int:
     """Go on with the session in a run folder."""
+    if not is_of_this_user(folder):
+        raise RunFolderError(f"{folder}: {OF_OTHERS}, so the command that it names is not run")
     state = load_state(folder)
     if arguments.only or arguments.all or arguments.numerics:
         raise RunFolderError("--resume goes on with the changes of the session: leave out --only, --all and --numerics")
@@ -178,7 +182,10 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
         raise RunFolderError(f"{folder}: no change is shown to help; --only names one")
     facts = facts_of(read_run(folder))
     chosen = [each for each in TREATMENTS if {each.name, each.family} & set(names)]
-    found = edited([edit for each in chosen for edit in each.edit(facts.calls)], os.getcwd())
+    if not is_of_this_user(folder):
+        raise RunFolderError(f"{folder}: {OF_OTHERS}, so none of your files are read")
+    edits = [edit for each in chosen for edit in each.edit(facts.calls)]
+    found = edited(edits, os.getcwd(), read_digests(folder))
     sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
     sys.stdout.flush()
     left = [*(manual.text for manual in found.manual), *found.notes]

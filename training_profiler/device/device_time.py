@@ -1,12 +1,13 @@
 """Device time of one session: starts when the training uses an accelerator, and limits its own cost."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from typing import Final, Protocol
 
 from training_profiler.device import backends
 from training_profiler.device.backends import CUDA
+from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.device.event_clock import DeviceClock
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
@@ -37,6 +38,9 @@ class SpanTotals(Protocol):
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add the device time of one span of section ``id``."""
+
+    def held_steps(self) -> Sequence[HeldStep]:
+        """Return the steps that may be written with their spans."""
 
 
 class DeviceTime:
@@ -173,6 +177,7 @@ class DeviceTime:
 
     def _resolve_reached(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         if not clock.accelerator.is_capturing():
+            pairs.lanes.hold(self._accumulator.held_steps())
             pairs.resolve(self._accumulator.add_device_time)
 
     def _resolve_rest(self, clock: DeviceClock, pairs: SpanPairing) -> None:
@@ -219,6 +224,10 @@ class DeviceTime:
         return DeviceTimingStats(
             self._device.kind, self._device.name, timing, self._pairing.spans, dict(self._pairing.unmeasured)
         )
+
+    def lanes_of(self, step: int) -> Mapping[str, Sequence[PlacedSpan]]:
+        """Return the spans of a step on each device, on the host's clock; nothing where none is known."""
+        return {} if self._pairing is None else self._pairing.lanes.of_step(step)
 
     def notes(self) -> list[str]:
         """Return a sentence if device time is missing or slows the training down."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 
@@ -118,6 +119,7 @@ def peak_memory_of(device: str) -> float | None:
     return None if peak is None else peak.memory_tb_s
 
 
+@cache
 def _peak(device: str) -> Peak | None:
     words = _words(device)
     if any(word in ANOTHER for word in words):

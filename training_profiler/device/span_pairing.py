@@ -2,17 +2,17 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training_profiler.device.device_lanes import NS_PER_MS, DeviceLanes
 from training_profiler.device.event_clock import DeviceClock, DeviceEvent
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-NS_PER_MS: Final = 1_000_000
 MOST_AHEAD: Final = 64  # unreached pairs; streams run in order, so later pairs are not reached either
 MOST_STRETCHES: Final = 100  # intervals without stamps, kept for open spans
 LEFT_OUT: Final = "left out to keep the cost low"
@@ -23,6 +23,16 @@ UNFINISHED: Final = "the device had not come to their end when the run ended"
 SWITCHED_OFF: Final = "device time was switched off"
 
 AddDeviceTime = Callable[[int, int], None]  # (id of the section, ns on the device)
+
+
+class _Pair(NamedTuple):
+    """A span whose device time is not yet known: its section, the host's times, and the events at its ends."""
+
+    id: int
+    begin_ns: int
+    end_ns: int
+    begin: DeviceEvent
+    end: DeviceEvent
 
 
 class SpanPairing:
@@ -39,6 +49,7 @@ class SpanPairing:
         host_only: int = 0,
         before: "SpanPairing | None" = None,
     ) -> None:
+        self.lanes = DeviceLanes(clock)
         self.spans: int = 0 if before is None else before.spans  # with a known device time
         self.unmeasured: Counter[str] = Counter() if before is None else before.unmeasured  # reason -> spans
         self.recorded = 0  # events recorded so far
@@ -47,7 +58,7 @@ class SpanPairing:
         self._host_only = host_only
         self.is_sync = is_sync  # the device was waited for at both ends, so host and device time are equal
         self._known: dict[int, DeviceEvent] = {}  # by the host's time of the event
-        self._pending: deque[tuple[int, DeviceEvent, DeviceEvent]] = deque()
+        self._pending: deque[_Pair] = deque()
         self._done: list[tuple[int, int]] = []
         self._until_ns = since_ns  # end of the previous drain
 
@@ -109,7 +120,7 @@ class SpanPairing:
         else:
             begin.hold()
             end.hold()
-            self._pending.append((id, begin, end))
+            self._pending.append(_Pair(id, begin_ns, end_ns, begin, end))
 
     def _leave_out(self, reason: str, spans: int = 1) -> None:
         if spans:
@@ -137,16 +148,17 @@ class SpanPairing:
             add(id, ns)
         self.spans += len(self._done)
         self._done.clear()
-        ahead: list[tuple[int, DeviceEvent, DeviceEvent]] = []
+        ahead: list[_Pair] = []
         while self._pending and len(ahead) < MOST_AHEAD:
-            id, begin, end = pair = self._pending.popleft()
-            if end.has_been_reached() and begin.has_been_reached():
-                self._measure(id, begin, end, add)
+            pair = self._pending.popleft()
+            if pair.end.has_been_reached() and pair.begin.has_been_reached():
+                self._measure(pair, add)
             else:
                 ahead.append(pair)
         self._pending.extendleft(reversed(ahead))
 
-    def _measure(self, id: int, begin: DeviceEvent, end: DeviceEvent, add: AddDeviceTime) -> None:
+    def _measure(self, pair: "_Pair", add: AddDeviceTime) -> None:
+        id, begin_ns, end_ns, begin, end = pair
         assert begin.event is not None
         # ms, resolution about 0.5 us (CUDA Runtime API, cudaEventElapsedTime)
         ns = round(begin.event.elapsed_time(end.event) * NS_PER_MS)
@@ -155,6 +167,7 @@ class SpanPairing:
         else:
             add(id, ns)
             self.spans += 1
+            self.lanes.add(id, begin_ns, end_ns, begin, ns)
         self._clock.give_back(begin)
         self._clock.give_back(end)
 
@@ -163,3 +176,4 @@ class SpanPairing:
         self._leave_out(reason, len(self._pending))
         self._pending.clear()
         self._known.clear()
+        self.lanes.close()

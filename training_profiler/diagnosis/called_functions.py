@@ -31,8 +31,8 @@ ACTIVITIES: Final = (
     Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
     Activity(
         "copying objects",
-        frozenset({"deepcopy"}),
-        "Update one copy in place instead of making a new one: torch._foreach_lerp_ for a moving average of weights, "
+        frozenset({"deepcopy", "clone", "state_dict", "load_state_dict"}),
+        "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
         "Tensor.copy_ for a backup",
     ),
     Activity(
@@ -55,6 +55,48 @@ ACTIVITIES: Final = (
             )
         ),
         "Read files once, before the loop",
+    ),
+    Activity(
+        "computing metrics",
+        frozenset(
+            (
+                *("roc_auc_score", "f1_score", "accuracy_score", "balanced_accuracy_score", "precision_score"),
+                *("recall_score", "average_precision_score", "confusion_matrix", "classification_report", "roc_curve"),
+                *("precision_recall_curve", "top_k_accuracy_score", "r2_score", "cohen_kappa_score", "pearsonr"),
+                *("spearmanr", "matthews_corrcoef", "precision_recall_fscore_support"),
+            )
+        ),
+        "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
+    ),
+    Activity(
+        "making tensors of lists and arrays",
+        frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
+        "Make tensors of the data once, ahead of time, and take batches of them by index",
+    ),
+    Activity(
+        "making optimizers and schedulers",
+        frozenset(
+            (
+                *("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "LambdaLR", "StepLR"),
+                *("CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau", "LinearLR", "SequentialLR"),
+            )
+        ),
+        "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
+    ),
+    Activity(
+        "filling tensors with zeros",
+        frozenset(("zeros_like", "zero_")),
+        "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",
+    ),
+    Activity(
+        "waiting for the network",
+        frozenset(
+            (
+                *("recv_into", "sendall", "create_connection", "urlopen", "getresponse", "requests.get"),
+                *("requests.post", "requests.put", "session.get", "session.post", "client.get", "client.post"),
+            )
+        ),
+        "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
     ),
     Activity(
         "reading numbers out of tensors",

@@ -2,7 +2,16 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.machine import EXPLAINS, HYPERVISOR, MEMORY, OTHERS, QUOTA, SAMPLES_NEEDED, cpu_loss
+from training_profiler.diagnosis.machine import (
+    EXPLAINS,
+    HYPERVISOR,
+    MEMORY,
+    OTHERS,
+    QUOTA,
+    SAMPLES_NEEDED,
+    THE_MACHINE,
+    cpu_loss,
+)
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, GpuStats, MemoryChange, Snapshot, StepChange
@@ -17,7 +26,6 @@ STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
 RANKS_RESOLVE: Final = 1 / 8  # of the steps: how exactly a rank knows since when its work takes longer
-MACHINE: Final = "the machine"
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
     OTHERS: "other programs have the CPUs",
@@ -26,7 +34,7 @@ _MACHINE: Final = {
     MEMORY: "programs wait for memory pages",
 }
 _FIXES: Final = {
-    MACHINE: "Look for what began on this machine at that time, before changing code",
+    THE_MACHINE: "Look for what began on this machine at that time, before changing code",
     CLOCK: "Look for heat or a power limit (nvidia-smi -q -d PERFORMANCE, CLOCK), before changing code",
     OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
 }
@@ -114,7 +122,7 @@ def cause_of(change: StepChange) -> tuple[str, str]:
         # The loss counts more than once: threads that have a CPU wait for those that have none.
         if EXPLAINS * (lost.to_others - lost_before.to_others) * change.after_s >= CARRIES * added_s:
             reason = f"{_MACHINE[lost.cause]} {lost.to_others:.0%} of the time, {lost_before.to_others:.0%} before"
-            return MACHINE, f"; since then {reason}"
+            return THE_MACHINE, f"; since then {reason}"
     if slower := _slower_clock(change):
         return CLOCK, slower
     added = {name: after - before for name, (before, after) in change.sections.items() if name != PROFILER}

@@ -4,9 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.anomaly import ANOMALY_DETECTION
+from training_profiler.diagnosis.batches import TINY_BATCHES
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
+from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
+from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
+from training_profiler.diagnosis.memory import KEPT_GRAPHS
 from training_profiler.diagnosis.page_faults import PAGE_FAULTS
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
@@ -16,6 +21,7 @@ from training_profiler.diagnosis.program import (
     SMALL_OPERATORS,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
@@ -27,7 +33,9 @@ from training_profiler.recording.known_sections import (
     DATA_LOADING,
     FIRST_FETCH,
     FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
     OPTIMIZER_STEP,
+    ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
@@ -39,6 +47,7 @@ STEP_TIME_VARIES: Final = "step-time-varies"
 RISES: Final = (SLOWER_SINCE, "slowing-down")  # of step time
 BACKWARD_SLOW: Final = "backward-slow"
 SYNCHRONIZATION_HEAVY: Final = "synchronization-heavy"
+MEMORY_GROWS: Final = ("memory-growth", "memory-rises-since")
 VALIDATION_HEAVY: Final = "validation-heavy"
 # Their cause is another rank. What a rank waits for it lies in the sections in which ranks meet.
 OF_OTHER_RANKS: Final = ("straggler", "host-slow", "uneven-work")
@@ -56,7 +65,11 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     PYTHON_IN_FORWARD: (FORWARD_PASS,),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
+    ANOMALY_DETECTION: (FORWARD_PASS, OTHER, BACKWARD_PASS),
+    DENSE_EMBEDDING: (OPTIMIZER_STEP,),
+    REPEATED_FORWARD: (FORWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
+    TINY_BATCHES: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
     PAGE_FAULTS: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
@@ -67,11 +80,15 @@ _CAUSES: Final = (
     GARBAGE,
     PAGE_FAULTS,
     LOCK_HELD,
+    ANOMALY_DETECTION,
+    DENSE_EMBEDDING,
     SAMPLER_SLOW,
     RECOMPILES,
     PYTHON_IN_FORWARD,
     DOUBLE_PRECISION,
+    REPEATED_FORWARD,
     SMALL_OPERATORS,
+    TINY_BATCHES,
     REPEATED_BACKWARD,
     VALIDATION_WITH_GRADIENTS,
 )
@@ -82,7 +99,16 @@ _EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
 def section_of(finding: Finding) -> str | None:
     """Return the section whose line a finding is about; None if it is about none."""
-    return next(iter(_SECTIONS.get(finding.code, ())), None)
+    return next(iter(_sections_of(finding)), None)
+
+
+def _sections_of(finding: Finding) -> tuple[str, ...]:
+    """Return the sections that have the seconds of a finding; none where it is about all."""
+    if finding.code == REPEATED_FORWARD and finding.evidence["without_gradients"]:
+        return (VALIDATION_EPOCH,) if finding.evidence["in_validation"] else (FORWARD_WITHOUT_GRAD, ROLLOUT)
+    if finding.code == SMALL_OPERATORS and "outside_modules" in finding.evidence:
+        return OTHER, BACKWARD_PASS
+    return _SECTIONS.get(finding.code, ())
 
 
 def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
@@ -123,7 +149,7 @@ class _Claims:
 
     def left_of(self, finding: Finding) -> Finding:
         """Return the finding with what nothing before it has claimed, and claim that."""
-        names = _SECTIONS[finding.code]
+        names = _sections_of(finding)
         claimed_s = sum(self._claimed_s.get(name, 0.0) for name in names)
         if finding.code in _CAUSES and len(names) > 1:
             # Two causes may lie in the same sections and not overlap, so they share what the sections have.
@@ -166,8 +192,10 @@ def _beside_others(
     section, explained = _moves_with(finding, snapshot)
     if finding.code in RISES:
         left_s = saving_s * (explained + (1 - explained) * (1 - min(1.0, in_steps_s / settled_s)))
+        if finding.evidence.get("moves_with") == THE_MACHINE and any(each.code == MACHINE_BUSY for each in findings):
+            return replace(finding, potential_saving_s=left_s)  # the machine's finding has the seconds, this the step
     else:
-        is_claimed = section in {name for each in single for name in _SECTIONS[each.code]}
+        is_claimed = any(_is_in(each, section) for each in single)
         left_s = saving_s * (1 - max(explained if is_claimed else 0.0, min(1.0, in_steps_s / settled_s)))
         # A rise makes steps uneven as well.
         left_s -= sum(each.potential_saving_s for each in findings if each.code in RISES)
@@ -207,13 +235,27 @@ def _is_slow_without(finding: Finding, waited_s: float) -> bool:
 def cause_first(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, what takes time right after its own cause, at the place of the costlier of both.
 
-    Such as synchronization after the rank that it mostly waits for, and validation after the gradients that it records.
+    Such as synchronization after the rank that it mostly waits for, validation after the gradients that it records, and
+    memory that grows after the graphs that are kept.
     """
-    waits = next((finding for finding in findings if "waits_for" in finding.evidence), None)
-    culprit = next((finding for finding in findings if finding.code in OF_OTHER_RANKS), None)
-    validation = next((finding for finding in findings if finding.code == VALIDATION_HEAVY), None)
-    gradients = next((finding for finding in findings if finding.code == VALIDATION_WITH_GRADIENTS), None)
-    return _together(_together(findings, culprit, waits), gradients, validation)
+    pairs = (
+        (lambda finding: finding.code in OF_OTHER_RANKS, lambda finding: "waits_for" in finding.evidence),
+        (_makes_validation_slow, lambda finding: finding.code == VALIDATION_HEAVY),
+        (lambda finding: finding.code == KEPT_GRAPHS, lambda finding: finding.code in MEMORY_GROWS),
+    )
+    for is_cause, is_effect in pairs:
+        findings = _together(findings, next(filter(is_cause, findings), None), next(filter(is_effect, findings), None))
+    return list(findings)
+
+
+def _makes_validation_slow(finding: Finding) -> bool:
+    return finding.code == VALIDATION_WITH_GRADIENTS or (
+        finding.code == REPEATED_FORWARD and _is_in(finding, VALIDATION_EPOCH)
+    )
+
+
+def _is_in(finding: Finding, section: str) -> bool:
+    return section in _sections_of(finding)
 
 
 def _together(findings: Sequence[Finding], cause: Finding | None, effect: Finding | None) -> list[Finding]:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from training_profiler.device.backends import CUDA
+from training_profiler.recording.known_sections import OPTIMIZER_STEP
 from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -11,6 +12,7 @@ FEW_TENSORS: Final = 8  # below it there is little to put together
 LBFGS: Final = "LBFGS"  # computes the loss itself, often of all data at once
 FUSED_SAVES: Final = 0.85  # of an optimizer that updates many tensors one by one
 OTHERWISE_SAVES: Final = 0.5
+MOST_OF_IT: Final = 0.5
 
 
 def forward_fix(snapshot: Snapshot) -> str:
@@ -38,6 +40,12 @@ def optimizer_fix(snapshot: Snapshot) -> str:
         return f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}"
     if facts.name == LBFGS:
         return "LBFGS goes through its history for each evaluation: lower history_size, or train fewer parameters"
+    if not _is_in_updates(snapshot):
+        return (
+            f"Most of it is not in {facts.name}'s updates: an optimizer that evaluates a closure, such as LBFGS, goes "
+            "through its history for each evaluation (lower history_size), and clearing gradients takes time with "
+            "set_to_none=False"
+        )
     if facts.fused:
         return f"{facts.name} is fused already: {accumulate}, or train fewer parameters"
     if can_fuse(facts):
@@ -55,11 +63,19 @@ def optimizer_fix(snapshot: Snapshot) -> str:
 def optimizer_saves(snapshot: Snapshot) -> float:
     """Return the part of the optimizer's time that its fix saves."""
     facts = snapshot.program.optimizer
-    if facts is None or facts.fused:
+    if facts is None or facts.fused or not _is_in_updates(snapshot):
         return OTHERWISE_SAVES
     # On an accelerator torch takes foreach by itself unless it is set to False.
     one_by_one = not facts.foreach and (facts.devices == ("cpu",) or facts.foreach is False or not facts.has_foreach)
     return FUSED_SAVES if one_by_one and can_fuse(facts) and facts.tensors >= FEW_TENSORS else OTHERWISE_SAVES
+
+
+def _is_in_updates(snapshot: Snapshot) -> bool:
+    """Return whether most of the time is in whole updates: those that evaluate a closure are not spans of their own."""
+    section = snapshot.sections.get(OPTIMIZER_STEP)
+    if section is None or section.avg_s is None or snapshot.is_by_device(OPTIMIZER_STEP):
+        return True
+    return section.count * section.avg_s >= MOST_OF_IT * section.total_s
 
 
 def can_fuse(facts: OptimizerFacts) -> bool:

@@ -18,6 +18,7 @@ FREEZE: Final = (
     "less as tensors or arrays"
 )
 _ASK_LESS: Final = "Call gc.collect() less often, such as every 100th step: it goes through all objects"
+_COLLECTS: Final = "gc.collect"
 _FEWER: Final = (
     "Make fewer objects of Python that outlive a line (lists of numbers, dicts, tuples: use tensors), or collect less "
     "often: gc.set_threshold(50_000, 20, 20)"
@@ -41,10 +42,12 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
     if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < STEPS_WITH:
         return None
     part = stats.step_total_s / garbage.step_total_s
+    place = _asked_at(snapshot) if fix == _ASK_LESS else ""
     return Finding(
         code=GARBAGE,
         message=f"Garbage collection takes {garbage.share_of_step:.0%} of step time "
-        f"({ms_text(seconds / step.settled_count)} per step): {_text(kind, stats, garbage.steps)}",
+        f"({ms_text(seconds / step.settled_count)} per step): {_text(kind, stats, garbage.steps)}"
+        + (f"; above all at {place}" if place else ""),
         evidence={
             "share_of_step": garbage.share_of_step,
             "threshold": threshold,
@@ -55,10 +58,22 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
             "longest_s": stats.longest_s,
             "longest_step": stats.longest_step,
             "explained": garbage.explained,
+            "lines": place,
         },
         potential_saving_s=part * seconds,
         fix=fix,
     )
+
+
+def _asked_at(snapshot: Snapshot) -> str:
+    """Return the line that spends most time in ``gc.collect()``; "" if it was never sampled there."""
+    shares = {
+        f"{line.place} {line.what}": line.called.get(_COLLECTS, 0.0)
+        for lines in snapshot.lines.values()
+        for line in lines
+    }
+    place = max(shares, key=lambda place: shares[place], default="")
+    return place if shares.get(place) else ""
 
 
 def _text(kind: str, stats: CollectionStats, steps: int) -> str:

@@ -98,11 +98,11 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
     has_forward = _has_hidden_forward(snapshot)
-    spent = activities(other, snapshot.lines.get(OTHER, ()), has_forward)
+    spent = activities(other, snapshot.lines_of_steps(OTHER), has_forward)
     if spent:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    places = snapshot.hottest(OTHER)
+    places = snapshot.hottest(OTHER, of_steps=True)
     line_texts = [f"{line.place} {line.what} ({_of_it(line, other.share)})" for line in places]
     callers = list(dict.fromkeys(line.caller for line in places if line.caller))
     if callers:
@@ -133,19 +133,28 @@ def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]
 def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
-    if name is None or section is None or not section.share or "lines" in finding.evidence:
+    if name is None or section is None or not _with_nested(name, snapshot)[1] or "lines" in finding.evidence:
         return finding
     if finding.code in ABOUT_WORKERS and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
+    places, whole = _with_nested(name, snapshot)
     texts = [
-        f"{place.place} {place.what} ({_of_it(place, section.share)})"
-        for place in snapshot.hottest(name)
-        if place.share >= GUILTY_FROM * section.share
+        f"{place.place} {place.what} ({_of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
     ]
     if not texts:
         return finding
     evidence = {**finding.evidence, "lines": ", ".join(texts)}
     return replace(finding, message=f"{finding.message}; above all in {texts[0]}", evidence=evidence)
+
+
+def _with_nested(name: str, snapshot: Snapshot) -> tuple[list[LineStats], float]:
+    """Return the places of a section and its share, with those of what has its own name there: validation's passes."""
+    names = [each for each in snapshot.sections if each == name or each.startswith(f"{name}/")]
+    whole = sum(snapshot.sections[each].share for each in names)
+    if len(names) == 1:
+        return snapshot.hottest(name, of_steps=True), whole
+    lines = tuple(line for each in names for line in snapshot.lines.get(each, ()))
+    return replace(snapshot, lines={name: tuple(sorted(lines, key=lambda line: -line.share))}).hottest(name), whole
 
 
 def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:

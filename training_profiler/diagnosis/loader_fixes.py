@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, PREPROCESS_LESS, WorkerPlan, worker_plan
+from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
@@ -56,6 +57,13 @@ def waiting_saved(snapshot: Snapshot) -> float:
     return 1.0 if plan is None else plan.saved
 
 
+def plan_of_workers(snapshot: Snapshot) -> Evidence:
+    """Return how many workers the slowest loader needs and what they can bring, as evidence; empty if unknown."""
+    loader = slowest_loader(snapshot)
+    plan = None if loader is None else _plan(snapshot, loader)
+    return {} if plan is None else plan.evidence
+
+
 def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
     free, ranks = free_cpus(snapshot), 1 if snapshot.machine is None else snapshot.machine.local_ranks
     return worker_plan(snapshot, loader, None if free is None else free / ranks)
@@ -76,6 +84,8 @@ def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
 
 
 def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
+    if loader.num_workers == 0 and loader.is_map_style is False:
+        yield "divide the samples among them (torch.utils.data.get_worker_info), or each repeats the whole data set"
     if snapshot.device is not None and loader.pin_memory is False:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:

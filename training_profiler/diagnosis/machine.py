@@ -7,11 +7,13 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, threshold_
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.program import THREADS
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 MACHINE_BUSY: Final = "machine-busy"
 OVERSUBSCRIBED: Final = "cpu-oversubscribed"
+THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
 THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
 # Rules about time that comes and goes, as it does on a busy machine whatever the program does.
@@ -23,6 +25,7 @@ ABOUT_UNEVEN_TIME: Final = (
     "backward-slow",
     "warm-up",
 )
+MANY_THREADS: Final = 1.5  # times the CPUs
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
@@ -136,6 +139,9 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     if machine is None or machine.cores is None or loss.own <= threshold or loss.own * snapshot.wall_s < MIN_SAVING_S:
         return None
     lost_s = loss.own * snapshot.wall_s
+    is_alone = machine.local_ranks == 1 and not any(loader.num_workers for loader in snapshot.loaders)
+    if is_alone and snapshot.program.threads > MANY_THREADS * machine.cores:
+        return _too_many_threads(snapshot, machine.cores, loss, threshold)
     ranks = f" and {machine.local_ranks} ranks" if machine.local_ranks > 1 else ""
     return Finding(
         code=OVERSUBSCRIBED,
@@ -148,12 +154,36 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold: float) -> Finding:
+    """Return the finding where torch itself has more threads than there are CPUs: fewer save what is lost."""
+    lost_s, threads = loss.own * snapshot.wall_s, snapshot.program.threads
+    places = ", ".join(call.site.place for call in snapshot.program.calls if call.kind == THREADS)
+    where = f" (set at {places})" if places else ""
+    return Finding(
+        code=OVERSUBSCRIBED,
+        message=f"An operation of torch uses up to {threads} threads{where}, and there are {cores:g} CPUs: the "
+        f"training thread waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
+        evidence={
+            "lost_share": loss.own,
+            "threshold": threshold,
+            "lost_s": lost_s,
+            "cores": cores,
+            "threads": threads,
+            "lines": places,
+        },
+        potential_saving_s=lost_s,
+        fix=f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small "
+        "operations are fastest with one",
+    )
+
+
 def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
     """Return the findings with the savings that are left without the time lost to others.
 
     A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
     shrink whatever the program does. The loss counts twice there: the threads of an operation wait for one that has
-    no CPU, and that wait looks like computing.
+    no CPU, and that wait looks like computing. A rule that names the machine as the cause stays, with what the loss
+    leaves.
     """
     lost = cpu_loss(snapshot.machine).all
     if lost <= threshold_of(MACHINE_BUSY, snapshot):
@@ -163,9 +193,11 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
 
 
 def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
-    if finding.code == MACHINE_BUSY:
+    if finding.code in (MACHINE_BUSY, OVERSUBSCRIBED):
         return finding
     if finding.code not in ABOUT_UNEVEN_TIME:
         return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
+    if finding.evidence.get("moves_with") == THE_MACHINE:
+        return replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - lost_s))
     left_s = finding.potential_saving_s - EXPLAINS * lost_s
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None

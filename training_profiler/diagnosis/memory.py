@@ -16,7 +16,12 @@ RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a tr
 JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
 GROWTH_NEEDS: Final = 10  # points
 GROWTH_P_VALUE: Final = 0.001
+KEPT_GRAPHS: Final = "kept-graphs"
+GRAPHS_NEEDED: Final = 10
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
+# In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
+SHORT_S: Final = 60.0
+SHORT_AT_LEAST: Final = 64 * 2**20
 
 
 @RULES.rule("host-memory", threshold=0.85, saving=Saving.UNKNOWN)
@@ -174,7 +179,7 @@ def _grows(growth: Growth | None, level: Level | None, threshold: float) -> bool
         and level is not None
         and growth.points >= GROWTH_NEEDS
         and growth.p_value <= GROWTH_P_VALUE
-        and growth.bytes >= GROWTH_AT_LEAST
+        and growth.bytes >= (SHORT_AT_LEAST if growth.seconds < SHORT_S else GROWTH_AT_LEAST)
         and growth.bytes > threshold * level.mean
     )
 
@@ -198,6 +203,30 @@ def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: flo
         potential_saving_s=0.0,
         fix="Look for tensors kept with their graph, such as a list of losses (keep loss.item() or loss.detach() "
         "instead), or for a cache or log that is never emptied",
+    )
+
+
+@RULES.rule(KEPT_GRAPHS, threshold=0.9, saving=Saving.UNKNOWN)  # of the graphs that were followed
+def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a program that keeps the graphs of earlier losses or outputs; None where fewer than 10 were followed."""
+    facts = snapshot.program.graphs
+    if facts is None or facts.steps < GRAPHS_NEEDED or facts.kept < threshold * facts.steps:
+        return None
+    where = f"; their backward passes begin at {facts.backward}" if facts.backward else ""
+    where = f": {facts.place}" if facts.place else where
+    return Finding(
+        code=KEPT_GRAPHS,
+        message=f"The program keeps the graphs of earlier steps: {facts.kept} of {facts.steps} losses or outputs "
+        f"still had theirs {facts.after} steps later{where}",
+        evidence={
+            "followed": facts.steps,
+            "kept": facts.kept,
+            "threshold": threshold,
+            "steps_later": facts.after,
+            "lines": facts.place,
+        },
+        potential_saving_s=0.0,
+        fix="Keep loss.detach() instead: a graph takes memory as long as a loss of its step, or their sum, is kept",
     )
 
 

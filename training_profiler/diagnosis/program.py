@@ -7,7 +7,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
-from training_profiler.snapshot.snapshot import PYTHON, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, PYTHON, Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
 SMALL_OPERATORS: Final = "small-operators"
@@ -18,6 +18,8 @@ RECOMPILES: Final = "recompiles"
 
 # A layer with a weight and a bias takes about 3 operators forward and 9 backward.
 OPERATORS_A_TENSOR: Final = 6
+OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
+SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
 # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
 BETWEEN_OPERATORS_S: Final = 40e-6
@@ -42,7 +44,9 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     operators, computing_s = snapshot.program.operators, _computing_s(snapshot) / step.settled_count
     if not operators or not cpu.operator_s or not optimizer.tensors:
         return None
-    needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, _per_step(snapshot, FORWARD_PASS))
+    needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
+    if _is_outside_modules(snapshot):
+        return _small_operators_outside(snapshot, threshold, needed)
     operator_s = computing_s / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
         return None
@@ -61,6 +65,55 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
             "seconds_per_operator": operator_s,
             "least_seconds_per_operator": cpu.operator_s,
             "parameter_tensors": optimizer.tensors,
+        },
+        potential_saving_s=potential_saving_s,
+        fix=_fewer_operators(snapshot),
+    )
+
+
+def _is_outside_modules(snapshot: Snapshot) -> bool:
+    """Return whether backward passes have far more operators than modules called, as of a loop in the loss.
+
+    So have several backward passes of one forward pass, such as a penalty's or a Jacobian's, and checks of gradients.
+    """
+    forward = snapshot.program.forward
+    if forward is None or not forward.operators or snapshot.program.finds_anomalies or snapshot.program.kept_graphs:
+        return False
+    if per_step(snapshot, BACKWARD_PASS) > SAME * per_step(snapshot, FORWARD_PASS):
+        return False
+    return snapshot.program.operators - forward.operators > OUTSIDE * forward.operators
+
+
+def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float) -> Finding | None:
+    """Return the finding about operators that are in no module: their time is unattributed, and in backward passes."""
+    cpu, step, forward = snapshot.program.cpu, snapshot.step, snapshot.program.forward
+    assert cpu is not None
+    assert step is not None
+    assert forward is not None
+    operators = snapshot.program.operators - forward.operators
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
+    operator_s = backward_s / step.settled_count / operators
+    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
+        return None
+    potential_saving_s = (backward_s + (snapshot.total_of_step_s(OTHER) or 0.0)) * (1 - needed / operators)
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    places = [f"{line.place} {line.what}" for line in snapshot.hottest(OTHER)]
+    above_all = f"; above all in {places[0]}" if places else ""
+    return Finding(
+        code=SMALL_OPERATORS,
+        message=f"Backward passes take {operators} small operators a step, {operator_s * 1e6:.1f} us each (starting "
+        f"one takes {cpu.operator_s * 1e6:.1f} us here), most of them of what is computed outside of modules, such as "
+        f"the loss{above_all}",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "operators": operators,
+            "seconds_per_operator": operator_s,
+            "least_seconds_per_operator": cpu.operator_s,
+            "outside_modules": 1,
+            "lines": ", ".join(places),
         },
         potential_saving_s=potential_saving_s,
         fix=_fewer_operators(snapshot),
@@ -103,7 +156,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _sampled_in_python(snapshot: Snapshot) -> float:
     """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown."""
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines.get(FORWARD_PASS, ())
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
     if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return 0.0
     return min(1.0, sum(line.called.get(PYTHON, 0.0) for line in lines) / section.share)
@@ -119,7 +172,7 @@ def _outside_operators_s(snapshot: Snapshot) -> float | None:
     counted, section = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS)
     if counted is None or section is None or not section.min_s:
         return None
-    least_s = min(counted.calls_s, section.min_s * _per_step(snapshot, FORWARD_PASS))
+    least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)
     sampled_s = min(outside_s, _sampled_in_python(snapshot) * least_s)
     return max(sampled_s, outside_s - BETWEEN_OPERATORS_S * counted.operators)
@@ -149,7 +202,7 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
 @RULES.rule(REPEATED_BACKWARD, threshold=0.10)  # of step time
 def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag updates with several backward passes through one graph; None unless each update has them."""
-    step, passes = snapshot.step, _per_step(snapshot, BACKWARD_PASS)
+    step, passes = snapshot.step, per_step(snapshot, BACKWARD_PASS)
     if step is None or not has_enough_steps(snapshot) or passes < 1 + USED_EACH_UPDATE:
         return None
     if snapshot.program.kept_graphs < USED_EACH_UPDATE * step.count:
@@ -230,7 +283,7 @@ def _computing_s(snapshot: Snapshot) -> float:
     return (snapshot.total_of_step_s(FORWARD_PASS) or 0.0) + (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
 
 
-def _per_step(snapshot: Snapshot, name: str) -> float:
+def per_step(snapshot: Snapshot, name: str) -> float:
     """Return how often a section that lies in steps ran in each."""
     section, step = snapshot.sections.get(name), snapshot.step
     if section is None or step is None or not step.count or not section.total_s:

@@ -6,10 +6,13 @@ from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
+    anomaly,
+    batches,
     calls,
     change,
     claims,
     device,
+    embeddings,
     garbage,
     lines,
     loaders,
@@ -18,6 +21,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     page_faults,
     program,
     ranks,
+    repeated_forward,
     samplers,
     shares,
     steps,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
-from training_profiler.diagnosis.loader_fixes import transfer_fix, waiting_fix, waiting_saved
+from training_profiler.diagnosis.loader_fixes import plan_of_workers, transfer_fix, waiting_fix, waiting_saved
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
@@ -54,6 +54,7 @@ class StepShare:
     fires_at_threshold: bool = False
     has_severity: bool = False
     foreign_s: Callable[[Snapshot], float] | None = None  # time in the section that is not its own work
+    more_evidence: Callable[[Snapshot], Evidence] | None = None
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the step; None below 10 steps, or without the section."""
@@ -82,6 +83,8 @@ class StepShare:
         }
         if self.has_severity:
             evidence["severity"] = severity_of(share, threshold)
+        if self.more_evidence is not None:
+            evidence |= self.more_evidence(snapshot)
         return Finding(
             code=self.code,
             message=f"{share:.1%} of step time is spent {self.activity} "
@@ -166,6 +169,7 @@ STEP_SHARES: Final = (
         fix=waiting_fix,
         saved=waiting_saved,
         fires_at_threshold=True,
+        more_evidence=plan_of_workers,
     ),
     StepShare(
         code="data-generation-bound",
@@ -258,7 +262,8 @@ for run_row in RUN_SHARES:
 def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a backward pass that takes over three times the forward pass; None if either was not measured.
 
-    Unattributed time counts as forward pass: functional code computes its loss outside of every module.
+    Unattributed time counts as forward pass: functional code computes its loss outside of every module. With more
+    backward passes than forward passes, such as gradients of gradients, each is compared with a forward pass.
     """
     forward_s = snapshot.total_of_step_s(FORWARD_PASS)
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
@@ -268,6 +273,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         return None  # host time of one and device time of the other cannot be compared
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     forward_s += 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
+    forward_s *= max(1.0, _backwards_a_forward(snapshot))
     ratio = backward_s / forward_s
     potential_saving_s = backward_s - 2 * forward_s
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
@@ -280,6 +286,11 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         fix="Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
     )
+
+
+def _backwards_a_forward(snapshot: Snapshot) -> float:
+    forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
+    return backwards / forwards if forwards else 1.0
 
 
 def _synchronization_within(snapshot: Snapshot, name: str) -> float:

@@ -1,8 +1,9 @@
-"""How many workers a loader needs, and what they can bring at most, from what its workers measured."""
+"""How many workers a loader needs, and what they can bring at most, from what making a batch takes now."""
 
 from math import ceil
 from typing import Final, NamedTuple
 
+from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import ms_text
@@ -11,17 +12,18 @@ BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill
 PREPROCESS_LESS: Final = "Preprocess less per sample"
 FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
+MOST_OF_ONE_THREAD: Final = 1.5  # CPU time over time; the profiler's own threads are in it as well
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
 
 
 class WorkerPlan(NamedTuple):
     """Times are for one batch."""
 
-    now: int  # workers that there are
+    now: int  # workers that there are; 0 where the training makes its batches itself
     needed: int  # workers that make batches as fast as a training without waiting uses them
     useful: int  # as many of them as there are CPUs for
-    making_s: float  # in a worker that always has a CPU
-    cpu_s: float  # of a worker
+    making_s: float  # in a worker that always has a CPU, or in the training where there is none
+    cpu_s: float  # for making one
     using_s: float  # of the training beside waiting
     now_s: float  # of the training
     at_best_s: float  # of the training, with any number of workers
@@ -34,15 +36,30 @@ class WorkerPlan(NamedTuple):
             return 1.0
         return (self.now_s - self.at_best_s) / (self.now_s - self.using_s)
 
+    @property
+    def evidence(self) -> Evidence:
+        """The figures that the advice is from."""
+        return {
+            "num_workers": self.now,
+            "workers_needed": self.needed,
+            "workers_useful": self.useful,
+            "making_s": self.making_s,
+            "making_cpu_s": self.cpu_s,
+            "using_s": self.using_s,
+            "least_batch_s": self.at_best_s,
+        }
+
     def text(self) -> str:
         """Return what to do with the number of workers."""
-        times = f"making a batch takes {ms_text(self.making_s)} in a worker, using it {ms_text(self.using_s)}"
+        where = " in a worker" if self.now else f" ({ms_text(self.cpu_s)} of CPU time)"
+        times = f"making a batch takes {ms_text(self.making_s)}{where}, using it {ms_text(self.using_s)}"
         if self.needed <= self.now:
             why = ", but some take much longer" if self.is_uneven else ""
             return f"The {self.now} workers are enough for batches of mean length{why}: {times}"
         if self.useful <= self.now:
+            workers = "More workers" if self.now else "Workers"
             return (
-                f"More workers would not help: all CPUs are busy, and making a batch takes {ms_text(self.cpu_s)} of "
+                f"{workers} would not help: all CPUs are busy, and making a batch takes {ms_text(self.cpu_s)} of "
                 f"CPU time, using it {ms_text(self.using_s)}. {PREPROCESS_LESS}"
             )
         if self.useful < self.needed:
@@ -56,7 +73,8 @@ class WorkerPlan(NamedTuple):
 def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None) -> WorkerPlan | None:
     """Return the plan for a loader of the training; None where it was not measured.
 
-    Needs the times of the workers, and that all training batches come from this loader.
+    Needs the times of the workers, or those of the training where that makes its batches itself, and that all training
+    batches come from this loader.
 
     Args:
         snapshot: of the run.
@@ -64,6 +82,8 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         free_cpus: CPUs that this process could use beside those that it uses. None is unknown, and no limit.
     """
     workers, times = loader.workers, batch_times(snapshot, loader)
+    if loader.num_workers == 0:
+        return None if times is None else _plan_without_workers(snapshot, loader, free_cpus, *times)
     if workers is None or times is None or not loader.num_workers or workers.batches < BATCHES_NEEDED:
         return None
     now_s, using_s = times
@@ -87,6 +107,37 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     )
 
 
+def _plan_without_workers(
+    snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None, now_s: float, using_s: float
+) -> WorkerPlan | None:
+    """Return the plan for a training that makes its batches itself.
+
+    Both times stretch alike where the training waits for a CPU, so their ratio holds. A batch needs as much CPU time of
+    the process as now, whoever makes it: beside free CPUs there are those that the process has already. Where several
+    threads compute meanwhile, what a worker of one thread needs is not known.
+    """
+    cpu_s, machine = loader.making_cpu_avg_s, snapshot.machine
+    if cpu_s is None or loader.batches < BATCHES_NEEDED or using_s <= 0 or now_s <= using_s:
+        return None
+    if cpu_s > MOST_OF_ONE_THREAD * (now_s - using_s):
+        return None
+    at_best_s, has_room = using_s, free_cpus is None or free_cpus >= FREE_CPUS
+    if free_cpus is not None and machine is not None and machine.cpu_process is not None and machine.cpu_process.mean:
+        has = max(machine.cpu_process.mean, cpu_s / now_s)
+        at_best_s = max(using_s, now_s * has / (has + free_cpus))
+    return WorkerPlan(
+        now=0,
+        needed=_count((now_s - using_s) / using_s),
+        useful=_count((now_s - using_s) / at_best_s) if has_room else 0,
+        making_s=now_s - using_s,
+        cpu_s=cpu_s,
+        using_s=using_s,
+        now_s=now_s,
+        at_best_s=at_best_s,
+        is_uneven=False,
+    )
+
+
 def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] | None:
     """Return the time of the training for each batch, and the same without waiting for it, in s.
 
@@ -103,4 +154,4 @@ def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] 
 
 
 def _count(workers: float) -> int:
-    return min(MOST_WORKERS, max(1, ceil(workers)))
+    return min(MOST_WORKERS, max(1, ceil(round(workers, 6))))  # 3.0000000001 are three

@@ -39,6 +39,17 @@ class CallSites:
             return call
         return None
 
+    def site(self, frame: FrameType | None) -> CallSite | None:
+        """Return the user's line of a stack; None if there is none, or if it cannot be read."""
+        with contextlib.suppress(Exception):
+            return self._read_site(frame)
+        return None
+
+    def place(self, frame: FrameType | None) -> str:
+        """Return the user's line of a stack as reports name it; "" if it is unknown."""
+        site = self.site(frame)
+        return "" if site is None else site.place
+
     def add_loader(self, loader: Any) -> None:
         """Remember the call that made a loader, which its iterators are recognized by. Does not raise."""
         with contextlib.suppress(Exception):

@@ -1,10 +1,10 @@
 """Everything a patch may ask for: the training thread, its loop detector, and what to do after an error."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from types import CodeType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
@@ -16,6 +16,13 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
 
 Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is the torch module
+
+
+class BackwardWatch(Protocol):
+    """Receives the begin of each backward pass that adds to gradients."""
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        """Take the arguments of the backward pass and the frame that calls it."""
 
 
 class WorkerHooks(NamedTuple):
@@ -50,6 +57,7 @@ class PatchContext:
         "calls",
         "detector",
         "gradient_sync",
+        "graph_marks",
         "has_grad_scaler",
         "has_optimizer",
         "is_compiling",
@@ -79,6 +87,7 @@ class PatchContext:
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
+        self.graph_marks: BackwardWatch | None = None  # while the graphs of losses are followed
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
@@ -127,6 +136,10 @@ class PatchContext:
         """Count an optimizer update outside the training thread while a training runs."""
         self.updates_on_other_threads += self.detector is not None
 
+    def watch_graphs(self, marks: BackwardWatch | None) -> None:
+        """Mark the graphs of losses from now on; None: no longer."""
+        self.graph_marks = marks
+
     def note_kept_graph(self) -> None:
         """Count a backward pass that kept the graph for another one."""
         self.kept_graphs += 1
@@ -141,7 +154,7 @@ class PatchContext:
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""
-        if self.detector is None or threading.get_ident() == self.training_thread.ident:
+        if self.detector is None or get_ident() == self.training_thread.ident:
             return None
         return self._recorder.buffer().events
 

@@ -1,11 +1,11 @@
 """Gradient synchronization of DistributedDataParallel. It happens in C++, and DDP's own statistics describe it."""
 
 import sys
-import threading
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.sync_points import SyncPoints
@@ -123,14 +123,14 @@ class GradientSync:
         # Statistics read after step N may still describe step N-1.
         if end_ns >= self._next_read_ns or any(map(is_compared, (step, step + 1, max(0, step - 1)))):
             self._next_read_ns = end_ns + NS_BETWEEN_READS
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
             self._guarded(lambda: self._read_after(step, end_ns))
         else:
             self._idle_before = (step // BLOCK_STEPS + 1) * BLOCK_STEPS - 1
 
     def read(self) -> None:
         """Read the statistics now, if this is the thread that reads them."""
-        if not self._thread or threading.get_ident() == self._thread:
+        if not self._thread or get_ident() == self._thread:
             self._guarded(lambda: self._store(self._read_modules(), ()))
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
-from training_profiler.instrumentation.flops.counter import Flops
+from training_profiler.instrumentation.early_steps import EarlySteps
+from training_profiler.instrumentation.flops.counter import COUNTED_BY, Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
@@ -90,6 +91,7 @@ class Instrumentation:
         self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers, read_site)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
+        self.early_steps = EarlySteps(self.context)
         self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
@@ -127,6 +129,7 @@ class Instrumentation:
         """Remove all patches; calls under way run to their end."""
         self.flops.stop()
         self.program.stop()
+        self.early_steps.stop()
         self._keep_work()
         self.context.use_detector(None)
         for patches in reversed(self._patches.values()):
@@ -142,16 +145,19 @@ class Instrumentation:
         self.context.guarded(lambda: self.program.step_ended(steps))
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
+        if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):
+            self.context.guarded(self.early_steps.begin)
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
         torch = sys.modules.get("torch")
-        return self.program.facts()._replace(
+        facts = self.program.facts()._replace(
             operators=self.flops.operators,
             forward=self.flops.forward,
             calls=self.context.calls.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
         )
+        return self.early_steps.add_to(facts)
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""
@@ -162,6 +168,7 @@ class Instrumentation:
             if before is not None and before.has_trained:  # on a thread that has ended
                 self._add_up_counts()
                 before.close()
+                self.early_steps.stop()
                 self._keep_work()
             end_step = self._begin()
             if end_step is None:
@@ -261,11 +268,16 @@ class Instrumentation:
     def epoch_boundary(self) -> EpochBoundary | None:
         """Return the epoch boundary since the last step; None without one."""
         detector = self.context.detector
-        passes = None if detector is None else detector.phases.passes
-        latest = None if passes is None else passes.latest
-        if passes is None or latest is None or self.epochs.is_same(latest):
+        if detector is None:
             return None
-        return self.epochs.next_boundary(latest, passes.is_alone(latest))
+        passes = detector.phases.passes
+        latest = passes.latest
+        if latest is None or self.epochs.is_same(latest):
+            return None
+        boundary = self.epochs.next_boundary(latest, passes.is_alone(latest))
+        if boundary is None or detector is None:
+            return boundary
+        return boundary._replace(at_ns=detector.phases.with_workers(boundary.at_ns))
 
     def use_manual_epochs(self) -> None:
         """Leave epochs to ``profile_epoch``; undecided events belong to the epoch before."""
@@ -328,6 +340,8 @@ class Instrumentation:
         self._works.clear()
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
+        self.early_steps = EarlySteps(self.context)
+        self.context.watch_graphs(None)
         self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()

@@ -2,14 +2,22 @@
 
 import contextlib
 import sys
+import weakref
+from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.loop_detection.modules import parameters_within
-from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
+from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
+from training_profiler.instrumentation.shadow import Shadow
+from training_profiler.snapshot.program import EmbeddingFacts, OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
+EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
+LARGE: Final = 1_000_000  # numbers in a table
+MOST_MODULES: Final = 2_000  # among which one is looked for
+ROWS_READ: Final = 20_000  # of its gradient
 MOST_KINDS: Final = 4  # data types and devices that are listed
 
 
@@ -18,45 +26,53 @@ class ProgramReader:
 
     def __init__(self, context: PatchContext) -> None:
         self._context = context
-        self._detector: LoopDetector | None = None
+        self._shadow: Shadow | None = None
         self._optimizer: OptimizerFacts | None = None
         self._autocast = ""
+        self._finds_anomalies = False
+        self._embedding: EmbeddingFacts | None = None
+        self._table: Callable[[], Any] = _nothing  # the module of the largest one
+        self._seen: set[int] = set()  # modules in which one was looked for
+        self._numbers: dict[int, int] = {}  # that each optimizer updates
+        self._updated = 0  # numbers in that table
         self._is_done = False
 
     def step_ended(self, steps: int) -> None:
         """Handle the end of a step; ``steps`` are complete. Called on the training thread."""
         if steps >= READ_UNTIL:
             self.stop()
-        elif not self._is_done and self._detector is None and self._context.detector is not None:
+        elif not self._is_done and self._shadow is None and self._context.detector is not None:
             self._begin(self._context.detector)
 
     def _begin(self, detector: LoopDetector) -> None:
-        self._detector, torch = detector, sys.modules["torch"]
+        torch = sys.modules["torch"]
         update_ends, call_ends = detector.update_ends, detector.call_ends
 
         def reading_update_ends(optimizer: Any, has_updated: bool = True) -> None:
             with contextlib.suppress(Exception):  # an optimizer that has other attributes is not described
                 self._read_optimizer(optimizer)
+                self._read_embedding(optimizer)
             update_ends(optimizer, has_updated)
 
         def reading_call_ends(call: Any, module: Any) -> None:
             if call.has_grad and not self._autocast:
                 with contextlib.suppress(Exception):
                     self._read_autocast(torch, module)
+            if call.has_grad and id(module) not in self._seen:
+                with contextlib.suppress(Exception):
+                    self._seen.add(id(module))
+                    self._look_for_table(module)
+            self._finds_anomalies |= torch.is_anomaly_enabled()
             call_ends(call, module)
 
-        vars(detector).update(
-            update_ends=reading_update_ends,
-            call_ends=reading_call_ends,
-            fast_path_call_begins=lambda module, caller: None,
-        )
+        self._shadow = Shadow(detector, update_ends=reading_update_ends, call_ends=reading_call_ends)
 
     def stop(self) -> None:
         """Restore the detector."""
-        detector, self._detector, self._is_done = self._detector, None, True  # a later thread's is not shadowed
-        if detector is not None:
-            for name in ("update_ends", "call_ends", "fast_path_call_begins"):
-                vars(detector).pop(name, None)
+        self._is_done = True  # a later thread's is not shadowed
+        self._table = _nothing
+        if self._shadow is not None:
+            self._shadow.end()
 
     def _read_optimizer(self, optimizer: Any) -> None:
         facts = optimizer_facts(optimizer)
@@ -68,9 +84,56 @@ class ProgramReader:
         if parameter is not None and torch.is_autocast_enabled(parameter.device.type):
             self._autocast = _name(torch.get_autocast_dtype(parameter.device.type))
 
+    def _look_for_table(self, module: Any) -> None:
+        """Find the largest table of embeddings on the CPU that gets a dense gradient; elsewhere reading it waits."""
+        for inner in islice(modules_within(module), MOST_MODULES):
+            weight = _dense_weight(inner)
+            if weight is None:
+                continue
+            known = _dense_weight(self._table())
+            if weight.numel() >= (LARGE if known is None else known.numel() + 1):
+                self._table = weakref.ref(inner)  # of the weight itself it would forbid torch.utils.swap_tensors
+
+    def _read_embedding(self, optimizer: Any) -> None:
+        table = self._table()
+        if id(optimizer) in self._numbers and (table is None or self._embedding is not None):
+            return
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._numbers[id(optimizer)] = sum(each.numel() for each in parameters)
+        weight = _dense_weight(table)
+        if weight is None or weight.grad is None or weight.grad.is_sparse:
+            return
+        if any(each is weight for each in parameters) and weight.grad.any():
+            read = weight.grad[:: max(1, len(weight) // ROWS_READ)]
+            used = float((read != 0).any(1).float().mean())
+            self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0)
+            self._updated = weight.numel()
+
     def facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        return ProgramFacts(optimizer=self._optimizer, autocast=self._autocast, kept_graphs=self._context.kept_graphs)
+        embedding = self._embedding
+        if embedding is not None:
+            embedding = embedding._replace(part=self._updated / sum(self._numbers.values()))
+        return ProgramFacts(
+            optimizer=self._optimizer,
+            autocast=self._autocast,
+            kept_graphs=self._context.kept_graphs,
+            finds_anomalies=self._finds_anomalies,
+            embedding=embedding,
+        )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _dense_weight(module: Any) -> Any:
+    """Return the trained weight of a table of embeddings on the CPU whose gradients are dense; None for all else."""
+    if type(module).__name__ not in EMBEDDINGS or vars(module).get("sparse") is not False:
+        return None
+    weight = module._parameters.get("weight")
+    is_trained = weight is not None and weight.requires_grad and weight.is_leaf and weight.is_cpu
+    return weight if is_trained else None
 
 
 def optimizer_facts(optimizer: Any) -> OptimizerFacts:

@@ -3,8 +3,8 @@
 No rank leaves a sync point before all ranks have entered it, which shows how the clocks of the hosts differ.
 """
 
-import threading
 import time
+from threading import get_ident
 from typing import Final, NamedTuple
 
 KEPT: Final = 16  # of each kind: the first 16, and at most 16 spread over all
@@ -51,7 +51,7 @@ class SyncPoints:
         All ranks make these calls in the same order within a thread, but not across threads. So only those of the
         first thread are counted.
         """
-        ident = threading.get_ident()
+        ident = get_ident()
         if self._thread is None:
             self._thread = ident
         if self._is_inside or self._thread != ident:

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
@@ -49,7 +50,7 @@ class TrainingThread:
         enabled (``is_module_call``) is stronger than a fetch, and gradients and updates are proof. Between equals the
         main thread wins.
         """
-        ident = threading.get_ident()
+        ident = get_ident()
         if ident in self.fetching:
             return False
         if self.ident != ident:
@@ -71,7 +72,7 @@ class TrainingThread:
 
     def claim(self) -> bool:
         """Confirm the calling thread, which computes gradients or updates; return whether it is the training thread."""
-        ident = threading.get_ident()
+        ident = get_ident()
         if self.ident != ident:
             self._reset_if_dead()
         if self.is_confirmed or ident in self.fetching:
@@ -95,7 +96,7 @@ class TrainingThread:
 
     def fetch_begins(self) -> int:
         """Mark the calling thread as fetching a batch; return the argument of ``fetch_ends``."""
-        ident = threading.get_ident()
+        ident = get_ident()
         if self.is_confirmed:
             self.busy_with = FETCH
         else:  # a thread that only fetches may be the first to ask

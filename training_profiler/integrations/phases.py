@@ -18,6 +18,7 @@ from training_profiler.sampling.framework_frames import (
     PROGRESS,
     SAVING,
     FileRows,
+    FrameTable,
     LibraryFrame,
     callback_named,
 )
@@ -31,6 +32,7 @@ OWN_CALLBACKS: Final = (
     LibraryFrame("/keras/src/callbacks/", ("CSVLogger.*", "RemoteMonitor.*", "TensorBoard.*"), LOGGING),
     LibraryFrame("/ignite/handlers/", ("OutputHandler.*", "OptimizerParamsHandler.*", "Weights*", "Grads*"), LOGGING),
 )
+_TABLE: Final = FrameTable(OWN_CALLBACKS + FRAMES)
 # Takes the arguments of a method that calls callbacks. Returns the callbacks, and the names of the hook that it calls.
 Hook = Callable[..., tuple[Sequence[Any], tuple[str, ...]]]
 
@@ -141,5 +143,5 @@ def _phase_of(function: Any) -> str:
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if code is None:
         return NONE
-    phase = FileRows(code.co_filename, has_hooks=False, rows=OWN_CALLBACKS + FRAMES).phase_of(code.co_qualname)
+    phase = FileRows(code.co_filename, has_hooks=False, table=_TABLE).phase_of(code.co_qualname)
     return NONE if phase == SAVING else phase  # most calls save nothing, and the others have sections of their own

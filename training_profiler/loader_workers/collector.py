@@ -1,6 +1,7 @@
 """Collects, in the process that trains, what its loaders' workers hand over, and how it waits for them."""
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -10,14 +11,19 @@ from training_profiler.recording.worker_sums import WorkerSums, added
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.cost_budget import WORKERS, Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
+from training_profiler.sampling.batch_phases import PINS
+from training_profiler.sampling.frames import frame_of
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "loader workers"
 READ_S: Final = 2.0  # between two readings
 LOOK_S: Final = 0.1  # between two samples of the training's waiting
+MAKING_S: Final = 0.2  # longest wait for the folder, once: its disk may not respond
 PATIENCE_S: Final = 1.0  # at the end, for the last reading
 MOST_FILES: Final = 64  # of one loader; older workers are summed up and not read again
+_PIN_MEMORY: Final = "/torch/utils/data/_utils/pin_memory.py"
+_UNPACKS: Final = "/torch/multiprocessing/reductions.py"
 
 
 def no_wait() -> None:
@@ -31,15 +37,17 @@ class _Workers:
         self.counts = counts
         self._earlier = WorkerSums()
         self._latest: dict[int, WorkerSums | None] = {}
-        self._waits = self._held = 0
+        self._waits = self._held = self._pin_waits = self._pinning = 0
 
     def add(self, workers: Iterable[int]) -> None:
         for worker in workers:
             self._latest.setdefault(worker, None)
 
-    def sample(self, is_held: bool) -> None:
-        self._waits += 1
-        self._held += is_held
+    def sample(self, is_held: bool | None, is_pinned: bool | None) -> None:
+        self._waits += is_held is not None
+        self._held += is_held or False
+        self._pin_waits += is_pinned is not None
+        self._pinning += is_pinned or False
 
     def read(self, mailbox: Mailbox) -> None:
         for worker in list(self._latest):
@@ -49,7 +57,7 @@ class _Workers:
             self._earlier = added([self._earlier, oldest or WorkerSums()])
         known = [sums for sums in self._latest.values() if sums is not None]
         if known or self._earlier.workers:
-            waiting = WorkerSums(waits=self._waits, held=self._held)
+            waiting = WorkerSums(waits=self._waits, held=self._held, pin_waits=self._pin_waits, pinning=self._pinning)
             self.counts.use_workers(added([self._earlier, *known, waiting]))
 
 
@@ -76,6 +84,7 @@ class WorkerCollector:
         self._loaders: dict[int, _Workers] = {}  # by the loader's id
         self._thread: BackgroundThread | None = None
         self._has_failed = False
+        self._is_decided: threading.Event | None = None  # whether the folder could be made
         self._done = WorkerSums()  # of all loaders, at the end
 
     def start(self, is_on: bool) -> None:
@@ -84,27 +93,33 @@ class WorkerCollector:
 
     def expect(self) -> None:
         """Prepare for workers that are about to start; called on the training thread."""
-        if self._is_on and self._mailbox is None and not self._has_failed:
+        if self._is_on and self._thread is None and not self._has_failed:
             self._guard(PART, self._open)
 
     def _open(self) -> None:
-        mailbox = self._make_mailbox()
-        self._has_failed = not mailbox.make()
-        if self._has_failed:
-            return
-        self._mailbox = mailbox
-        thread = BackgroundThread("workers", self._run, self._guard, PART)
+        mailbox, is_decided = self._make_mailbox(), threading.Event()
+        thread = BackgroundThread("workers", lambda thread: self._run(thread, mailbox, is_decided), self._guard, PART)
         thread.start()
-        self._thread = thread
+        self._thread, self._is_decided = thread, is_decided
+        is_decided.wait(MAKING_S)
 
     def add(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
         """Take these processes as workers of the loader of ``counts``."""
-        if self._mailbox is not None:
+        if self._thread is not None and not self._has_failed:
             self._loaders.setdefault(counts.loader_id, _Workers(counts)).add(workers)
 
-    def _run(self, thread: BackgroundThread) -> None:
-        if self._mailbox is not None:
-            self._mailbox.remove_left_over()
+    def _run(self, thread: BackgroundThread, mailbox: Mailbox, is_decided: threading.Event) -> None:
+        self._has_failed = not mailbox.make()
+        self._mailbox = None if self._has_failed else mailbox
+        is_decided.set()
+        if not self._has_failed:
+            try:
+                mailbox.remove_left_over()
+                self._read_until_stopped(thread)
+            finally:
+                mailbox.remove()
+
+    def _read_until_stopped(self, thread: BackgroundThread) -> None:
         phase, until_read_s = 0.5, READ_S
         while not thread.wait_for_stop(
             pause_s := self._pace.pause_s(LOOK_S, thread.cpu_ns) * (1 + JITTER * (2 * phase - 1))
@@ -117,13 +132,11 @@ class WorkerCollector:
         self.read()
 
     def sample(self) -> None:
-        """Note whether the training waits, and whether later batches are ready meanwhile."""
+        """Note whether the training waits, and for what: later batches that are ready, or the thread that pins them."""
         awaited = self._awaited()
         workers = None if awaited is None else self._loaders.get(awaited[0].loader_id)
         if awaited is not None and workers is not None:
-            is_held = has_later_batches(awaited[1])
-            if is_held is not None:
-                workers.sample(is_held)
+            workers.sample(has_later_batches(awaited[1]), is_pinned(awaited[1]))
 
     def read(self) -> None:
         """Read what all workers have handed over so far."""
@@ -133,21 +146,19 @@ class WorkerCollector:
                 workers.read(mailbox)
 
     def close(self) -> None:
-        """Read a last time, wait for that at most ``PATIENCE_S``, and remove the folder."""
+        """Let the thread read a last time and remove the folder; wait for that at most ``PATIENCE_S``."""
         thread, self._thread = self._thread, None
         self._is_on = False
         if thread is not None:
             thread.stop()
             thread.join(PATIENCE_S)
-        mailbox, self._mailbox = self._mailbox, None
+        self._mailbox = None
         self._done = self._so_far()
         self._loaders.clear()
-        if mailbox is not None:
-            mailbox.remove()
 
     def after_fork_in_child(self) -> None:
         """Leave the folder to the process that made it."""
-        self._thread = self._mailbox = None
+        self._thread = self._mailbox = self._is_decided = None
         self._is_on = False
         self._loaders = {}
 
@@ -155,6 +166,8 @@ class WorkerCollector:
         """Return a sentence on the cost in the workers, or on why nothing is known of them."""
         if self._has_failed:
             return [f"{PART}: not observed, the folder for temporary files has no room for a private one"]
+        if self._is_decided is not None and not self._is_decided.is_set():
+            return [f"{PART}: not observed, the folder for temporary files does not respond"]
         sums = self._so_far() if self._loaders else self._done
         if not sums.wall_ns:
             return []
@@ -178,3 +191,17 @@ def has_later_batches(iterator: Any) -> bool | None:
         return bool(unreturned > iterator._tasks_outstanding)
     except (AttributeError, KeyError, TypeError):
         return None
+
+
+def is_pinned(iterator: Any) -> bool | None:
+    """Return whether the pin-memory thread of a loader's iterator unpacks or copies a batch; None without one."""
+    ident = getattr(getattr(iterator, "_pin_memory_thread", None), "ident", None)  # private: may be gone
+    frame = None if ident is None else frame_of(ident)
+    if frame is None:
+        return None
+    while frame is not None:
+        path, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+        if path.endswith(_UNPACKS) or (path.endswith(_PIN_MEMORY) and name == PINS):
+            return True
+        frame = frame.f_back
+    return False

@@ -36,6 +36,8 @@ class WorkerRecord(Struct, array_like=True):
     held: Count
     lines: Annotated[list[_Line], Meta(max_length=500)]
     memory: Annotated[list[tuple[Count, Count, Count]], Meta(max_length=500)]
+    pin_waits: Count = 0
+    pinning: Count = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(WorkerRecord)

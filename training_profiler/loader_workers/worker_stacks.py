@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Final, NamedTuple
 
-from training_profiler.loader_workers.phases import PhaseReader
 from training_profiler.recording.worker_sums import HAND_OVER, IDLE, STARTING, TRANSFORM
+from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.location import Location, function_name, line_of
 from training_profiler.sampling.stacks import Frame, StackReader
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
@@ -69,7 +69,8 @@ class WorkerStackReader:
             is_putting = bool(stack) and stack[-1].f_code.co_name == "put"
             return Seen(HAND_OVER if is_putting else IDLE)
         fetch = next((at for at, frame in enumerate(stack) if _path(frame).endswith(_FETCH)), None)
-        phase = STARTING if fetch is None else self._phases.phase_of(stack[:fetch], stack[fetch])
+        calls = [(frame.f_code, frame.f_lasti) for frame in stack[: None if fetch is None else fetch + 1]]
+        phase = STARTING if fetch is None else self._phases.phase_of(calls[:-1], calls[-1])
         return Seen(phase, self._location(stack, has_inside=phase == TRANSFORM))
 
     def _location(self, stack: list[Frame], has_inside: bool) -> Location | None:

@@ -66,7 +66,7 @@ def _pair(runs: ComparedRuns, id: str, is_one_of_many: bool) -> Html:
 def _verdict(runs: ComparedRuns) -> Html:
     words = verdict_words(runs)
     headline = element("p", f"{words.headline.upper()}: {words.what}", class_="headline")
-    rest = [element("p", line) for line in (words.interval, *words.carried)]
+    rest = [element("p", line) for line in (words.interval, *words.carried, runs.other_program) if line]
     return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[words.headline]}", role="status")
 
 

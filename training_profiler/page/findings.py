@@ -41,8 +41,13 @@ def verdict_part(snapshot: Snapshot, findings: Sequence[Finding]) -> Html:
     return element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
 
 
-def findings_part(snapshot: Snapshot, findings: Sequence[Finding], sources: Mapping[tuple[str, int], Excerpt]) -> Html:
-    """Return the findings to act on, each with its lines, then the others."""
+def findings_part(
+    snapshot: Snapshot,
+    findings: Sequence[Finding],
+    sources: Mapping[tuple[str, int], Excerpt],
+    missing: Mapping[str, str],
+) -> Html:
+    """Return the findings to act on, each with its lines, then the others, and why files have no lines."""
     first = important(snapshot, findings)
     others = [finding for finding in findings if finding not in first and (finding.fix or finding.code not in REMARKS)]
     items = [_finding(snapshot, finding, sources) for finding in first]
@@ -51,6 +56,9 @@ def findings_part(snapshot: Snapshot, findings: Sequence[Finding], sources: Mapp
     if more:
         title = f"{len(more)} smaller {'remark' if len(more) == 1 else 'remarks'}"
         parts.append(element("details", element("summary", title), element("ul", *more, class_="findings")))
+    if parts and missing:
+        reasons = "; ".join(f"{file} ({why})" for file, why in sorted(missing.items()))
+        parts.append(element("p", f"No lines of source code: {reasons}", class_="note"))
     return part("findings", "What to change", *parts)
 
 

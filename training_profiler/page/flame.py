@@ -10,13 +10,13 @@ SHOWN_FROM: Final = 0.002  # of all samples
 MOST_DEPTH: Final = 30
 
 
-def flame(stacks: Counter[Stack]) -> Html:
-    """Return the boxes; nothing without samples."""
+def flame(stacks: Counter[Stack], label: str = "Flame view of the line samples") -> Html:
+    """Return the boxes; nothing without samples. A screen reader reads the label."""
     whole = stacks.total()
     if not whole:
         return Html("")
     boxes = _boxes(stacks, 0, whole)
-    return element("div", boxes, class_="flame", role="group", aria_label="Flame view of the line samples")
+    return element("div", boxes, class_="flame", role="group", aria_label=label)
 
 
 def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:

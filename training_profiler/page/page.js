@@ -305,7 +305,7 @@
     byId("recorded-left-out").textContent =
       (step.left_out ? `${step.left_out} shorter spans of this step were not recorded. ` : "")
       + (recorded.left_out ? `${recorded.left_out} more slow steps are only in the timeline of training-profiler timeline.` : "");
-    view = [0, Math.max(1, step.us)];
+    view = [0, Math.max(1, step.shown_us)];
     placeSpans();
   }
 
@@ -320,7 +320,9 @@
     });
     byId("lanes-from").textContent = at(from);
     byId("lanes-to").textContent = at(to);
-    byId("recorded-shown").textContent = `${at(width)} of the step`;
+    const step = recorded.steps[Number(byId("recorded-step").value)];
+    byId("recorded-shown").textContent = to > step.us
+      ? `${at(width)}: the step, and what the device does of it later` : `${at(width)} of the step`;
   }
 
   function drawRecorded() {
@@ -411,26 +413,25 @@
 
   // --- flame view ---------------------------------------------------------------
   function flame() {
-    const root = document.querySelector(".flame");
-    if (!root) return;
-    const boxes = root.querySelectorAll(".box");
-    boxes.forEach((box) => {
+    const roots = document.querySelectorAll(".flame");
+    if (!roots.length) return;
+    document.querySelectorAll(".box").forEach((box) => {
       const button = box.firstElementChild, name = button.textContent;
       let hash = 0;
       for (let at = 0; at < name.length; at += 1) hash = (hash * 31 + name.charCodeAt(at)) % 997;
       button.style.background = `hsl(${20 + (hash % 45)} ${65 + (hash % 20)}% ${68 + (hash % 12)}%)`;
     });
-    const all = () => root.querySelectorAll("[hidden]").forEach((node) => { node.hidden = false; });
-    root.addEventListener("click", (event) => {
+    const all = (root) => root.querySelectorAll("[hidden]").forEach((node) => { node.hidden = false; });
+    roots.forEach((root) => root.addEventListener("click", (event) => {
       const box = event.target.closest(".box");
       if (!box) return;
-      all();
+      all(root);
       for (let node = box; node !== root; node = node.parentElement) {
         if (!node.classList.contains("box")) continue;
         for (const other of node.parentElement.children) if (other !== node) other.hidden = true;
       }
-    });
-    byId("flame-all").addEventListener("click", all);
+    }));
+    byId("flame-all").addEventListener("click", () => roots.forEach(all));
   }
 
   // --- tables ----------------------------------------------------------------------

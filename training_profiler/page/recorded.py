@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from training_profiler.aggregation.step_spans import SLOW
+from training_profiler.device.device_lanes import LANE
 from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.series import Lane, RankSeries, Span, StepLanes
 from training_profiler.units import NS_PER_MS, NS_PER_US
@@ -30,12 +31,20 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
     }
 
 
+def has_device(step: StepLanes) -> bool:
+    """Return whether the step was seen on a device."""
+    return any(lane.thread.startswith(LANE) for lane in step.lanes)
+
+
 def _step(step: StepLanes, place: dict[str, int]) -> dict[str, Any]:
+    # A device behind the host does its part of the step later.
+    on_device_ns = [span.end_ns for lane in step.lanes if lane.thread.startswith(LANE) for span in lane.spans]
     return {
         "step": step.number,
         "why": step.why,
         "ms": round(step.duration_ns / NS_PER_MS, 3),
         "us": (step.end_ns - step.begin_ns) // NS_PER_US,
+        "shown_us": (max([step.end_ns, *on_device_ns]) - step.begin_ns) // NS_PER_US,
         "left_out": step.left_out,
         "lanes": [{"thread": lane.thread, "spans": _spans(step, lane, place)} for lane in step.lanes],
     }

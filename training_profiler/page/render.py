@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.page import tables
@@ -10,10 +11,18 @@ from training_profiler.page.document import document, part_file
 from training_profiler.page.findings import Excerpt, findings_part, verdict_part
 from training_profiler.page.flame import flame
 from training_profiler.page.html import Html, element, joined, part
-from training_profiler.reports.stacks import stacks_of
+from training_profiler.page.recorded import has_device
+from training_profiler.reports.loaders import loader_name
+from training_profiler.reports.stacks import stacks_of, worker_stacks
 from training_profiler.snapshot.series import RankSeries
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import duration_text, ms_number
+
+DEVICE_NOTE: Final = (
+    "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "
+    "earliest at which that can have been: a device that is far behind the host all the time may be later. Sections "
+    "whose time on the device is unknown are left out."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +43,27 @@ def render_page(
     ranks: Sequence[RankSeries],
     origin: Origin,
     sources: Mapping[tuple[str, int], Excerpt],
+    missing: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the page as one HTML document that loads nothing."""
+    """Return the page as one HTML document that loads nothing.
+
+    Args:
+        snapshot: the figures of the run.
+        findings: about it.
+        ranks: what each rank has over time.
+        origin: where the run comes from.
+        sources: lines of source code by file and line.
+        missing: why other files have none.
+    """
     body = joined(
         [
             verdict_part(snapshot, findings),
             _figures(snapshot),
-            findings_part(snapshot, findings, sources),
+            findings_part(snapshot, findings, sources, missing or {}),
             _steps(snapshot),
             _recorded(ranks),
             tables.sections_part(snapshot),
-            _flame(ranks),
+            _flame(snapshot, ranks),
             tables.lines_part(snapshot),
             tables.epochs_part(snapshot),
             tables.loaders_part(snapshot),
@@ -99,20 +118,30 @@ def _steps(snapshot: Snapshot) -> Html:
 def _recorded(ranks: Sequence[RankSeries]) -> Html:
     if not ranks or not ranks[0].recorded:
         return Html("")
-    return part("recorded", "Steps span by span", Html(part_file("recorded.html")))
+    note = element("p", DEVICE_NOTE, class_="note") if any(map(has_device, ranks[0].recorded)) else ""
+    return part("recorded", "Steps span by span", Html(part_file("recorded.html")), note)
 
 
-def _flame(ranks: Sequence[RankSeries]) -> Html:
+def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
     boxes = flame(stacks_of(ranks[0])) if ranks else Html("")
-    if not boxes:
+    of_workers = joined(_worker_flame(loader) for loader in snapshot.loaders)
+    if not boxes and not of_workers:
         return Html("")
     note = element(
         "p",
-        "Samples of the training thread: sections, the line of your code, and what it called in a library. "
+        "Samples of the training thread: sections, the line of your code, and what it called in a library; below "
+        "them, where known, those of the loaders' workers, by what they do. "
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )
-    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes)
+    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, of_workers)
+
+
+def _worker_flame(loader: LoaderStats) -> Html:
+    """Return what the worker processes of a loader did, as boxes; nothing where that is unknown."""
+    title = f"Workers of loader {loader_name(loader)}"
+    boxes = flame(worker_stacks(loader.workers), title) if loader.workers is not None else Html("")
+    return joined([element("h3", title), boxes]) if boxes else Html("")
 
 
 def _about(origin: Origin) -> Html:

@@ -1,8 +1,9 @@
 """The tables and lists of the page."""
 
+import re
 from collections.abc import Mapping
 
-from training_profiler.page.html import Cell, Html, element, part, table
+from training_profiler.page.html import Cell, Html, element, part, table, text
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.distribution import distribution
 from training_profiler.reports.labels import table_label
@@ -33,6 +34,12 @@ def _share(share: float | None) -> Cell:
     return Cell("") if share is None else Cell(f"{share:.1%}", share)
 
 
+def _breakable(name: str) -> Html:
+    """Return a name that is broken after a / or _ where there is little room."""
+    parts = re.split(r"(?<=[/_])(?=[^/_])", name)
+    return Html("<wbr>".join(map(text, parts)))
+
+
 def sections_part(snapshot: Snapshot) -> Html:
     """Return all sections with their percentiles."""
     rows = [_section_row(depth, section, percent) for depth, section, percent in distribution(snapshot)]
@@ -42,13 +49,13 @@ def sections_part(snapshot: Snapshot) -> Html:
 
 
 def _section_row(depth: int, section: SectionStats, percent: float) -> list[object]:
-    name = element("span", table_label(section.name), style=f"padding-left:{depth}em")
+    name = element("span", _breakable(table_label(section.name)), style=f"padding-left:{depth}em")
     times = (section.avg_s, section.min_s, section.p50_s, section.p95_s, section.p99_s, section.max_s, section.std_s)
     return [
         name,
         Cell(f"{percent:.1f}%", percent),
         _s(section.self_s),
-        _count(section.count),
+        _count(section.count or None),
         *map(_ms, times),
         _count(section.max_step or None),
     ]

@@ -1,6 +1,5 @@
 """Messages between ranks as files in the run folder, where the ranks have no store in common."""
 
-import errno
 import os
 import re
 import stat
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.ranks.message import MOST_MESSAGE_BYTES
-from training_profiler.safety.files import NotRegularFileError, is_folder, read_file, replace_file
+from training_profiler.safety.files import NotRegularFileError, is_folder, make_inner_folder, read_file, replace_file
 
 FOLDER: Final = "ranks"
 
@@ -29,9 +28,7 @@ class FolderStore:
 
     def send(self, rank: int, data: bytes) -> None:
         """Write the message of ``rank``."""
-        self._folder.mkdir(exist_ok=True)
-        if not is_folder(self._folder):
-            raise NotADirectoryError(errno.ENOTDIR, f"{FOLDER} is a link")
+        make_inner_folder(self._folder)
         path = self._folder / f"{rank}{self._suffix}"
         replace_file(path, data, path.with_suffix(".part"))
 

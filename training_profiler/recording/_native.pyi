@@ -3,6 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+Ints = Any  # arrays of numpy, which recording does not import
+Floats = Any
+Bools = Any
+
 INTERFACE: int
 
 def Events(values: Iterable[int] = ()) -> list[int]:  # noqa: N802 - a class, which serves as a list does
@@ -22,6 +26,90 @@ def section_writers(
 
     An exit calls ``flush`` when ``buffer.events`` has more integers than ``buffer.flush_at``, and ``hide`` with what
     that raises.
+    """
+
+def match_events(
+    times_ns: Ints,
+    codes: Ints,
+    open_times_ns: Ints,
+    open_codes: Ints,
+    ends_ns: Ints,
+    from_ns: int,
+    is_outside: Bools,
+    rename: Callable[[int, int], int],
+    most_open: int,
+    spans: Ints,
+    details: Ints,
+    flags: Bools,
+    stretches: Ints,
+    still_open: Ints,
+) -> tuple[int, int, int, int] | None:
+    """Find the spans of a block of events, and who owns each moment; see aggregation/thread_blocks.py.
+
+    Return how many leaf spans, spans, stretches and open sections were written to the last five arrays; None if the
+    events are not nested.
+
+    Args:
+        times_ns: of the events, ascending.
+        codes: of the events, without exits that are discarded.
+        open_times_ns: of the sections that were open before.
+        open_codes: of the same.
+        ends_ns: of the pieces of time, ascending.
+        from_ns: begin of the first piece.
+        is_outside: by section: whether it is outside training steps.
+        rename: returns the id of a section inside another one.
+        most_open: sections that may be open at the end.
+        spans: rows for ids, begins, ends; half as many columns as there are events, and one.
+        details: rows for durations, parents, pieces; as many columns.
+        flags: rows for "is outside" and "is counted"; as many columns.
+        stretches: rows for begins, durations, owners, outer ids, pieces, own times; a column for each event and piece.
+        still_open: rows for times and codes, ``most_open`` columns.
+
+    Raises:
+        IndexError: an event is of a section that is not in ``is_outside``.
+        ValueError: an array is too short, or of other items.
+    """
+
+def sum_time(
+    spans: Ints,
+    details: Ints,
+    flags: Bools,
+    leaf_count: int,
+    span_count: int,
+    stretches: Ints,
+    stretch_count: int,
+    step_rows: Ints,
+    complete: int,
+    is_forward: Bools,
+    self_ns: Ints,
+    total_ns: Ints,
+    calls: Ints,
+    rows: Ints,
+) -> None:
+    """Add the time of each section in each step to the last four arrays, which are those of ``StepTimes``.
+
+    Raises:
+        IndexError: a span or a stretch lies in no section or in no step that there is; then nothing is added.
+        ValueError: an array is too short, or of other items.
+    """
+
+def add_spans(
+    spans: Ints,
+    details: Ints,
+    flags: Bools,
+    span_count: int,
+    steps: Ints,
+    warmup_steps: int,
+    columns: tuple[Ints | Floats, ...],
+    parents: dict[tuple[int, int], int],
+    cell_bins: Ints,
+    cell_begins_ns: Ints,
+) -> None:
+    """Add spans to ``columns`` and ``parents`` of SectionSums.
+
+    Raises:
+        IndexError: a span lies in no section or in no piece of time that there is; then nothing is added.
+        ValueError: an array is too short, or of other items.
     """
 
 class SectionLookup:

@@ -35,23 +35,43 @@ class PassCounts(Protocol):
     def samples(self) -> int | None:
         """Number of samples in all batches; None if unknown."""
 
+    @property
+    def made(self) -> "MadeBatches":
+        """Batches that the training made itself."""
+
+
+class MadeBatches(NamedTuple):
+    """Batches that the training process made itself and whose CPU time was measured."""
+
+    number: int = 0
+    cpu_ns: int = 0  # of all threads of the process
+
+    def plus(self, others: "MadeBatches") -> "MadeBatches":
+        """Return these batches and others."""
+        return MadeBatches(self.number + others.number, self.cpu_ns + others.cpu_ns)
+
+
+NONE_MADE: Final = MadeBatches()
+
 
 class PhaseCounts:
     """Batches of one phase."""
 
-    __slots__ = ("batches", "phase", "samples", "wait_ns")
+    __slots__ = ("batches", "made", "phase", "samples", "wait_ns")
 
     def __init__(self, phase: str) -> None:
         self.phase = phase
         self.batches = 0
         self.samples: int | None = 0
         self.wait_ns = 0  # of profile_dataloader's fetches; patched fetches are in the event stream
+        self.made = NONE_MADE
 
-    def add(self, batches: int, samples: int | None, wait_ns: int = 0) -> None:
+    def add(self, batches: int, samples: int | None, wait_ns: int = 0, made: MadeBatches = NONE_MADE) -> None:
         """Add batches with so many samples in all (None: unknown)."""
         self.batches += batches
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.wait_ns += wait_ns
+        self.made = self.made.plus(made)
 
 
 class LoaderArguments(NamedTuple):
@@ -98,10 +118,10 @@ class LoaderCounts:
     def of(self, phase: str) -> PhaseCounts:
         """Return the counts of one phase, including passes under way."""
         ended, counts = self.by_phase[phase], PhaseCounts(phase)
-        counts.add(ended.batches, ended.samples, ended.wait_ns)
+        counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made)
         for loader_pass in list(self.passes):
             if loader_pass.phase == phase and loader_pass.batches:
-                counts.add(loader_pass.batches, loader_pass.samples)
+                counts.add(loader_pass.batches, loader_pass.samples, made=loader_pass.made)
         return counts
 
     @property
@@ -125,7 +145,7 @@ class LoaderCounts:
         if loader_pass in self.passes:
             self.passes.remove(loader_pass)
             if loader_pass.phase is not None and loader_pass.batches:
-                self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples)
+                self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples, made=loader_pass.made)
 
 
 def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
@@ -351,8 +371,8 @@ def batch_size(batch: object) -> int | None:
                 batch = batch[0]  # type: ignore[index]
             elif kind is dict:
                 batch = next(iter(batch.values()))  # type: ignore[attr-defined]
-            elif hasattr(batch, "shape"):
-                return int(batch.shape[0])
+            elif (shape := getattr(batch, "shape", None)) is not None:
+                return int(shape[0])
             elif isinstance(batch, Mapping):
                 batch = next(iter(batch.values()), None)
             elif isinstance(batch, (list, tuple)):

@@ -189,16 +189,23 @@ class Recorder:
     def _full(self) -> None:
         self.on_full()
 
-    def mark(self, kind: int, at_ns: int | None = None) -> int:
-        """Record the boundary of a step or an epoch, now or at a time not drained yet; return its time in ns."""
+    def mark(self, kind: int, at_ns: int | None = None, final_ns: int | None = None) -> int:
+        """Record the boundary of a step or an epoch; return its time in ns.
+
+        Args:
+            kind: which boundary.
+            at_ns: when it was, which is not drained yet; now by default.
+            final_ns: hold back what is later, for the caller drains up to there first; nothing by default.
+        """
         if at_ns is None:
             self._marking_thread = self._local.buffer.thread_id
         mark_ns = self.clock() if at_ns is None else at_ns
-        for _, before_ns in self.marks[-1:]:  # a slice, because another thread may drain meanwhile
-            mark_ns = max(mark_ns, before_ns)
+        before = self.marks[-1:]  # a slice, because another thread may drain meanwhile
+        if before and before[0][1] > mark_ns:
+            mark_ns = before[0][1]
         self.marks.append((kind, mark_ns))
         if self.watermark_ns is not None and kind != LOOP_BEGIN:  # earlier events are final
-            self.watermark_ns = mark_ns
+            self.watermark_ns = mark_ns if final_ns is None else min(mark_ns, final_ns)
         return mark_ns
 
     def drain(self, is_beside: bool = False) -> Batch:

@@ -1,5 +1,6 @@
 """Tracebacks of the program's exceptions without our frames."""
 
+import inspect
 import os
 from collections.abc import Callable
 from types import TracebackType
@@ -8,6 +9,8 @@ from typing import Final
 from training_profiler.recording.foreign_errors import OURS
 
 PACKAGE: Final = __name__.partition(".")[0]
+# Stages whose functions call libraries, and nothing of the program.
+_OWN_WORK: Final = ("aggregation", "device", "diagnosis", "ranks", "reports", "runtime", "snapshot", "storage")
 # Not by attribute: an exception may be a frozen dataclass, or have attributes of its own kind.
 _traceback_of: Final[Callable[[BaseException], TracebackType | None]] = vars(BaseException)["__traceback__"].__get__
 _set_traceback: Final = BaseException.with_traceback
@@ -18,10 +21,7 @@ def hide_our_frames(error: BaseException) -> None:
 
     A bare ``raise`` adds no frame, so the program finds a traceback in which we do not occur.
     """
-    traceback = _traceback_of(error)
-    while traceback is not None and is_ours(traceback):
-        traceback = traceback.tb_next
-    _set_traceback(error, traceback)
+    _set_traceback(error, _first_foreign(_traceback_of(error)))
 
 
 def hide_all_our_frames(error: BaseException) -> None:
@@ -31,14 +31,32 @@ def hide_all_our_frames(error: BaseException) -> None:
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return ``traceback`` without our frames, wherever they are."""
-    while traceback is not None and is_ours(traceback):
-        traceback = traceback.tb_next
-    at = traceback
+    at = traceback = _first_foreign(traceback)
     while at is not None:
-        while at.tb_next is not None and is_ours(at.tb_next):
-            at.tb_next = at.tb_next.tb_next
+        at.tb_next = _first_foreign(at.tb_next)
         at = at.tb_next
     return traceback
+
+
+def _first_foreign(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the first frame that is neither ours nor that of a library at work for us."""
+    while traceback is not None and is_ours(traceback):
+        package, _, module = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")
+        is_own_work = package == PACKAGE and module.partition(".")[0] in _OWN_WORK
+        traceback = traceback.tb_next
+        while is_own_work and traceback is not None and not _is_signal_handler(traceback):
+            traceback = traceback.tb_next
+    return traceback
+
+
+def _is_signal_handler(traceback: TracebackType) -> bool:
+    """Return whether the outermost frame is a signal handler's, by its argument: the frame that was interrupted."""
+    frame = traceback.tb_frame
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    values = [value for one in arguments for value in (one if isinstance(one, tuple) else (one,))]
+    return frame.f_back is not None and any(value is frame.f_back for value in values)
 
 
 def is_ours(traceback: TracebackType) -> bool:

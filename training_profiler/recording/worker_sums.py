@@ -53,6 +53,8 @@ class WorkerSums(NamedTuple):
     held: int = 0  # of these: later batches were ready
     lines: tuple[WorkerLine, ...] = ()
     memory: tuple[WorkerMemory, ...] = ()
+    pin_waits: int = 0  # samples of the training in which it waited for a batch that a thread pins
+    pinning: int = 0  # of these: the thread unpacked or copied one
 
     @property
     def samples(self) -> int:
@@ -81,6 +83,8 @@ def added(parts: Iterable[WorkerSums]) -> WorkerSums:
         held=sum(part.held for part in parts),
         lines=largest_lines(samples),
         memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
+        pin_waits=sum(part.pin_waits for part in parts),
+        pinning=sum(part.pinning for part in parts),
     )
 
 

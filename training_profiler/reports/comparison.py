@@ -40,6 +40,18 @@ class ComparedRuns:
     lines: dict[str, LineDifference]  # by section that carries the difference
     differing: Sequence[Differing]
     notes: Sequence[str]
+    programs: tuple[str | None, str | None] = (None, None)  # script or module of each
+
+    @property
+    def other_program(self) -> str:
+        """A sentence if the runs are of two programs; "" if they are not, or if that is unknown."""
+        before, after = self.programs
+        if before is None or after is None or before == after:
+            return ""
+        return (
+            f"Two programs: {before} before, {after} after. Their steps may be different work: then faster or slower "
+            "is not the effect of a change."
+        )
 
 
 def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
@@ -89,7 +101,8 @@ def _verdict(runs: ComparedRuns, layout: Layout) -> list[str]:
     words = verdict_words(runs)
     headline = layout.color(words.headline.upper(), VERDICT_COLORS[words.headline], is_bold=True)
     interval = layout.wrap(words.interval, "", "")
-    return [f"{headline}: {words.what}", *interval, *(line for each in words.carried for line in layout.wrap(each))]
+    more = [line for each in (*words.carried, runs.other_program) if each for line in layout.wrap(each)]
+    return [f"{headline}: {words.what}", *interval, *more]
 
 
 def _interval_words(shown: Difference) -> str:
@@ -192,6 +205,7 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
             "schema": SCHEMA,
             "before": runs.before,
             "after": runs.after,
+            "programs": dict(zip(("before", "after"), runs.programs, strict=True)),
             "verdict": comparison.verdict,
             "reasons": comparison.reasons,
             "is_by_mean": comparison.is_by_mean,

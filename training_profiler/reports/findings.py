@@ -16,7 +16,7 @@ MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
 NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
-RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
+RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth", "kept-graphs")
 
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
@@ -39,9 +39,11 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
     """Return the line of the user's code with most of a finding's time, and its share of that; None if unknown."""
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
-    if name is None or section is None or not section.share or IN_WORKERS in finding.evidence:
+    if name is None or section is None or not section.share:
         return None
-    hottest = snapshot.hottest(name)
+    if IN_WORKERS in finding.evidence or finding.evidence.get("lines"):  # it names lines of its own
+        return None
+    hottest = snapshot.hottest(name, of_steps=True)
     if not hottest or hottest[0].place in finding.message:
         return None
     return hottest[0], min(1.0, hottest[0].share / section.share)

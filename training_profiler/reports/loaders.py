@@ -1,5 +1,6 @@
 """Data loaders in the final summary: the cost of their batches, which one is slow, and how they mix."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
@@ -10,6 +11,8 @@ from training_profiler.units import MS_PER_S, bytes_text, counted, duration_text
 TRAIN: Final = "train"
 MIN_NAME_WIDTH: Final = 8
 WORKER_LINES: Final = 5  # shown of each loader
+UNSEEN_FROM: Final = 0.01  # of the run
+SEEN_FROM: Final = 30  # batches; the workers of a shorter run may not have been seen yet
 _HEADERS: Final = (
     "loader",
     "batches",
@@ -35,6 +38,7 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return a line for a single training loader; for several a table, or a line each, and what stands out."""
     loaders = snapshot.loaders
     in_workers = [line for loader in loaders for line in _worker_lines(loader, layout)]
+    in_workers += [*_making(snapshot, layout), *_unseen(snapshot, layout)]
     if len([loader for loader in loaders if loader.phase == TRAIN]) < 2:
         return [*(line for loader in loaders for line in layout.wrap(_sentence(loader))), *in_workers]
     rows = [_HEADERS, *(_cells(loader) for loader in loaders)]
@@ -52,24 +56,30 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
 def _sentence(loader: LoaderStats) -> str:
     batches = "1 batch" if loader.batches == 1 else f"{loader.batches} batches"
     samples = f", {counted(loader.samples, 'sample')}" if loader.samples else ""
-    return f"DataLoader {_name(loader)}: {batches}{samples}, {duration_text(loader.wait_s)} waiting"
+    return f"DataLoader {loader_name(loader)}: {batches}{samples}, {duration_text(loader.wait_s)} waiting"
 
 
 def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     """Return what the workers of a loader did: how busy they were, the phases, and the lines with most of the work."""
     workers = loader.workers
     if workers is None:
-        return []
+        seen = f"Workers of loader {loader_name(loader)}: no figures of what they do"
+        # A loader whose making was not seen is one of a program that marks its sections: no worker is looked at.
+        is_known = loader.num_workers and loader.made_at
+        is_worth_a_line = is_known and loader.phase == TRAIN and loader.batches >= SEEN_FROM
+        return layout.wrap(seen) if is_worth_a_line else []
     queued = f", {ms_text(workers.queued_avg_s)} of it waiting for a CPU" if workers.queued_avg_s else ""
     sentences = [
-        f"Workers of loader {_name(loader)}: busy {workers.busy:.0%} of their time; a batch takes "
+        f"Workers of loader {loader_name(loader)}: busy {workers.busy:.0%} of their time; a batch takes "
         f"{ms_text(workers.batch_avg_s)}{queued} ({ms_text(workers.cpu_avg_s)} of CPU time, longest "
         f"{ms_text(workers.batch_max_s)})"
     ]
     if workers.phases:
-        sentences.append(f"Their time: {', '.join(f'{phase} {share:.1%}' for phase, share in workers.phases.items())}")
+        sentences.append(f"Their time: {_shares(workers.phases)}")
     if workers.held:
         sentences.append(f"In {workers.held:.0%} of the waiting for a batch, later batches were ready")
+    if workers.pinning:
+        sentences.append(f"In {workers.pinning:.0%} of the waiting for a batch, the pin-memory thread copied one")
     if workers.memory_bytes is not None:
         growth = workers.memory_growth_bytes or 0
         grown = f", {bytes_text(growth)} more than at first" if growth > 0 else ""
@@ -82,7 +92,35 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     return lines
 
 
-def _name(loader: LoaderStats) -> str:
+def _making(snapshot: Snapshot, layout: Layout) -> list[str]:
+    if not snapshot.making:
+        return []
+    return layout.wrap(f"Making batches in the training itself: {_shares(snapshot.making)}")
+
+
+def _unseen(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return a line for each work elsewhere that the training waits for: its lines are not sampled.
+
+    A queue in front of a data loader of torch is not named, because the loader's workers are observed.
+    """
+    has_loader = any(loader.num_workers is not None for loader in snapshot.loaders)
+    return [
+        line
+        for wait in snapshot.unseen
+        if wait.share >= UNSEEN_FROM and (wait.in_loader or not has_loader)
+        for line in layout.wrap(
+            f"Not sampled: the training spends {wait.share:.1%} of the run in {wait.what}, at {wait.line}; what runs "
+            "behind it has no lines here"
+        )
+    ]
+
+
+def _shares(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{phase} {share:.1%}" for phase, share in phases.items())
+
+
+def loader_name(loader: LoaderStats) -> str:
+    """Return a loader's name, and whether it is one of validation."""
     return loader.name if loader.phase == TRAIN else f"{loader.name} (validation)"
 
 
@@ -95,7 +133,7 @@ def _cells(loader: LoaderStats) -> tuple[str, ...]:
         loader.batch_wait_avg_s,
     )
     return (
-        _name(loader),
+        loader_name(loader),
         str(loader.batches),
         "" if loader.samples is None else str(loader.samples),
         *("" if seconds is None else _ms(seconds) for seconds in means),

@@ -41,7 +41,7 @@ def energy_text(gpu: GpuStats) -> str:
 
 
 def steps_per_s_text(snapshot: Snapshot) -> str:
-    """Return steps a second of step time, and overall where the loop does much beside its steps; "" if unknown."""
+    """Return steps a second of step time, and with the time between them where that is much; "" if unknown."""
     step, rates = snapshot.step, snapshot.throughput
     if rates is None:
         return ""
@@ -49,7 +49,7 @@ def steps_per_s_text(snapshot: Snapshot) -> str:
     loop_s = 0.0 if step is None or step.before_s is None else snapshot.wall_s - step.before_s
     if step is None or loop_s <= 0 or step.count / loop_s > OVERALL_SHOWN_BELOW * rates.steps_per_s:
         return text
-    return f"{text} ({three_digits(step.count / loop_s)} overall)"
+    return f"{text} ({three_digits(step.count / loop_s)} with time between)"
 
 
 def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:

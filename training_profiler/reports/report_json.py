@@ -55,6 +55,8 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
             for name, lines in (*sorted(snapshot.lines.items()), *_worker_lines(snapshot))
         },
         "phases": dict(snapshot.phases),
+        "making": dict(snapshot.making),
+        "unseen": [asdict(wait) for wait in snapshot.unseen],
         "startup": None if snapshot.startup is None else _startup(snapshot.startup),
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
@@ -69,23 +71,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
         "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
         "attempts": [asdict(attempt) for attempt in snapshot.attempts],
-        "insights": [
-            {
-                "code": finding.code,
-                "finding": finding.message,
-                "evidence": dict(finding.evidence),
-                "worth_s": finding.potential_saving_s,
-                "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
-                "worth_range_s": finding.saving_range_s,
-                "worth_cost": _cost(snapshot, finding.potential_saving_s),
-                "step_s": finding.step_s,
-                "step_if_gone_s": finding.step_if_gone_s,
-                "remedy": finding.fix,
-                "losses": finding.losses,
-                "tried": finding.tried,
-            }
-            for finding in findings
-        ],
+        "insights": [_insight(snapshot, finding) for finding in findings],
         "cost": None if snapshot.price is None else _run_cost(snapshot, snapshot.price),
         "checklist": [check._asdict() for check in checklist(snapshot)],
         "health": {
@@ -96,6 +82,23 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         },
         "open_sections": list(snapshot.open_sections),
         "ended_by": snapshot.ended_by,
+    }
+
+
+def _insight(snapshot: Snapshot, finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "finding": finding.message,
+        "evidence": dict(finding.evidence),
+        "worth_s": finding.potential_saving_s,
+        "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+        "worth_range_s": finding.saving_range_s,
+        "worth_cost": _cost(snapshot, finding.potential_saving_s),
+        "step_s": finding.step_s,
+        "step_if_gone_s": finding.step_if_gone_s,
+        "remedy": finding.fix,
+        "losses": finding.losses,
+        "tried": finding.tried,
     }
 
 

@@ -23,6 +23,7 @@ from training_profiler.snapshot.snapshot import (
     SectionStats,
     StepStats,
     Throughput,
+    UnseenWait,
 )
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -46,6 +47,8 @@ def report_schema(trials: type) -> Schema:
         "sections": _by_name(_object_of(SectionStats, without=("name",))),
         "lines": _by_name(_list_of(_object_of(LineStats, without=("lines", "parts")))),
         "phases": _by_name(_NUMBER),
+        "making": _by_name(_NUMBER),
+        "unseen": _list_of(_object_of(UnseenWait)),
         "startup": _or_null(_startup()),
         "step_time": _or_null(_object_of(StepStats)),
         "epochs": _list_of(_with(_object_of(EpochStats), batches_per_s=_NUMBER)),

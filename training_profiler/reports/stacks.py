@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from training_profiler.reports.labels import table_label
+from training_profiler.snapshot.loader_workers import WorkerStats
 from training_profiler.snapshot.series import RankSeries, SampledLine
 from training_profiler.snapshot.snapshot import BETWEEN
 from training_profiler.text import printable_data
@@ -25,6 +26,15 @@ def stacks_of(series: RankSeries) -> Counter[Stack]:
         for line, samples in lines.items():
             if samples > 0:
                 stacks[(*sections, *_frames(line))] += samples
+    return stacks
+
+
+def worker_stacks(workers: WorkerStats) -> Counter[Stack]:
+    """Return the samples of what the workers of a loader did: the phase, the line, what it called."""
+    stacks: Counter[Stack] = Counter()
+    for line in workers.lines:
+        inside = line.inside.split(BETWEEN) if line.inside else []
+        stacks[(line.phase, f"{line.place} {line.function}", *inside)] += line.samples
     return stacks
 
 

@@ -2,10 +2,12 @@
 
 from typing import Final
 
+from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.snapshot import Snapshot, StartupPart
 from training_profiler.units import duration_text
 
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
+NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
 SHOWN_SHARE: Final = 0.03  # of the start-up
 
 
@@ -20,5 +22,9 @@ def startup_lines(snapshot: Snapshot) -> list[str]:
 
 
 def _text(part: StartupPart) -> str:
-    place = f" ({part.lines[0][0]})" if part.lines else ""
-    return f"{part.name} {duration_text(part.seconds)}{place}"
+    text = f"{bar_label(part.name)} {duration_text(part.seconds)}"
+    if not part.lines:
+        return text
+    place, seconds = part.lines[0]
+    most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
+    return f"{text} ({most}{place})"

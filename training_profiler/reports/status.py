@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import shortened
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.units import three_digits
 
 MOST_SECTIONS = 3
-NAME_WIDTH = 20
+NAME_WIDTH = 40
 LEAST_SHARE = 0.01
 
 
@@ -21,7 +22,7 @@ def status_text(steps: int, steps_per_s: float | None, detail: str, width: int) 
     line = " | ".join(parts)
     while len(line) >= width and ", " in line:  # the smallest section comes last
         line = line.rpartition(", ")[0]
-    return line[: width - 1]
+    return line if len(line) < width else shortened(line, width - 1)
 
 
 def largest_sections(snapshot: Snapshot) -> str:
@@ -33,4 +34,4 @@ def largest_shares(shares: Mapping[str, float]) -> str:
     """Return the largest parts of an interval by section, as ``largest_sections`` does."""
     shown = [(share, name) for name, share in shares.items() if share >= LEAST_SHARE and name != PROFILER]
     largest = sorted(shown, reverse=True)[:MOST_SECTIONS]
-    return ", ".join(f"{shortened(name, NAME_WIDTH)} {share:.0%}" for share, name in largest)
+    return ", ".join(f"{shortened(table_label(name), NAME_WIDTH)} {share:.0%}" for share, name in largest)

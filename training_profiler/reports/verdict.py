@@ -61,6 +61,11 @@ _CLASSES: Final = {
     "page-faults": "PAGE FAULTS",
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",
+    "dense-embedding": "DENSE EMBEDDING",
+    "anomaly-detection": "ANOMALY DETECTION",
+    "tiny-batches": "TINY BATCHES",
+    "repeated-forward": "REPEATED FORWARD",
+    "kept-graphs": "MEMORY",
     "recompiles": "RECOMPILES",
 }
 

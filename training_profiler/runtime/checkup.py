@@ -18,7 +18,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.settings import Settings, given_variables, read_settings, unknown_variables
-from training_profiler.sinks.registry import TRACKERS
+from training_profiler.sinks.registry import TRACKERS, Tracker
 from training_profiler.storage.run_folder import masked
 from training_profiler.units import NS_PER_US
 
@@ -50,7 +50,7 @@ def check_up() -> Iterator[Section]:
     yield _versions()
     settings, section = _settings()
     yield section
-    yield Section("Trackers", tuple((name, _tracker(name)) for name in TRACKERS))
+    yield _trackers(settings)
     found = {name: version for name in FRAMEWORKS if (version := _version(name)) is not None}
     yield Section("Frameworks", tuple(found.items()) or (("none", f"of {', '.join(FRAMEWORKS)}"),))
     torch = _torch()
@@ -116,17 +116,25 @@ def _settings() -> tuple[Settings, Section]:
     )
 
 
-def _tracker(name: str) -> str:
-    tracker = TRACKERS[name]
+def _trackers(settings: Settings) -> Section:
+    rows = tuple((name, _tracker(tracker)) for name, tracker in TRACKERS.items())
+    missing = [name for name in settings.sinks if not _is_installed(TRACKERS[name])]
+    return Section("Trackers", rows, tuple(f"{name} is one of the sinks, and is not installed" for name in missing))
+
+
+def _tracker(tracker: Tracker) -> str:
     if tracker.needs is None:
         return "ready: needs no package"
-    try:
-        is_there = find_spec(tracker.needs) is not None
-    except (ImportError, ValueError):
-        is_there = False
-    if not is_there:
+    if not _is_installed(tracker):
         return f"not installed: pip install 'training-profiler[{tracker.extra}]'"
     return f"ready: {tracker.package} {_version(tracker.package or '') or ''}".rstrip()
+
+
+def _is_installed(tracker: Tracker) -> bool:
+    try:
+        return tracker.needs is None or find_spec(tracker.needs) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _instrumentation(torch: Any, settings: Settings) -> Section:

@@ -145,6 +145,7 @@ class Pipeline:
 
     def _journal_spans(self, step_ns: Sequence[int], is_beside: bool) -> None:
         steps = self._accumulator.step_spans.pop(step_ns, is_last=self._is_closing)
+        steps = [step.with_lanes(self._samplers.device.lanes_of(step.bounds.number)) for step in steps]
         if steps:
             self._outputs.journal(lambda lines: lines.spans(steps), polls=not is_beside)
 

@@ -82,6 +82,7 @@ class Session:
         self._begun_ns = begin_ns
         self._next_early_ns: int | None = None  # a flush soon after the begin; it doubles
         self._next_poll_ns = 0
+        self._step_end_ns = 0  # of the last step
         self._ended_by: str | None = None
 
     @property
@@ -120,7 +121,11 @@ class Session:
         """End a training step now or at ``at_ns``. Report and flush if they are due."""
         if not self._progress.steps:
             self._begin_training()
-        now_ns = self._recorder.mark(STEP_END, at_ns)
+        boundary = None if self.instrumentation is None else self.instrumentation.epoch_boundary()
+        if boundary is None:
+            now_ns = self._step_end_ns = self._recorder.mark(STEP_END, at_ns)
+        else:
+            now_ns = self._step_end_ns = self._mark_step_and_epoch(at_ns, boundary)
         steps = self._progress.end_step()
         is_poll = now_ns >= self._next_poll_ns
         if is_poll:
@@ -133,8 +138,8 @@ class Session:
             self._gradient_sync.step_ended(steps - 1, now_ns)
         if steps < COUNTED_BY and self.instrumentation is not None:
             self.instrumentation.step_ended(steps, self.settings.flops)
-        if self.instrumentation is not None and (boundary := self.instrumentation.epoch_boundary()) is not None:
-            self._roll_over_epoch(boundary)
+        if boundary is not None:
+            self._roll_over_epoch(boundary, now_ns)
         steps += self._steps_ahead
         if steps >= self._next_report:
             self._next_report += self.settings.interval_steps
@@ -146,6 +151,21 @@ class Session:
         if is_poll and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
+    def _mark_step_and_epoch(self, at_ns: int | None, boundary: EpochBoundary) -> int:
+        """Record the end of a step and the begin of an epoch before or after it; return the step's end.
+
+        The time from an epoch's last step to the next pass over the data belongs to no step.
+        """
+        mark, is_later = self._recorder.mark, boundary.number > 1
+        if at_ns is not None and at_ns <= boundary.at_ns:  # the last step of the epoch before
+            step_end_ns = mark(STEP_END, at_ns, boundary.at_ns)
+            if is_later:
+                mark(EPOCH_BEGIN, boundary.at_ns, step_end_ns)
+            return step_end_ns
+        if is_later and boundary.at_ns > self._step_end_ns:  # a loop may read ahead
+            mark(EPOCH_BEGIN, boundary.at_ns)
+        return mark(STEP_END, at_ns, boundary.at_ns)
+
     def _begin_training(self) -> None:
         self._trains_here()
         self._pipeline.begin_training()
@@ -155,13 +175,13 @@ class Session:
         self._progress.move_to(self._recorder.thread_id())
         self.samplers.sample_this_thread()
 
-    def _roll_over_epoch(self, boundary: EpochBoundary) -> None:
-        """End an epoch and begin the next at a time above the watermark."""
+    def _roll_over_epoch(self, boundary: EpochBoundary, step_end_ns: int) -> None:
+        """End an epoch and begin the next, in which a step has ended already unless that one belonged to the last."""
         held_ns = self._recorder.move_watermark(boundary.at_ns)
         shown = boundary if self._epochs.allows(1 + REPORTS_FREE) else None  # the first only begins an epoch
         spend = self.profiler_health.collect if shown is None else self._epochs.spend
         self._exclusively(lambda: self._pipeline.roll_over_epoch(shown), PATIENCE_S, spend)
-        self._recorder.move_watermark(held_ns)
+        self._recorder.move_watermark(None if held_ns is None else step_end_ns)
 
     def move_to_this_thread(self) -> None:
         """Attribute the run's time to the calling thread: the previous training thread has ended."""

@@ -109,7 +109,7 @@ class Shutdown:
                 continue
             self._has_finished.wait(LONGEST_END_S)  # the main thread, once it has finished, ends the process itself
             set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
-            os.kill(os.getpid(), signal.SIGTERM)
+            _kill_by_sigterm()
         descriptor.close()
 
     def _finish_here(self) -> None:
@@ -174,7 +174,13 @@ class Shutdown:
     def exit_by_sigterm(self) -> None:
         """End the process by SIGTERM, as without the profiler."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        _kill_by_sigterm()
+
+
+def _kill_by_sigterm() -> None:
+    if hasattr(signal, "pthread_sigmask"):  # every thread may block it, once the thread that received it has ended
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _has_default_action(signum: int) -> bool:

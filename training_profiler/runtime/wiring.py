@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
@@ -67,7 +68,8 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     guard = FaultGuard()
     health = ProfilerHealth(recorder, context.section_cost_ns * (PATCH_COST if is_inferred else 1), guard)
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
-    accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred)
+    arithmetic = arithmetic_of(recorder.implementation)
+    accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred, arithmetic)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
     terminal = Terminal(rank, guard, health, settings.stream, lambda: progress.steps)
     hang_detector = HangDetector(
@@ -91,7 +93,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     )
     outputs = _build_outputs(settings, context, rank, guard, terminal, exchange, files_thread, trackers)
     hang_watch = _build_hang_watch(context, hang_detector, channel, rank, guard, progress, outputs, terminal)
-    counted = _costs(health, sums, files_thread, terminal, trackers, channel, hang_watch)
+    counted = _costs(context.startup, health, sums, files_thread, terminal, trackers, channel, hang_watch)
     budget = CostBudget(recorder.clock, begin_ns, counted)
     parts = Parts(
         recorder=recorder,
@@ -120,6 +122,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
 
 
 def _costs(
+    startup: StartupSampler | None,
     health: ProfilerHealth,
     sums: RunSums,
     files: OutputThread,
@@ -130,6 +133,7 @@ def _costs(
 ) -> dict[str, Callable[[], float]]:
     """Return functions that return the CPU time so far of each part that cannot wait, in ns."""
     return {
+        "startup sampler": lambda: 0.0 if startup is None else startup.cpu_ns,
         "sections and patches": lambda: health.sections_ns(sums.run),
         "collecting": lambda: health.collecting_ns,
         "files": lambda: files.cpu_ns,

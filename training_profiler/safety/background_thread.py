@@ -79,6 +79,19 @@ class BackgroundThread:
             self._guard(self._part, lambda: self._work(self))
         finally:
             self.measure_cpu()
+            if _are_greenlets():  # since the thread began
+                _keep_known(self._thread)
+
+
+def _keep_known(thread: threading.Thread) -> None:
+    """Let Python find the thread that ends, the caller's, by the number that gevent has given it.
+
+    Otherwise it prints a ``KeyError`` of the thread.
+    """
+    active = getattr(threading, "_active", None)  # private: may be gone
+    if isinstance(active, dict):
+        active.pop(thread.ident, None)
+        active[threading.get_ident()] = thread
 
 
 def _are_greenlets() -> bool:

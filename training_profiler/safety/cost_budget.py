@@ -101,13 +101,15 @@ class Pace:
             free: so many first pauses are as long as wanted.
         """
         latest_ns, self.spent_ns = spent_ns - self.spent_ns, spent_ns
-        may_ns = self._may_ns()
-        pause_s, over_ns = wanted_s, self.spent_ns - may_ns
-        if over_ns > 0 and self._pauses >= free:
-            share = may_ns / max(1, self._budget.run_ns) or PARTS[self._part] * LEAST
-            # Half of its part at most, so that the part is even at some time.
-            longest_s = max(self._longest_s, 2 * latest_ns / share / _S)
-            pause_s = max(wanted_s, min(LONGEST_PAUSE_S, longest_s, over_ns / share / _S))
+        pause_s = wanted_s
+        if self._pauses >= free:  # adding up all costs takes time, too
+            may_ns = self._may_ns()
+            over_ns = self.spent_ns - may_ns
+            if over_ns > 0:
+                share = may_ns / max(1, self._budget.run_ns) or PARTS[self._part] * LEAST
+                # Half of its part at most, so that the part is even at some time.
+                longest_s = max(self._longest_s, 2 * latest_ns / share / _S)
+                pause_s = max(wanted_s, min(LONGEST_PAUSE_S, longest_s, over_ns / share / _S))
         self._pauses += 1
         self._wanted_s += wanted_s
         self._paused_s += pause_s

@@ -93,6 +93,17 @@ def is_folder(path: str | Path) -> bool:
         return False
 
 
+def make_inner_folder(path: Path) -> None:
+    """Make a folder in a folder that others may write to; a link there is not followed.
+
+    Raises:
+        OSError: it cannot be made, or something else is in its place.
+    """
+    path.mkdir(exist_ok=True)
+    if not is_folder(path):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
+
+
 def lines_of(file: BinaryIO, most_bytes: int) -> Iterator[bytes | None]:
     """Yield the lines of a file without their line breaks; None for a line of more than ``most_bytes``."""
     while line := file.readline(most_bytes + 1):
@@ -117,6 +128,8 @@ def create_file(path: str | Path, mode: int = 0o666) -> int:
 def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
     """Write a file in one piece: a reader finds the old content or the new one. A link there is replaced, not followed.
 
+    A device is never replaced.
+
     Args:
         path: the file.
         data: its content.
@@ -126,6 +139,8 @@ def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
         OSError: it cannot be written.
     """
     draft = draft or path.with_name(path.name + ".part")
+    if _is_device(path):
+        raise NotRegularFileError("it is a device, not a file")
     try:
         descriptor = create_file(draft)
     except FileExistsError:  # left over, or planted
@@ -134,3 +149,36 @@ def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     os.replace(draft, path)
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # there is nothing, most of the time
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write what the user asked for to the place that the user named: a file in one piece, or a device or a pipe.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if _is_stream(path):
+        with open(path, "wb") as stream:
+            stream.write(data)
+    else:
+        replace_file(path, data)
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether ``path`` stands for an open file, a device or a pipe, such as /dev/stdout and /dev/null."""
+    folders = Path(os.path.abspath(path)).parts[1:3]
+    if folders[:1] in (("dev",), ("proc",)) and folders[1:] != ("shm",):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)

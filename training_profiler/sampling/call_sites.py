@@ -3,8 +3,8 @@
 from types import CodeType, FrameType
 from typing import Final
 
-from training_profiler.sampling.location import function_name, line_of
-from training_profiler.sampling.stacks import Instruction, StackReader
+from training_profiler.sampling.location import Instruction, function_name, line_of
+from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.user_code import UserCode, places_of_this_process
 from training_profiler.snapshot.program import CallSite
 

@@ -7,6 +7,7 @@ ran since the last call, and at most short operators with it.
 
 import opcode
 import sys
+from itertools import islice
 from types import CodeType
 from typing import Final
 
@@ -41,13 +42,14 @@ def called_function(code: CodeType, instruction: int) -> str:
     raw, at = code.co_code, _at_call(code.co_code, instruction)
     if at is None:
         return ""
-    positions = list(code.co_positions())
-    begin, end = _span(positions[at])
+    first = max(0, at - MOST_UNITS + 1)
+    positions = [_span(position) for position in islice(code.co_positions(), first, at + 1)]
+    begin, end = positions[-1]
     if begin is None or end is None:
         return ""
     parts: dict[_Moment, tuple[str, bool]] = {}  # of the called expression, by their ends: name, is it an attribute
-    for unit in range(at - 1, max(-1, at - MOST_UNITS), -1):
-        its_begin, its_end = _span(positions[unit])
+    for unit in range(at - 1, first - 1, -1):
+        its_begin, its_end = positions[unit - first]
         is_part = raw[unit * _UNIT] != _CACHE and its_begin == begin
         if is_part and its_end is not None and its_end <= end:
             name = _name_loaded(code, raw, unit)

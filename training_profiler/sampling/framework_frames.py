@@ -5,9 +5,11 @@ of the loop runs. Phases are parts of that loop by the library's names for them.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.recording.known_sections import LOGGING, ROLLOUT
+from training_profiler.snapshot.snapshot import ANOMALIES
 
 LOOP: Final = "loop"
 CALLBACK: Final = "callback"
@@ -17,6 +19,7 @@ PROGRESS: Final = "progress bar"
 ENVIRONMENT: Final = "environment"
 REPLAY: Final = "replay buffer"
 SAMPLER: Final = "sampler"
+MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_phases``
 HANDLERS: Final = "handlers"
 
 ANY: Final = "*"
@@ -55,6 +58,9 @@ def _lightning(package: str) -> tuple[LibraryFrame, ...]:
 # The first row that matches a frame holds. A frame of no row whose function is named like a hook is a callback.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/torch/utils/data/dataloader.py", ("_BaseDataLoaderIter._next_index",), SAMPLER),
+    LibraryFrame("/torch/utils/data/_utils/fetch.py", ("fetch",), MAKING),
+    LibraryFrame("/torch/utils/data/_utils/pin_memory.py", ("pin_memory",), MAKING),
+    LibraryFrame("/torch/fx/traceback.py", ("format_stack",), ANOMALIES),
     *_rows(
         "/transformers/trainer.py",
         loop="_inner_training_loop _run_epoch _maybe_log_save_evaluate",
@@ -139,21 +145,41 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
 )
 
 
+class FrameTable:
+    """Finds the rows of a file: a program's start reads hundreds of files, and few have a row."""
+
+    def __init__(self, rows: Sequence[LibraryFrame]) -> None:
+        self._rows = rows
+        self._folders: list[int] = []  # numbers of rows
+        self._files: dict[str, list[int]] = {}  # by the last part of the path
+        for number, row in enumerate(rows):
+            name = row.path.rpartition("/")[2]
+            (self._files.setdefault(name, []) if name.endswith(".py") else self._folders).append(number)
+
+    def of_file(self, path: str) -> list[LibraryFrame]:
+        """Return the rows of a file, in the order of the table."""
+        path = path.replace("\\", "/")
+        rows, files = self._rows, self._files.get(path.rpartition("/")[2], ())
+        found = [number for number in self._folders if rows[number].path in path]
+        found += [number for number in files if path.endswith(rows[number].path)]
+        return [rows[number] for number in sorted(found)]
+
+
+FRAME_TABLE: Final = FrameTable(FRAMES)
+
+
 class FileRows:
     """The rows of one file. What a function was found to be is kept.
 
     Args:
         path: of the file.
         has_hooks: whether its functions may be hooks of a trainer by their names alone.
-        rows: the table.
+        table: has the rows.
     """
 
-    def __init__(self, path: str, has_hooks: bool, rows: tuple[LibraryFrame, ...] = FRAMES) -> None:
-        path = path.replace("\\", "/")
+    def __init__(self, path: str, has_hooks: bool, table: FrameTable = FRAME_TABLE) -> None:
         self._has_hooks = has_hooks
-        self._rows = [
-            row for row in rows if path.endswith(row.path) or (not row.path.endswith(".py") and row.path in path)
-        ]
+        self._rows = table.of_file(path)
         self._phases: dict[str, str] = {}
 
     def phase_of(self, qualified_name: str) -> str:

@@ -1,11 +1,16 @@
 """A line of the user's code, and what a frame's code object says of it."""
 
+from collections.abc import Callable
 from types import CodeType
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from training_profiler.sampling.called_functions import called_function, has_no_arguments
 from training_profiler.text import printable
 
+Instruction = tuple[CodeType, int]  # a code object, and an offset in it
+Read = TypeVar("Read")
+
+MOST_INSTRUCTIONS: Final = 5000  # whose answers are remembered
 WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))
 _RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
 
@@ -31,6 +36,8 @@ class Location(NamedTuple):
     activity: str = ""  # before the first step, what the program prepares: "imports", "model"
     held_by: str = ""  # the line of another thread that has the lock which this one waits for: "load.py:9 decode"
     called: str = ""  # the function that the line was calling: "copy.deepcopy", ".item", PYTHON; "" if unknown
+    making: str = ""  # the part of a batch that the training makes itself: "decode"
+    waits_for: str = ""  # work elsewhere that is not sampled: "a queue between processes"
 
     def alone(self) -> "Location":
         """Return the line without what happened in it."""
@@ -38,6 +45,27 @@ class Location(NamedTuple):
 
 
 Sample = tuple[int, Location | None]  # ns of the clock; None: no user code on the stack
+
+
+class ByInstruction(Generic[Read]):
+    """Remembers what ``read`` returns for an instruction: it is searched for from the begin of the code.
+
+    Codes are recognized by their ids, because the hash of one covers all of its constants. They are kept, so that no
+    other code gets the id.
+    """
+
+    def __init__(self, read: Callable[[CodeType, int], Read]) -> None:
+        self._read = read
+        self._known: dict[tuple[int, int], tuple[CodeType, Read]] = {}
+
+    def __call__(self, code: CodeType, instruction: int) -> Read:
+        """Return what is read of the instruction at this offset."""
+        known = self._known.get((id(code), instruction))
+        if known is None:
+            if len(self._known) >= MOST_INSTRUCTIONS:
+                self._known.clear()
+            known = self._known[id(code), instruction] = code, self._read(code, instruction)
+        return known[1]
 
 
 def line_of(code: CodeType, instruction: int) -> int:

@@ -178,6 +178,7 @@ class MachineReader:
         self._run_queue, self._local_ranks = run_queue, local_ranks
         self._faults, self._measure_page, self._page_cost_s = faults, page_cost_s, 0.0
         self._sampled_at_ns: int | None = None  # the last sample
+        self._waited_at_ns: int | None = None  # when the wait for a CPU was read last
         self._clock = clock
         self._host = host
         self._container = container
@@ -199,7 +200,7 @@ class MachineReader:
         self._add_host(sample, reading)
         before_ns, self._sampled_at_ns = self._sampled_at_ns, sample.at_ns
         seconds = 0.0 if before_ns is None else (sample.at_ns - before_ns) / NS_PER_S
-        self._add_wait(sample, seconds)
+        self._add_wait(sample)
         self._add_faults(sample, seconds)
         self._add_container(sample, reading)
         for gpu in self.gpus.read():
@@ -230,13 +231,17 @@ class MachineReader:
         sample.values["ram_host_bytes"] = float(reading.host_total_bytes - reading.host_available_bytes)
         sample.facts["ram_host_total_bytes"] = reading.host_total_bytes
 
-    def _add_wait(self, sample: MachineSample, seconds: float) -> None:
+    def _add_wait(self, sample: MachineSample) -> None:
         wait = None if self._run_queue is None else self._run_queue.read()
+        # On a busy machine it may be long since the sample began.
+        before_ns, self._waited_at_ns = self._waited_at_ns, self._clock()
+        seconds = 0.0 if before_ns is None else (self._waited_at_ns - before_ns) / NS_PER_S
         if wait is None or seconds <= 0:
             return
         sample.values["cpu_wait"] = min(1.0, wait.training_ns / NS_PER_S / seconds)
+        sample.values["cpu_wait_own"] = min(1.0, wait.own_ns / NS_PER_S / seconds)
         sample.values["cpu_waiting"] = wait.all_ns / NS_PER_S / seconds
-        sample.weights.update(cpu_wait=seconds, cpu_waiting=seconds)
+        sample.weights.update(cpu_wait=seconds, cpu_wait_own=seconds, cpu_waiting=seconds)
 
     def _add_faults(self, sample: MachineSample, seconds: float) -> None:
         faults = None if self._faults is None else self._faults.read()

@@ -17,6 +17,8 @@ class RunQueueWait(NamedTuple):
     """What the training lost: the wait of its own thread, or of the helper that waited longest if that is more."""
     all_ns: int
     """The wait of all threads that are read."""
+    own_ns: int
+    """The wait of the training thread itself."""
 
 
 class RunQueue:
@@ -58,7 +60,7 @@ class RunQueue:
         }
         if training not in waits:
             return None
-        return RunQueueWait(max(waits.values()), sum(waits.values()))
+        return RunQueueWait(max(waits.values()), sum(waits.values()), waits[training])
 
     def _search(self, training: int) -> None:
         """Choose the helpers: threads that Python did not start, with the most time on a CPU."""

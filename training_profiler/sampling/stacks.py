@@ -4,21 +4,22 @@ import re
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
+from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, runs_python
-from training_profiler.sampling.framework_frames import CALLBACK, LOOP, FileRows, callback_named
-from training_profiler.sampling.location import Location, function_name, line_of, waits_in
-from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP, activity_of_users
+from training_profiler.sampling.framework_frames import CALLBACK, LOOP, MAKING, FileRows, callback_named
+from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
+from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
+from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
 from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
 from training_profiler.text import printable
 
 MOST_LOCATIONS: Final = 5000
 MOST_CODES: Final = 5000
+MOST_MAKING: Final = 64  # frames kept of one that makes a batch
 MOST_PHASES: Final = 3  # of phases in each other, the outermost
 # Classes that only pass a call on to the callbacks.
 _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback$|^BaseCallback$|^NeuralNet")
-
-Instruction = tuple[CodeType, int]
 
 
 class Frame(Protocol):
@@ -47,6 +48,8 @@ class Place(NamedTuple):
     phases: tuple[tuple[str, CodeType], ...] = ()  # of a trainer, the innermost first
     activity: str = ""  # what the program prepares
     holder: Instruction | None = None  # where another thread has the lock that this one waits for
+    making: tuple[Instruction, ...] = ()  # from the innermost frame to torch's that makes a batch
+    waits_for: str = ""  # work elsewhere that is not sampled
 
 
 class _Code(NamedTuple):
@@ -60,6 +63,7 @@ class _Code(NamedTuple):
     phase: str
     hook: str  # of a trainer's, that the name says
     activity: str  # at the start of a program
+    waits_for: str = ""
 
 
 class StackReader:
@@ -68,20 +72,22 @@ class StackReader:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self._codes: dict[int, _Code] = {}  # by the id of the code: its hash covers all of its constants
-        self._files: dict[str, tuple[FileRows, FileRows]] = {}  # by the file of a code object
+        self._files: dict[str, tuple[FileRows, FileRows, FileRows]] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
-        self._calls: dict[tuple[int, int], tuple[CodeType, str, str]] = {}  # by the id of the code and the instruction
+        self._batches = PhaseReader()
+        self._call_at = ByInstruction(_call_at)
+        self._line_at = ByInstruction(lambda code, instruction: (line_of(code, instruction), function_name(code)))
 
     def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
         """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
-        codes = self._codes
-        users = loop = outer = inner = None
-        activity, is_import = "", False
+        codes, innermost = self._codes, frame
+        users = loop = outer = inner = making = None
+        activity, is_import, waits_for = "", False, ""
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
         while frame is not None and (code := frame.f_code) is not until:
             found = codes.get(id(code)) or self._add(code)
-            _, is_users, is_line, is_library, imports, phase, its_hook, its_activity = found
+            _, is_users, is_line, is_library, imports, phase, its_hook, its_activity, its_wait = found
             if is_users:
                 if users is None and is_line:
                     users = code, frame.f_lasti
@@ -93,6 +99,7 @@ class StackReader:
                         is_import = True
                         phases.clear()  # the code of a library's modules, in files that match a row
                     activity = its_activity or activity
+                    waits_for = its_wait or waits_for
                 if is_library:
                     if hook:  # a callback of the user's, which a library calls
                         phases.append((hook, code))
@@ -103,12 +110,17 @@ class StackReader:
                 if phase == LOOP:
                     if users is None and loop is None:
                         loop = code, frame.f_lasti
+                elif phase == MAKING:
+                    making = frame
                 elif phase:
                     phases.append((phase, code))
             frame = frame.f_back
         if users is None:
             return None
-        return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity)
+        made = () if making is None else _frames(innermost, making)
+        # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
+        unseen = "" if waits_for == SEEN or phases else waits_for
+        return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen)
 
     def _add(self, code: CodeType) -> _Code:
         if len(self._codes) >= MOST_CODES:
@@ -120,18 +132,22 @@ class StackReader:
             found = _Code(code, True, is_line, False, False, "", callback_named(code.co_name), activity_of_users(name))
         else:
             is_library = self._user_code.shown_library(filename) is not None
-            rows, startup = self._rows_of(filename, is_library)
+            rows, *others = self._rows_of(filename, is_library)
             is_import = filename.startswith(IMPORT_SYSTEM)
-            found = _Code(code, False, False, is_library, is_import, rows.phase_of(name), "", startup.phase_of(name))
+            startup, unseen = (each.phase_of(name) for each in others)
+            found = _Code(code, False, False, is_library, is_import, rows.phase_of(name), "", startup, unseen)
         self._codes[id(code)] = found
         return found
 
-    def _rows_of(self, filename: str, is_library: bool) -> tuple[FileRows, FileRows]:
+    def _rows_of(self, filename: str, is_library: bool) -> tuple[FileRows, FileRows, FileRows]:
         if filename not in self._files:
             if len(self._files) >= MOST_FILES:
                 self._files.clear()
-            rows = FileRows(filename, has_hooks=is_library), FileRows(filename, has_hooks=False, rows=STARTUP)
-            self._files[filename] = rows
+            self._files[filename] = (
+                FileRows(filename, has_hooks=is_library),
+                FileRows(filename, has_hooks=False, table=STARTUP_TABLE),
+                FileRows(filename, has_hooks=False, table=UNSEEN_TABLE),
+            )
         return self._files[filename]
 
     def location(self, place: Place) -> Location | None:
@@ -144,14 +160,15 @@ class StackReader:
         waits, called = self._call_at(code, instruction)
         location = Location(
             file,
-            line_of(code, instruction),
-            function_name(code),
+            *self._line_at(code, instruction),
             waits,
             self._inside(place, phase),
             phase,
             place.activity,
             "" if place.holder is None else self._users_text(place.holder),
             called,
+            self._batches.phase_of(place.making[:-1], place.making[-1]) if place.making else "",
+            place.waits_for,
         )
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             location = location.alone()
@@ -159,20 +176,9 @@ class StackReader:
                 return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
 
-    def _call_at(self, code: CodeType, instruction: int) -> tuple[str, str]:
-        """Return the call that waits for the device, and the function that is called; each "" for none."""
-        key = id(code), instruction
-        known = self._calls.get(key)
-        if known is None or known[0] is not code:
-            if len(self._calls) >= MOST_LOCATIONS:
-                self._calls.clear()
-            called = PYTHON if runs_python(code, instruction) else printable(called_function(code, instruction))
-            known = self._calls[key] = (code, waits_in(code, instruction), called)
-        return known[1:]
-
     def _users_text(self, frame: Instruction) -> str:
-        code, instruction = frame
-        return f"{self._user_code.shown(code.co_filename)}:{line_of(code, instruction)} {function_name(code)}"
+        line, function = self._line_at(*frame)
+        return f"{self._user_code.shown(frame[0].co_filename)}:{line} {function}"
 
     def _inside(self, place: Place, phase: str) -> str:
         """Return the loop of a trainer and its phase, or the first and last frame of a library."""
@@ -185,9 +191,22 @@ class StackReader:
         return BETWEEN.join([*texts[:1], phase, *texts[1:]] if phase else texts)
 
     def _text(self, frame: Instruction) -> str:
-        code, instruction = frame
-        file = self._user_code.shown_library(code.co_filename)
-        return f"{file}:{line_of(code, instruction)} {function_name(code)}"
+        line, function = self._line_at(*frame)
+        return f"{self._user_code.shown_library(frame[0].co_filename)}:{line} {function}"
+
+
+def _call_at(code: CodeType, instruction: int) -> tuple[str, str]:
+    """Return the call that waits for the device, and the function that is called; each "" for none."""
+    called = PYTHON if runs_python(code, instruction) else printable(called_function(code, instruction))
+    return waits_in(code, instruction), called
+
+
+def _frames(frame: Frame | None, last: Frame) -> tuple[Instruction, ...]:
+    frames: list[Instruction] = []
+    while frame is not None and frame is not last and len(frames) < MOST_MAKING:
+        frames.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return (*frames, (last.f_code, last.f_lasti))
 
 
 def phase_text(phases: tuple[tuple[str, CodeType], ...]) -> str:

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from training_profiler.sampling.framework_frames import ANY, LibraryFrame
+from training_profiler.sampling.framework_frames import ANY, FrameTable, LibraryFrame
 
 IMPORTS: Final = "imports"
 DATA_SET: Final = "data set"
@@ -50,6 +50,7 @@ STARTUP: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/numpy/lib/", ("load", "loadtxt", "genfromtxt", "fromfile"), DATA_SET),
     LibraryFrame("/PIL/", (ANY,), DATA_SET),
 )
+STARTUP_TABLE: Final = FrameTable(STARTUP)
 # Functions of the user's, by their qualified names.
 _OF_USERS: Final = (
     (re.compile(r"\w*Data(set\w*|Module\w*|)\.|\w*Dataset$|(load|get|build|make|prepare)_data(set)?s?$"), DATA_SET),

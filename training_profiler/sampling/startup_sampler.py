@@ -8,6 +8,7 @@ from typing import Final
 
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.cost_budget import SHARE
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.frames import StackOfThread
 from training_profiler.sampling.location import Location, Sample
@@ -18,6 +19,8 @@ from training_profiler.units import NS_PER_S
 
 PART: Final = "startup sampler"
 FULL_RATE_SHARE: Final = 0.001  # of the time so far between two samples: a process that never trains costs nothing
+FIRST_SAMPLES: Final = 40  # at any cost; each reads code that none before it has read
+LONGEST_PAUSE_S: Final = 0.25  # for the budget: a model that is made in a second has samples
 PATIENCE_S: Final = 1.0
 
 ImportOfTorch = tuple[int, Sequence[tuple[CodeType, int]]]  # when it began, and the stack, the innermost first
@@ -70,6 +73,11 @@ class StartupSampler:
         self._guard.run(PART, self._thread.start)
         atexit.register(self._thread.stop)
 
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of its thread, in ns."""
+        return self._thread.cpu_ns
+
     def stop(self) -> list[Sample]:
         """End the thread; return the samples since the process began, as many a second as there were at most."""
         atexit.unregister(self._thread.stop)
@@ -89,7 +97,15 @@ class StartupSampler:
 
     def _run(self, thread: BackgroundThread) -> None:
         begin_ns = self._clock()
-        while not thread.wait_for_stop(max(1 / self._hz, FULL_RATE_SHARE * (self._clock() - begin_ns) / NS_PER_S)):
+        while not thread.wait_for_stop(self._pause_s(thread, (self._clock() - begin_ns) / NS_PER_S)):
             now_ns = self._clock()
             frame = self._sampled.frame()
             self._seen.append((now_ns, None if frame is None else self._stacks.place(frame)))
+
+    def _pause_s(self, thread: BackgroundThread, elapsed_s: float) -> float:
+        pause_s = max(1 / self._hz, FULL_RATE_SHARE * elapsed_s)
+        if len(self._seen) < FIRST_SAMPLES:
+            return pause_s
+        thread.measure_cpu()
+        over_s = thread.cpu_ns / NS_PER_S / SHARE - elapsed_s
+        return max(pause_s, min(LONGEST_PAUSE_S, over_s))

@@ -3,16 +3,20 @@
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Final
 
 from training_profiler.text import printable
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
+METADATA: Final = ".dist-info"  # what an installer writes beside a package
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
 # A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
+MOST_ENTRIES: Final = 5_000  # of a folder: it may be one of data
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Places:
     standard_library: tuple[str, ...]
     search_path: tuple[str, ...]  # sys.path
     never: tuple[str, ...] = ()  # folders whose files are never user code
+    installed: tuple[str, ...] = ()  # further folders that an installer put libraries in: pip install --target
 
 
 def places_of_this_process() -> Places:
@@ -33,14 +38,38 @@ def places_of_this_process() -> Places:
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # a source build is not in site-packages
     paths = sysconfig.get_paths()
+    main = os.path.abspath(main) if isinstance(main, str) else None
+    search_path = tuple(os.path.abspath(path or cwd) for path in sys.path if isinstance(path, str))
+    own_folders = {cwd, os.path.dirname(main) if main else cwd}
+    others = [folder for folder in search_path if not _holds_any(folder, own_folders)]
     library = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.abspath(os.__file__))}
     return Places(
-        main=os.path.abspath(main) if isinstance(main, str) else None,
+        main=main,
         cwd=cwd,
         standard_library=tuple(library | {os.path.realpath(path) for path in library}),
-        search_path=tuple(os.path.abspath(path or cwd) for path in sys.path if isinstance(path, str)),
+        search_path=search_path,
         never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
+        installed=tuple(folder for folder in others if _has_metadata(folder)),
     )
+
+
+def _holds_any(folder: str, others: Iterable[str]) -> bool:
+    return any(other == folder or _is_in(other, folder) for other in others)
+
+
+@cache
+def _has_metadata(folder: str) -> bool:
+    """Return whether an installer has written to a folder other than one it is known by.
+
+    An installation in editable form writes no such metadata beside the sources.
+    """
+    if os.path.basename(folder) in PACKAGES:
+        return False
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(METADATA) for entry in islice(entries, MOST_ENTRIES))
+    except OSError:  # it does not exist, or is an archive
+        return False
 
 
 def _cwd() -> str:
@@ -55,12 +84,16 @@ class UserCode:
 
     A file is the user's unless it is installed or belongs to Python or to this package. If the program itself is an
     installed package, as with ``python -m package.module``, that package is the user's as well.
+
+    What is found by PYTHONPATH, in a sibling folder or in editable form is the user's: a project may be spread over
+    folders, and a line that cannot be shown cannot be changed. Only what an installer has noted there is a library.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._main_package = _installed_package(places.main) if places.main else None
+        self._main_package = self._installed_package(places.main) if places.main else None
         self._shown: dict[str, str | None] = {}
+        self._libraries: dict[str, str | None] = {}
         self._path_of: dict[str, str] = {}  # name in reports -> path
 
     def shown(self, filename: str) -> str | None:
@@ -83,10 +116,19 @@ class UserCode:
 
         Torch, this package and the program's own package are no libraries here.
         """
+        try:
+            return self._libraries[filename]
+        except KeyError:
+            if len(self._libraries) >= MOST_FILES:
+                self._libraries.clear()
+            shown = self._libraries[filename] = self._library_name_of(filename)
+            return shown
+
+    def _library_name_of(self, filename: str) -> str | None:
         if filename.startswith("<"):
             return None
         path = self._absolute(filename)
-        package = _installed_package(path)
+        package = self._installed_package(path)
         if package is None or package == self._main_package or any(_is_in(path, own) for own in self._places.never):
             return None
         return printable(os.path.relpath(path, os.path.dirname(package)))
@@ -110,10 +152,19 @@ class UserCode:
     def _is_users(self, path: str) -> bool:
         if any(_is_in(path, folder) for folder in self._places.never):
             return False
-        package = _installed_package(path)
+        package = self._installed_package(path)
         if package is not None:
             return package == self._main_package
         return not any(_is_in(path, folder) for folder in self._places.standard_library)
+
+    def _installed_package(self, path: str) -> str | None:
+        """Return the folder or file of the installed package that contains ``path``; None without one."""
+        parts = path.split(os.sep)
+        at = max((i for i, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
+        if at is not None:
+            return os.sep.join(parts[: at + 2])
+        folder = next((folder for folder in self._places.installed if _is_in(path, folder)), None)
+        return None if folder is None else os.path.join(folder, os.path.relpath(path, folder).split(os.sep)[0])
 
     def _names(self, path: str) -> Iterator[str]:
         """Yield possible names of the file, the shortest first."""
@@ -123,13 +174,6 @@ class UserCode:
         yield from (os.path.relpath(path, folder) for folder in folders if _is_in(path, folder))
         yield os.path.join(*path.split(os.sep)[-2:])
         yield path
-
-
-def _installed_package(path: str) -> str | None:
-    """Return the folder or file of the installed package that contains ``path``; None without one."""
-    parts = path.split(os.sep)
-    at = max((i for i, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
-    return None if at is None else os.sep.join(parts[: at + 2])
 
 
 def _is_in(path: str, folder: str) -> bool:

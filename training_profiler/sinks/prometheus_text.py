@@ -6,12 +6,12 @@ The characters of a name that Prometheus does not allow become ``_``; what varie
 ``profiling/timing_forward_pass_avg`` is ``profiling_timing_avg{section="forward_pass"}``.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.safety.files import replace_file
 from training_profiler.settings import Address
 from training_profiler.sinks.prometheus_endpoint import PrometheusEndpoint
 from training_profiler.sinks.registry import PROMETHEUS
@@ -91,9 +91,7 @@ class PrometheusText(Sink):
             self._set("profiling/step", row.step)
             for name, value in row.metrics.items():
                 self._set(name, value)
-        draft = self._path.with_name(FILE + ".part")
-        draft.write_bytes(self._client.generate_latest(self._registry))
-        os.replace(draft, self._path)
+        replace_file(self._path, self._client.generate_latest(self._registry))
 
     def close(self) -> None:
         """Stop listening."""

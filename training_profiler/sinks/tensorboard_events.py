@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.safety.files import make_inner_folder
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.sinks.registry import TENSORBOARD
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
@@ -88,7 +89,7 @@ class _EventFile:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder.mkdir(exist_ok=True)
+        make_inner_folder(folder)
         self._protos = event_pb2
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._records: Any = RecordWriter(_Buffered(OwnFile(folder / name)))

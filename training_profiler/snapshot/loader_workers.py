@@ -44,9 +44,21 @@ class WorkerStats:
     memory_bytes: int | None = None  # resident, of the largest worker at its end
     memory_growth_bytes: int | None = None  # of the worker that grew most, since its first batches
     held: float | None = None  # share of the training's waiting in which later batches were ready
+    pinning: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
 
     @property
     def work_s(self) -> float:
         """Time in which they made batches, in s."""
         return self.batches * self.batch_avg_s
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenWait:
+    """A wait of the training for work elsewhere that is not sampled."""
+
+    what: str  # "a queue between processes"
+    line: str  # that waits longest for it: "train.py:41 main"
+    share: float  # of the run, 0 to 1
+    samples: int
+    in_loader: bool = False  # while a data loader of torch asks its data set

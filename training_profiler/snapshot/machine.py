@@ -74,6 +74,8 @@ class MachineStats:
     cpu_host: Level | None = None  # part of all CPUs of the host, 0 to 1
     cpu_allowed: Level | None = None  # the same of the CPUs in this process's affinity, where those are fewer
     cpu_wait: Level | None = None  # part of the time in which the training waited for a free CPU, 0 to 1
+    cpu_wait_own: Level | None = None  # the same of the training thread alone, without helpers of its operations
+    cpu_wait_known_s: float | None = None  # time that these means are of, from the first sample to the last
     cpu_waiting: Level | None = None  # threads of this process that waited for a free CPU
     cpu_throttled: Level | None = None  # part of the periods in which the container's quota stopped it, 0 to 1
     cpu_steal: Level | None = None  # part of the host's CPU time that its hypervisor gave to others, 0 to 1

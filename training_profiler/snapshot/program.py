@@ -7,6 +7,7 @@ OPTIMIZER: Final = "optimizer"
 DDP: Final = "ddp"
 COMPILE: Final = "compile"
 THREADS: Final = "threads"
+ANOMALY: Final = "anomaly"  # where its detection is switched on
 ZERO_GRAD: Final = "zero_grad"  # only where zeros are asked for
 
 
@@ -21,6 +22,15 @@ class OptimizerFacts(NamedTuple):
     fused: bool | None = None
     has_foreach: bool = False  # whether its class has the argument
     has_fused: bool = False
+
+
+class EmbeddingFacts(NamedTuple):
+    """The largest table of embeddings that gets a dense gradient."""
+
+    kind: str  # its class
+    rows: int
+    used: float  # part of the rows with a gradient in an early step, of a sample of them
+    part: float  # of the optimizer's parameters, 0 to 1
 
 
 class CompileFacts(NamedTuple):
@@ -80,6 +90,39 @@ class ForwardFacts(NamedTuple):
     calls_s: float  # of all; counting makes it longer by some microseconds an operator
 
 
+class RepeatFacts(NamedTuple):
+    """Calls of a module with an input that it had before, in the steps that were looked at."""
+
+    steps: int  # that were looked at
+    calls: int  # of outermost modules that repeat an earlier one
+    seconds: float  # of the shorter of each two, on the host
+    without_grad: int  # pairs of which one recorded no gradients
+    after_update: int  # pairs with an update between them
+    random: int  # pairs of which the second drew random numbers
+    place: str = ""  # the user's line of the last of them
+    steps_with: int = 0  # steps with such a call
+
+
+class SliceFacts(NamedTuple):
+    """Calls of a module with a part of the rows of a tensor, in the steps that were looked at."""
+
+    steps: int  # that were looked at
+    slices: int  # calls of outermost modules
+    rows: float  # of a slice, on average
+    of_rows: int  # of the tensor
+    place: str = ""  # the user's line of the first of them
+
+
+class KeptGraphs(NamedTuple):
+    """Graphs of early steps, and how many of them some object still held some steps later."""
+
+    steps: int  # whose graphs were followed
+    kept: int  # of these
+    after: int  # steps later
+    place: str = ""  # the user's line that keeps the losses
+    backward: str = ""  # the user's line of the backward pass
+
+
 class ProgramFacts(NamedTuple):
     """The facts of one process so far; None or 0 is unknown."""
 
@@ -92,6 +135,11 @@ class ProgramFacts(NamedTuple):
     calls: tuple[CallFacts, ...] = ()  # in the order in which they were first made
     threads: int = 0  # of torch's own operations
     forward: ForwardFacts | None = None  # None: not counted
+    repeats: RepeatFacts | None = None  # None: no call of a module was repeated
+    graphs: KeptGraphs | None = None  # None: not followed
+    finds_anomalies: bool = False  # autograd's anomaly detection was on
+    embedding: EmbeddingFacts | None = None  # None: no table is large
+    slices: SliceFacts | None = None  # None: no call of a module had a part of a tensor
 
 
 NOTHING_KNOWN: Final = ProgramFacts()

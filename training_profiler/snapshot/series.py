@@ -1,7 +1,7 @@
 """What a journal has over time, a part of neither reports nor rules: each rank's stretches, steps and line samples."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -82,6 +82,7 @@ class RankSeries:
     parents: Mapping[str, str]  # section -> the section around most of its spans
     samples: Mapping[str, Mapping[SampledLine | None, int]]  # section -> line -> samples; None: no line of the user's
     recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
+    sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports
 
     @property
     def steps(self) -> int:

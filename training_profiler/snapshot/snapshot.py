@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.cost import Price as Price
+from training_profiler.snapshot.loader_workers import UnseenWait as UnseenWait
 from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
 from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
@@ -27,11 +28,12 @@ PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the jo
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
 SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
 SHOWN_SHARE: Final = 0.005
-HOT_PLACES: Final = 3  # places shown for each section
-HOT_SHARE: Final = 0.01  # of the run
+HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
+MOSTLY_SETTLED: Final = 0.75  # of the time of a section; then its lines are those of later steps
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
+ANOMALIES: Final = "anomaly detection"  # a phase: where a forward pass keeps its stack for each operation
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
@@ -84,7 +86,8 @@ class LineStats:
     waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
     waits_in: str = ""  # the call: item, cpu, tolist, ...
     inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
-    phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # Of a trainer, such as "callback on_step_end", or of making a batch; "" if it has none or several.
+    phase: str = ""
     # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
     held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
     # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share.
@@ -242,6 +245,7 @@ class LoaderStats:
     data_set: str = ""  # its class
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
+    making_cpu_avg_s: float | None = None  # CPU time of a batch that the training makes itself; None with workers
     workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 
@@ -293,7 +297,12 @@ class Snapshot:
     wall_s: float = 0.0
     sections: Mapping[str, SectionStats] = field(default_factory=dict)
     lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, hottest first
+    # The same without warm-up, where there was one and enough samples are known after it.
+    settled_lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
+    # Batches that the training makes itself: fetch, decode, ... -> share of the time that this takes.
+    making: Mapping[str, float] = field(default_factory=dict)
+    unseen: tuple[UnseenWait, ...] = ()  # the longest first
     startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
@@ -401,13 +410,22 @@ class Snapshot:
             return None
         return total_s / self.step.settled_s
 
-    def hottest(self, name: str) -> list[LineStats]:
+    def lines_of_steps(self, name: str) -> tuple[LineStats, ...]:
+        """Return the lines of ``name`` after warm-up; none if these are too few, and warm-up may have other lines."""
+        section = self.sections.get(name)
+        if name in self.settled_lines or section is None:
+            return self.settled_lines.get(name, ())
+        is_settled = section.settled_total_s >= MOSTLY_SETTLED * section.step_total_s
+        return self.lines.get(name, ()) if is_settled else ()
+
+    def hottest(self, name: str, *, of_steps: bool = False) -> list[LineStats]:
         """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
         A place is a line. If three lines have less than half the time of three functions, the time is spread over many
         lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
+        With ``of_steps``, lines are those of ``lines_of_steps``.
         """
-        lines = self.lines.get(name, ())
+        lines = self.lines_of_steps(name) if of_steps else self.lines.get(name, ())
         places = list(lines[:HOT_PLACES])
         for level in (_function_of, _loop_of, _caller_of):
             merged: dict[tuple[str, ...], LineStats] = {}

@@ -7,9 +7,13 @@ from training_profiler.snapshot.program import (
     CallSite,
     CompileFacts,
     CpuSpeed,
+    EmbeddingFacts,
     ForwardFacts,
+    KeptGraphs,
     OptimizerFacts,
     ProgramFacts,
+    RepeatFacts,
+    SliceFacts,
 )
 from training_profiler.text import printable
 
@@ -31,6 +35,11 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         tuple(map(_call, facts.calls[:MOST_CALLS])),
         int(_number(facts.threads)),
         None if facts.forward is None else _forward(facts.forward),
+        None if facts.repeats is None else _repeats(facts.repeats),
+        None if facts.graphs is None else _graphs(facts.graphs),
+        facts.finds_anomalies,
+        None if facts.embedding is None else _embedding(facts.embedding),
+        None if facts.slices is None else _slices(facts.slices),
     )
 
 
@@ -75,6 +84,34 @@ def _compiled(facts: CompileFacts) -> CompileFacts:
 
 def _forward(facts: ForwardFacts) -> ForwardFacts:
     return ForwardFacts(int(_number(facts.operators)), _number(facts.operators_s), _number(facts.calls_s))
+
+
+def _repeats(facts: RepeatFacts) -> RepeatFacts:
+    return RepeatFacts(
+        int(_number(facts.steps)),
+        int(_number(facts.calls)),
+        _number(facts.seconds),
+        int(_number(facts.without_grad)),
+        int(_number(facts.after_update)),
+        int(_number(facts.random)),
+        printable(facts.place),
+        int(_number(facts.steps_with)),
+    )
+
+
+def _embedding(facts: EmbeddingFacts) -> EmbeddingFacts:
+    shares = (min(1.0, _number(share)) for share in (facts.used, facts.part))
+    return EmbeddingFacts(printable(facts.kind), int(_number(facts.rows)), *shares)
+
+
+def _slices(facts: SliceFacts) -> SliceFacts:
+    steps, slices, of_rows = (int(_number(count)) for count in (facts.steps, facts.slices, facts.of_rows))
+    return SliceFacts(steps, slices, _number(facts.rows), of_rows, printable(facts.place))
+
+
+def _graphs(facts: KeptGraphs) -> KeptGraphs:
+    steps, kept, after = (int(_number(count)) for count in (facts.steps, facts.kept, facts.after))
+    return KeptGraphs(steps, kept, after, printable(facts.place), printable(facts.backward))
 
 
 def _cpu(facts: CpuSpeed) -> CpuSpeed:

@@ -15,6 +15,7 @@ from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_codec import totals_to_data
+from training_profiler.storage.source_lines import SourceFile
 from training_profiler.storage.span_lines import spans_to_data
 
 MOST_LINES: Final = 2_000
@@ -67,6 +68,7 @@ class Line(NamedTuple):
 
     kind: str
     data: bytes
+    files: frozenset[SourceFile] = frozenset()  # that it names
 
 
 class JournalLines:
@@ -92,7 +94,7 @@ class JournalLines:
         Args:
             is_pending: whether the next interval covers the same time again: its events may still be rewritten.
         """
-        return line_of(
+        line = line_of(
             "pending" if is_pending else "interval",
             **totals_to_data(totals, step_ns, self._names),
             loaders=[_loader(counts) for counts in loaders],
@@ -101,6 +103,11 @@ class JournalLines:
             **({} if program is None else {"program": program}),
             **_health(health),
         )
+        return line._replace(files=_files_named(totals, loaders, program))
+
+    def sources(self, digests: Mapping[str, str]) -> Line:
+        """Return the digests of source files by their names in reports: a page shows lines of these files alone."""
+        return line_of("sources", files=digests)
 
     def epoch_begin(self, number: int) -> Line:
         """Return the begin of an epoch, at the end of the last interval."""
@@ -194,7 +201,7 @@ class Journal:
     def append(self, line: Line) -> None:
         """Append a line in one piece."""
         if self._buffer is not None:
-            self._buffer.add(*line)
+            self._buffer.add(line.kind, line.data)
         elif self._file is not None:
             self._file.append(line.data)
 
@@ -231,10 +238,26 @@ class Journal:
             self._file = None
 
 
+def _files_named(
+    totals: Totals, loaders: Sequence[LoaderCounts], program: ProgramFacts | None
+) -> frozenset[SourceFile]:
+    """Return the files of the lines that reports may point to."""
+    places = [place for _, line in totals.lines if line is not None for place in (line.file, line.held_by)]
+    places += [counts.arguments.made_at for counts in loaders if counts.arguments is not None]
+    known = set()
+    if program is not None:
+        known = {SourceFile(call.site.file, call.site.path) for call in program.calls if call.site.path}
+        places += [] if program.compiled is None else [program.compiled.place]
+        places += [] if program.repeats is None else [program.repeats.place]
+        places += [] if program.graphs is None else [program.graphs.place, program.graphs.backward]
+    names = {place.partition(":")[0] for place in places} - {file.name for file in known}
+    return frozenset(file for file in known | {SourceFile(name) for name in names} if file.name.endswith(".py"))
+
+
 def _loader(counts: LoaderCounts) -> list[Any]:
     # Earlier versions write and read only the first four.
     phases = [
-        [phase, tally.batches, tally.samples, tally.wait_ns]
+        [phase, tally.batches, tally.samples, tally.wait_ns, *([tally.made] if tally.made.number else [])]
         for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
     ]
     return [

@@ -91,6 +91,8 @@ class LineRow(Struct, array_like=True):
     activity: str = ""
     held_by: str = ""
     called: str = ""
+    making: str = ""
+    waits_for: str = ""
 
 
 class MachineRecord(Struct):
@@ -398,7 +400,16 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            words = (row.waits_in, row.inside, row.phase, row.activity, row.held_by, row.called)
+            words = (
+                row.waits_in,
+                row.inside,
+                row.phase,
+                row.activity,
+                row.held_by,
+                row.called,
+                row.making,
+                row.waits_for,
+            )
             location = Location(printable(row.file), row.line, printable(row.function), *map(printable, words))
         totals.lines[id, location] += row.samples
 

@@ -65,7 +65,7 @@ def find_journals(folder: Path, stem: str = "rank") -> list[JournalFile]:
     """Return the files named like journals in ``folder`` and in folders one level below it."""
     below = [entry for entry in _entries(folder) if _is_folder(entry)]
     names = [path for parent in (folder, *sorted(below)) for path in sorted(_entries(parent))]
-    return [_inspect(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
+    return [inspect_journal(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
 
 
 def find_own_folder_journals(folder: Path, found: Sequence[JournalFile]) -> list[JournalFile]:
@@ -77,7 +77,7 @@ def find_own_folder_journals(folder: Path, found: Sequence[JournalFile]) -> list
     nearest: dict[tuple[int | None, int], JournalFile] = {}
     for sibling in sorted(path for path in _entries(folder.parent) if is_own_name(path.name)):
         for path in sorted(_entries(sibling)):
-            journal = _inspect(path, f"../{sibling.name}/{path.name}") if is_journal(path) else None
+            journal = inspect_journal(path, f"../{sibling.name}/{path.name}") if is_journal(path) else None
             if journal is None or journal.problem or (journal.rank, journal.attempt) in known:
                 continue
             other = nearest.get((journal.rank, journal.attempt))
@@ -131,7 +131,8 @@ def _is_folder(path: Path) -> bool:
     return is_folder(path) or (may_follow(path) and path.is_dir())
 
 
-def _inspect(path: Path, shown: str) -> JournalFile:
+def inspect_journal(path: Path, shown: str) -> JournalFile:
+    """Return what the first line of a file says that is named like a journal; ``shown`` is its path in messages."""
     shown = printable(shown, MOST_SHOWN)
     rank, attempt = read_journal_name(path.name) or (None, 0)
     try:

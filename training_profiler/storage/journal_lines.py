@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from training_profiler.loader_workers.record import WorkerRecord, sums_of
-from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts
+from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts, MadeBatches
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
 from training_profiler.storage.facts_codec import checked_facts
@@ -34,6 +34,7 @@ class Phase(Struct, array_like=True):
     batches: Count
     samples: Count | None
     wait_ns: Count
+    made: tuple[Count, Count] = (0, 0)  # batches that the training made itself, and their CPU time in ns
 
 
 class LoaderRow(Struct, array_like=True):
@@ -59,7 +60,7 @@ class LoaderRow(Struct, array_like=True):
         if self.workers is not None:
             counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
-            counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns)
+            counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns, MadeBatches(*phase.made))
         return counts
 
 
@@ -102,6 +103,12 @@ class LostLine(Struct, tag_field="kind", tag="lost"):
     intervals: Count
 
 
+class SourcesLine(Struct, tag_field="kind", tag="sources"):
+    """The digests of source files by their names in reports; further lines have further files."""
+
+    files: dict[str, str]
+
+
 class EpochBeginLine(Struct, tag_field="kind", tag="epoch_begin"):
     """The begin of an epoch, at the end of the last interval."""
 
@@ -139,7 +146,16 @@ class BeginLine(Struct, tag_field="kind", tag="begin"):
 
 
 Line = (
-    IntervalLine | PendingLine | LostLine | EpochBeginLine | EpochEndLine | HeldLine | SpansLine | EndLine | BeginLine
+    IntervalLine
+    | PendingLine
+    | LostLine
+    | SourcesLine
+    | EpochBeginLine
+    | EpochEndLine
+    | HeldLine
+    | SpansLine
+    | EndLine
+    | BeginLine
 )
 _LINES: Final = msgspec.json.Decoder(Line)
 
@@ -149,7 +165,7 @@ class _Kind(Struct):
 
 
 _KINDS: Final = msgspec.json.Decoder(_Kind)
-_KNOWN: Final = ("interval", "pending", "lost", "epoch_begin", "epoch_end", "held", "spans", "end", "begin")
+_KNOWN: Final = ("interval", "pending", "lost", "sources", "epoch_begin", "epoch_end", "held", "spans", "end", "begin")
 _OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
 
 

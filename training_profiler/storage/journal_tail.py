@@ -16,6 +16,7 @@ HEAD_BYTES: Final = 64 * 1024  # contain the first line
 TAIL_BYTES: Final = 256 * 1024  # first read; more if the line is not in it
 GROWTH: Final = 8
 MOST_AT_ONCE: Final = 8 * BYTES_PER_MIB
+_BEGIN: Final = re.compile(rb'\{"kind": ?"begin"')
 _END: Final = re.compile(rb'\{"kind": ?"end"')
 
 
@@ -37,6 +38,17 @@ def read_head(path: Path) -> dict[str, Any] | None:
         head, newline, _ = file.read(HEAD_BYTES).partition(b"\n")
     record = as_record(head) if newline else None
     return record if record is not None and record.get("kind") == "begin" else None
+
+
+def is_beginning(path: Path) -> bool:
+    """Return whether a journal has less than its first line, as for a moment when a run begins.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_file(path, follow=may_follow(path)) as file:
+        head = file.read(HEAD_BYTES)
+    return not head or (b"\n" not in head and _BEGIN.match(head) is not None)
 
 
 def last_of(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> T | None:

@@ -14,6 +14,7 @@ MOST_LOADERS: Final = 1_000
 MOST_EPOCHS: Final = 10_000
 MOST_SPANS: Final = 50_000  # of steps that were recorded with their spans; a run has some 10,000
 MOST_NOTES: Final = 100
+MOST_SOURCES: Final = 1_000  # files of the user's source code
 MOST_DEVICES: Final = 256
 MOST_SUM: Final = 2**62  # of any column over all lines; in ns 146 years
 

@@ -15,7 +15,7 @@ from training_profiler.safety.own_file import OwnFile
 from training_profiler.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
-from training_profiler.storage.journal import Journal, Line
+from training_profiler.storage.journal import Journal, JournalLines, Line
 from training_profiler.storage.journal_discovery import read_begin
 from training_profiler.storage.launch import this_launch
 from training_profiler.storage.run_folder import (
@@ -24,6 +24,7 @@ from training_profiler.storage.run_folder import (
     PAGE,
     REPORT_DATA,
     REPORT_TEXT,
+    command_words,
     describe_git,
     describe_process,
     is_plain_name,
@@ -43,6 +44,7 @@ from training_profiler.storage.run_lookup import (
     run_of_rank,
     runs_of,
 )
+from training_profiler.storage.source_lines import DigestBook
 from training_profiler.units import NS_PER_S
 
 # Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
@@ -85,6 +87,8 @@ class RunFiles:
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
         self._begin_folder = _current_folder()  # the program may change its working directory
         self._script = os.path.join(self._begin_folder, sys.argv[0] if sys.argv else "")
+        self._digests = DigestBook(self._begin_folder, command_words(), self._wall_ns)
+        self._lines = JournalLines(names)
         self._parent: Path | None = None
         self._journal: Journal | None = None
         self._made: list[Path] = []  # folder and files that this process has made
@@ -151,7 +155,10 @@ class RunFiles:
 
     def append(self, line: Line, who: RankId, run_name: str | None) -> None:
         """Append a line to the journal of rank ``who``; see ``open``."""
-        self.open(who, run_name).append(line)
+        journal = self.open(who, run_name)
+        journal.append(line)
+        if self._who.rank == 0 and (digests := self._digests.new(line.files)):
+            journal.append(self._lines.sources(digests))
         self.add_git()
 
     def discard(self) -> None:

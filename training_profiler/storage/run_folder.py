@@ -124,6 +124,7 @@ OWN_NAME: Final = "-rank{rank}"  # ending of the folder name of a rank that knew
 _OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _JOURNAL_NAME: Final = re.compile(r"rank(\d{1,7})(?:-attempt(\d{1,7}))?(?:-\d+)?\.jsonl")
+_VERSION: Final = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 _PACKAGES: Final = ("training-profiler", "torch", "numpy")
 
 
@@ -210,7 +211,7 @@ def describe_process(settings: Settings) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "launch": launch_id(),
-        "command": shlex.join(masked([Path(sys.executable).name, *_arguments()])),
+        "command": shlex.join(masked([Path(sys.executable).name, *command_words()])),
         "folder": os.getcwd(),
         "python": platform.python_version(),
         "platform": "-".join([platform.system(), platform.release(), platform.machine()]),  # without a subprocess
@@ -220,14 +221,18 @@ def describe_process(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _arguments() -> list[str]:
+def command_words() -> list[str]:
+    """Return the words of the command that started this process, after the interpreter; they may be secret."""
     # Unlike argv, orig_argv shows `-m package`.
     return list(sys.orig_argv[1:] or sys.argv)
 
 
 def _version(package: str) -> str | None:
     try:
-        return metadata.version(package)
+        installed = metadata.distribution(package)
+        # The public ``version`` parses all of the package's description.
+        found = _VERSION.search(installed.read_text("METADATA") or "")
+        return installed.version if found is None else found[1]
     except metadata.PackageNotFoundError:  # run from a source tree, or not installed
         module = sys.modules.get(package.replace("-", "_"))
         return getattr(module, "__version__", None)

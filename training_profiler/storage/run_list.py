@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.safety.files import read_file
+from training_profiler.storage.journal_discovery import NO_JOURNAL, inspect_journal
 from training_profiler.storage.journal_lines import as_object
-from training_profiler.storage.journal_tail import read_end
+from training_profiler.storage.journal_tail import is_beginning, read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_choice import run_folders, run_name
@@ -93,10 +94,14 @@ def _from_journal(
             raise ValueError("out of range")
         return steps, mean_s
 
+    name = journal_name(0, number)
+    journal = inspect_journal(folder / name, name)
     try:
-        end = read_end(folder / journal_name(0, number), "interval", figures)
+        if journal.problem and not (journal.problem == NO_JOURNAL and is_beginning(folder / name)):
+            return UNKNOWN, None, None, f"{name} {journal.problem}"
+        end = read_end(folder / name, "interval", figures)
     except OSError as error:
-        return UNKNOWN, None, None, f"{journal_name(0, number)} cannot be read ({error.strerror})"
+        return UNKNOWN, None, None, f"{name} cannot be read ({error.strerror})"
     steps, step_s = end.value if end.value is not None else (None, None)
     if end.has_end:
         return ENDED, steps, step_s, None

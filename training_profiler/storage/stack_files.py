@@ -1,6 +1,5 @@
 """Requests for stacks, and the stacks that ranks have written, as files in the run folder."""
 
-import errno
 import os
 import re
 from collections.abc import Mapping
@@ -9,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from training_profiler.safety.files import is_folder, read_file, replace_file
+from training_profiler.safety.files import is_folder, make_inner_folder, read_file, replace_file
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
-from training_profiler.storage.limits import Moment
+from training_profiler.storage.limits import MOST_SUM, Moment
 from training_profiler.text import printable
 
 FOLDER: Final = "stacks"
@@ -53,9 +52,7 @@ def write_stacks(run_folder: Path, stacks: RankStacks) -> None:
 
 def _write(run_folder: Path, name: str, data: bytes) -> None:
     folder = run_folder / FOLDER
-    folder.mkdir(exist_ok=True)
-    if not is_folder(folder):
-        raise NotADirectoryError(errno.ENOTDIR, f"{FOLDER} is a link")
+    make_inner_folder(folder)
     replace_file(folder / name, data, folder / f"{name}.{os.getpid()}.part")
 
 
@@ -102,6 +99,8 @@ def decode_stacks(data: bytes) -> RankStacks:
         stacks = msgspec.json.decode(data, type=RankStacks)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    if not 0 <= stacks.wall_ns <= MOST_SUM:
+        raise ValueError("out of range")
     return _printable(stacks)
 
 

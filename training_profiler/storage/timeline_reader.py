@@ -25,9 +25,17 @@ from training_profiler.storage.journal_lines import (
     IntervalLine,
     Line,
     PendingLine,
+    SourcesLine,
     decode_line,
 )
-from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES, MOST_SPANS
+from training_profiler.storage.limits import (
+    MOST_EPOCHS,
+    MOST_JOURNAL_BYTES,
+    MOST_LINE_BYTES,
+    MOST_NAMES,
+    MOST_SOURCES,
+    MOST_SPANS,
+)
 from training_profiler.storage.rank_reader import attempt_of
 from training_profiler.storage.section_blocks import section_blocks
 from training_profiler.storage.span_lines import SpansLine
@@ -47,6 +55,11 @@ def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, .
     number = attempt_of(journals, attempt, folder)
     read = (_read(journal) for journal in journals if journal.attempt == number and not journal.problem)
     return tuple(sorted((series for series in read if series is not None), key=lambda series: series.rank))
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of source files that rank 0 recorded in its last attempt, by their names in reports."""
+    return next((dict(series.sources) for series in read_series(folder) if series.rank == 0), {})
 
 
 def _read(journal: JournalFile) -> RankSeries | None:
@@ -80,6 +93,7 @@ class _Reading:
         self._pending: PendingLine | None = None
         self._recorded: dict[int, StepLanes] = {}
         self._spans = 0  # in them
+        self._sources: dict[str, str] = {}
 
     def add(self, line: bytes) -> None:
         """Add the next line."""
@@ -103,6 +117,8 @@ class _Reading:
             self._add_interval(record)
         elif isinstance(record, SpansLine):
             self._add_spans(record)
+        elif isinstance(record, SourcesLine):
+            self._sources |= list(record.files.items())[: MOST_SOURCES - len(self._sources)]
         elif isinstance(record, EpochBeginLine) and len(self._epochs) < MOST_EPOCHS:
             self._epochs.append(EpochSpan(record.number, self._end_ns, None))
             self._epoch_begin_ns = self._end_ns
@@ -132,6 +148,7 @@ class _Reading:
             {section: parent for section, parent in parents.items() if parent},
             self._samples,
             tuple(self._recorded[number] for number in sorted(self._recorded)),
+            self._sources,
         )
 
     def _add_interval(self, record: IntervalLine) -> None:

@@ -211,7 +211,7 @@ def write_trace(
     """Write ``raw`` with what is ``added`` to ``path``, packed; return its bytes. An error leaves no file.
 
     Args:
-        raw: the trace as torch wrote it.
+        raw: the trace as torch wrote it, in a folder that only this user can write to.
         path: the final file, which appears when all is written.
         added: spans and sampled lines of the training thread.
         marks: those of each end of the window, see ``clocks.meet``.
@@ -227,7 +227,7 @@ def write_trace(
     if not pairs:
         raise CaptureError("torch's trace does not have our marks: the window was not recorded")
     head = _events(added, ClockMap(pairs), next(iter(found.values())))
-    part = path.with_name(path.name + ".part")
+    part = raw.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
             packed = zlib.compressobj(6, wbits=31)

@@ -1,6 +1,7 @@
 """The thread beside a window: checks its limits while it is open and writes its file afterwards."""
 
-import contextlib
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.files import make_inner_folder
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
@@ -119,9 +121,10 @@ class TraceWriter:
         while (place := ask()).run_folder is None:
             self._wait(None)
         folder = Path(str(place.run_folder)) / FOLDER
-        folder.mkdir(exist_ok=True)
+        make_inner_folder(folder)
         name = window.file_name(place.rank, place.attempt)
-        raw = free_name(folder, f"{name}.raw.part")
+        draft_folder = Path(tempfile.mkdtemp(prefix="raw-", dir=folder))  # torch follows links
+        raw = draft_folder / "trace.json"
         try:
             begin_s = time.perf_counter()
             window.profile.export_chrome_trace(str(raw))
@@ -138,9 +141,7 @@ class TraceWriter:
             self.export_s = self.held_s + time.perf_counter() - begin_s
             self.path = path
         finally:
-            for leftover in (raw, raw.with_name(f"{raw.name}.tmp")):  # torch's name of an unfinished file
-                with contextlib.suppress(OSError):
-                    leftover.unlink(missing_ok=True)
+            shutil.rmtree(draft_folder, ignore_errors=True)  # also what torch did not finish
 
     def _wait(self, event: threading.Event | None) -> None:
         """Wait for ``event``, or for a moment without one."""

@@ -1,6 +1,7 @@
 """One window of deep capture: torch.profiler records between two ends of steps on the main thread."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +132,7 @@ def free_name(folder: Path, name: str) -> Path:
     """Return ``folder/name``, with a number added if another process has written that file."""
     stem, _, ending = name.partition(".")
     path, number = folder / name, 1
-    while path.exists():
+    while os.path.lexists(path):
         number += 1
         path = folder / f"{stem}-{number}.{ending}"
     return path

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from training_profiler.trace_analysis import host_activity
 from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth, bus_bandwidths
+from training_profiler.trace_analysis.call_tree import Branch, call_tree
+from training_profiler.trace_analysis.call_tree import Path as CallPath
 from training_profiler.trace_analysis.code_places import CodePlaces, code_places, shortened_line
 from training_profiler.trace_analysis.communication import Collective, Runs, RunsOf, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
@@ -111,6 +114,8 @@ class Analysis:
     bus_bandwidths: tuple[BusBandwidth, ...]
     copies: tuple[host_activity.ModuleCalls, ...]
     conversions: host_activity.ModuleCalls
+    conversions_in_scope_ns: int
+    pageable: host_activity.ModuleCalls  # copies from memory that is not pinned, in the scope; at once count once
     synchronizations: tuple[host_activity.ModuleCalls, ...]
     allocations: tuple[host_activity.ModuleCalls, ...]
     data_loading: host_activity.ModuleCalls
@@ -119,6 +124,7 @@ class Analysis:
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
     step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
+    call_tree: Mapping[CallPath, Branch] | None  # the same
     graph: Graph | str | None  # what waits for what; or why that is unknown; None if it was not asked for
 
     @property
@@ -169,7 +175,6 @@ def analyse_columns(
     launches = launches_of(columns, nesting)
     communicates = is_communication(columns)
     device = device_of(columns, communicates)
-    devices = devices_of(columns, communicates, device)
     steps = tuple(step_parts(columns, device))
     gpu_rows = np.flatnonzero(columns.is_gpu())
     begin_ns, end_ns = _extent(columns, gpu_rows)
@@ -178,17 +183,15 @@ def analyse_columns(
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
     met = tuple(collectives(columns, device, communicates))
-    doubts = doubts_of(columns, launches, communicates, steps)
+    devices = devices_of(columns, communicates, device)
+    doubts = doubts_of(columns, launches, communicates, steps, scope)
     long, code = _gaps_and_code(columns, device, devices, launches, communicates)
+    conversions, converting = host_activity.conversions(columns, nesting, launches)
     return Analysis(
+        **_of_file(columns),
         path=path,
-        events=columns.events,
         gpu_events=len(gpu_rows),
-        device_names=columns.device_names,
-        device_bytes=columns.device_bytes,
         streams=len(np.unique(np.stack([columns.device[gpu_rows], columns.stream[gpu_rows]]), axis=1).T),
-        rank=columns.rank,
-        world_size=columns.world_size,
         device=device,
         devices=devices,
         begin_ns=begin_ns,
@@ -198,7 +201,6 @@ def analyse_columns(
         scope=scope,
         parallelism=parallelism_of(columns, nesting, launches, communicates, met, scope.repetitions),
         doubts=doubts,
-        notes=columns.notes,
         gap_lengths_ns=_gap_lengths(device),
         gaps=_attributed(columns, long, launches, reads, scope, code),
         operators=by_name,
@@ -210,17 +212,32 @@ def analyse_columns(
         collective_runs=collective_runs(columns, communicates),
         bus_bandwidths=bus_bandwidths(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
-        conversions=host_activity.conversions(columns, nesting, launches),
+        conversions=host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, converting.total_ns),
+        conversions_in_scope_ns=scope.within(converting),
+        pageable=_pageable(columns, scope),
         synchronizations=tuple(host_activity.synchronizations(columns)),
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
         data_loading=host_activity.data_loading(columns),
         waiting=_waiting(columns, scope, in_scope, reads),
         memory=tuple(memory_of(columns, steps, _main_sections(columns))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
-        compute_capability=columns.compute_capability,
         step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
+        call_tree=call_tree(columns, launches, scope) if with_step_work else None,
         graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
+
+
+def _of_file(columns: Columns) -> dict[str, Any]:
+    """Return the fields of an analysis that the file itself has."""
+    return {
+        "events": columns.events,
+        "device_names": columns.device_names,
+        "device_bytes": columns.device_bytes,
+        "rank": columns.rank,
+        "world_size": columns.world_size,
+        "notes": columns.notes,
+        "compute_capability": columns.compute_capability,
+    }
 
 
 def _extent(columns: Columns, gpu_rows: Ints) -> tuple[int, int]:
@@ -261,6 +278,12 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
         tuple(sorted(host_activity.calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
         {name: scope.within(span) for name, span in host_activity.side_work(columns).items()},
     )
+
+
+def _pageable(columns: Columns, scope: Scope) -> host_activity.ModuleCalls:
+    rows = np.flatnonzero(host_activity.is_pageable_copy(columns))
+    rows = rows[covered(scope.windows, columns.begin_ns[rows], columns.end_ns[rows]) > 0]
+    return host_activity.ModuleCalls("", len(rows), scope.within(host_activity.span_of(columns, rows)))
 
 
 def _gaps_and_code(

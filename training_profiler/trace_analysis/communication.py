@@ -93,6 +93,7 @@ class RunsOf(NamedTuple):
 class Runs:
     """Runs of collectives on one rank, in order of time."""
 
+    row: Ints  # of the trace's columns
     length_ns: Ints
     sequence: Ints  # the number of each in its group; -1 if unknown
 
@@ -105,35 +106,51 @@ def collective_runs(columns: Columns, communicates: Bools) -> dict[RunsOf, Runs]
     for row in np.flatnonzero(communicates).tolist():
         name, members = (part.texts[part.index[row]] for part in (messages.group_name, messages.group_ranks))
         rows_of.setdefault(RunsOf(kind_of(columns, row), name, members), []).append(row)
-    return {key: Runs(duration[rows], messages.sequence[rows]) for key, rows in rows_of.items()}
+    return {key: Runs(np.array(rows), duration[rows], messages.sequence[rows]) for key, rows in rows_of.items()}
 
 
-def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective]:
-    """Return waiting and transfer for each kind of collective; ``runs`` holds the runs of each rank.
+class Matched(NamedTuple):
+    """Runs of one kind in one process group that match over ranks."""
+
+    of: RunsOf
+    ranks: list[int]
+    place: Ints  # of the runs among those of each rank; one row a rank, one column a run
+
+
+def matched_runs(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[Matched]:
+    """Return the runs that match; ``runs`` holds those of each rank.
 
     Runs of one process group match by their numbers, else the k-th on one rank matches the k-th on every other; groups
     in which ranks differ in the number of runs are left out. A group whose ranks are unknown must be on all of them.
     """
-    matched: dict[str, list[tuple[list[int], Ints]]] = {}
+    matched = []
     for key in sorted(set().union(*runs.values())) if len(runs) > 1 else []:
         ranks = sorted(rank for rank in runs if key in runs[rank])
-        table = _matched([runs[rank][key] for rank in ranks])
-        if table is not None and len(ranks) > 1 and (key.members or len(ranks) == len(runs)):
-            matched.setdefault(key.kind, []).append((ranks, table))
-    return [_over_groups(kind, groups) for kind, groups in matched.items()]
+        place = _matched([runs[rank][key] for rank in ranks])
+        if place is not None and len(ranks) > 1 and (key.members or len(ranks) == len(runs)):
+            matched.append(Matched(key, ranks, place))
+    return matched
+
+
+def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective]:
+    """Return waiting and transfer for each kind of collective; ``runs`` holds the runs of each rank."""
+    lengths: dict[str, list[tuple[list[int], Ints]]] = {}
+    for of, ranks, place in matched_runs(runs):
+        table = np.stack([runs[rank][of].length_ns[row] for rank, row in zip(ranks, place, strict=True)])
+        lengths.setdefault(of.kind, []).append((ranks, table))
+    return [_over_groups(kind, groups) for kind, groups in lengths.items()]
 
 
 def _matched(runs: Sequence[Runs]) -> Ints | None:
-    """Return the lengths of the runs that all ranks have, one row a rank; None if they cannot be matched."""
+    """Return the places of the runs that all ranks have, one row a rank; None if they cannot be matched."""
     numbers = [run.sequence for run in runs]
     if all((number != NONE).all() and len(np.unique(number)) == len(number) for number in numbers):
         common = reduce(np.intersect1d, numbers)
         if len(common):
-            rows = (np.argsort(run.sequence)[np.searchsorted(np.sort(run.sequence), common)] for run in runs)
-            return np.stack([run.length_ns[row] for run, row in zip(runs, rows, strict=True)])
+            return np.stack([np.argsort(number)[np.searchsorted(np.sort(number), common)] for number in numbers])
     if len({len(run.length_ns) for run in runs}) != 1:
         return None
-    return np.stack([run.length_ns for run in runs])
+    return np.stack([np.arange(len(run.length_ns)) for run in runs])
 
 
 def _over_groups(kind: str, groups: Sequence[tuple[list[int], Ints]]) -> RankCollective:

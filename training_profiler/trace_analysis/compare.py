@@ -8,6 +8,8 @@ import numpy as np
 
 from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.call_tree import Branch
+from training_profiler.trace_analysis.call_tree import Path as CallPath
 from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.step_work import PerStep, PerStepOf
 from training_profiler.units import counted
@@ -18,6 +20,8 @@ BAND_OF_MANY: Final = 3.0  # in tables of many rows; exceeded by chance by fewer
 STEP: Final = "step"
 RECORDING: Final = "recording"
 _ABSENT: Final = PerStep(0.0, 0.0, 0.0)
+_NO_BRANCH: Final = Branch(_ABSENT, _ABSENT, _ABSENT, _ABSENT)
+_PARTS: Final = ("host_self", "host_total", "device_self", "device_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,18 @@ class WorkDifference(Difference):
 
 
 @dataclass(frozen=True, slots=True)
+class BranchDifference:
+    """The calls of operators with one path; times in ns per step."""
+
+    path: CallPath
+    counts: tuple[float, float]  # per step, before and after; 0 on the side without it
+    host_self: Difference
+    host_total: Difference  # with all branches within it
+    device_self: Difference
+    device_total: Difference
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """All categories and all work, and utilization of the device in steps before and after, 0 to 1."""
 
@@ -57,6 +73,7 @@ class Comparison:
     unit: str  # what times are of: a step, one run of an annotation, or the recording
     differences: tuple[Difference, ...]
     work: Mapping[str, tuple[WorkDifference, ...]]  # by table; the largest beyond the noise first
+    call_tree: tuple[BranchDifference, ...]  # each branch after the one around it
     alike: float  # the share of the operators' calls per step that both have, 0 to 1
 
     @property
@@ -98,7 +115,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
     if before.waiting.data_names or after.waiting.data_names:
         waits = ([ns / times for ns in analysis.waiting.data_ns] for analysis, times in sides)
         rows.append(_difference("DataLoader (host)", *waits))
-    return Comparison(before, after, unit, tuple(rows), _work(before, after, unit), alike)
+    return Comparison(before, after, unit, tuple(rows), _work(before, after, unit), _tree(before, after, unit), alike)
 
 
 def _unit(before: Analysis, after: Analysis) -> str:
@@ -157,21 +174,54 @@ def _work(before: Analysis, after: Analysis, unit: str) -> dict[str, tuple[WorkD
             "operators_by_shape": (old.shapes, new.shapes),
         } | tables
     tables = {name: sides for name, sides in tables.items() if all(sides) or not name.endswith("by_shape")}
-    times = (_repetitions(before, unit), _repetitions(after, unit))
+    each = _each(before, after, unit)
+    return {name: _differences(*sides, each) for name, sides in tables.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """By what times of a window are divided on either side, and whether they have a noise band."""
+
+    before: int
+    after: int
+    has_band: bool
+
+    def difference(self, name: str, old: PerStep, new: PerStep) -> Difference:
+        """Return the difference of two means."""
+        band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self.has_band else None
+        return Difference(name, old.mean_ns / self.before, new.mean_ns / self.after, band)
+
+    def counts(self, old: PerStep, new: PerStep) -> tuple[float, float]:
+        """Return the counts on either side."""
+        return old.count / self.before, new.count / self.after
+
+
+def _each(before: Analysis, after: Analysis, unit: str) -> _Each:
     has_band = min(len(before.steps), len(after.steps)) > 1
-    return {name: _differences(*sides, times, has_band) for name, sides in tables.items()}
+    return _Each(_repetitions(before, unit), _repetitions(after, unit), has_band)
 
 
-def _differences(
-    before: PerStepOf, after: PerStepOf, times: tuple[int, int], has_band: bool
-) -> tuple[WorkDifference, ...]:
+def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[WorkDifference, ...]:
     rows = []
     for key in dict.fromkeys((*before, *after)):
         old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if has_band else None
-        counts = (old.count / times[0], new.count / times[1])
-        rows.append(WorkDifference(key[0], old.mean_ns / times[0], new.mean_ns / times[1], band, key[1], counts))
+        row = each.difference(key[0], old, new)
+        counts = each.counts(old, new)
+        rows.append(WorkDifference(row.name, row.before_ns, row.after_ns, row.band_ns, key[1], counts))
     return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
+
+
+def _tree(before: Analysis, after: Analysis, unit: str) -> tuple[BranchDifference, ...]:
+    """Return the branches of both trees, each after the one around it; none if they were not analysed for that."""
+    if before.call_tree is None or after.call_tree is None:
+        return ()
+    each = _each(before, after, unit)
+    rows = []
+    for path in sorted(before.call_tree.keys() | after.call_tree.keys()):
+        old, new = (side.get(path, _NO_BRANCH) for side in (before.call_tree, after.call_tree))
+        parts = (each.difference(path[-1], getattr(old, part), getattr(new, part)) for part in _PARTS)
+        rows.append(BranchDifference(path, each.counts(old.host_self, new.host_self), *parts))
+    return tuple(rows)
 
 
 def _calls(analysis: Analysis, unit: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training_profiler.trace_analysis.compare import Comparison, Difference, WorkDifference
+from training_profiler.trace_analysis.compare import BranchDifference, Comparison, Difference, WorkDifference
 from training_profiler.trace_analysis.trace_json import gpu_name, ms
 
 
@@ -17,6 +17,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "operator_calls_in_both_pct": 100 * comparison.alike,
         "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
         "differences": [{"name": row.name} | _times(row) for row in comparison.differences],
+        "call_tree": [_branch(row, comparison.has_gpu) for row in comparison.call_tree],
     } | {key: [_work(row) for row in rows] for key, rows in comparison.work.items()}
 
 
@@ -33,3 +34,11 @@ def _times(row: Difference) -> dict[str, Any]:
 def _work(row: WorkDifference) -> dict[str, Any]:
     counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
     return {"name": row.name, "shapes": row.shapes or None} | counts | _times(row)
+
+
+def _branch(row: BranchDifference, has_gpu: bool) -> dict[str, Any]:
+    times = {"host_self": row.host_self, "host_total": row.host_total}
+    if has_gpu:
+        times |= {"device_self": row.device_self, "device_total": row.device_total}
+    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
+    return {"path": list(row.path)} | counts | {part: _times(difference) for part, difference in times.items()}

@@ -11,12 +11,16 @@ from training_profiler.trace_analysis.graphs import captures_of
 from training_profiler.trace_analysis.intervals import covered_before, gaps, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.scope import Scope
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 LEAST_LOST: Final = 0.02  # of kernel launches; public traces that are whole have lost none of thousands
 EARLIER_NS: Final = 10_000  # device work never begins so long before its launch, even if times are rounded
 LEAST_EARLIER: Final = 0.01  # of the work whose launch is known
 MOST_STEPS: Final = 2  # that one kernel may take
+LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch
+MOST_UNSEEN: Final = 0.1  # of the steps, or of the recording
+MOST_CAPTURED: Final = 0.5  # of the same
 HOLE_NS: Final = NS_PER_S
 HOLE_TO_REST: Final = 10  # an empty time that is so many times as long as everything else is not part of the program
 
@@ -30,7 +34,7 @@ class Doubt:
 
 
 def doubts_of(
-    columns: Columns, launches: Launches, communicates: Bools, steps: tuple[StepParts, ...]
+    columns: Columns, launches: Launches, communicates: Bools, steps: tuple[StepParts, ...], scope: Scope
 ) -> tuple[Doubt, ...]:
     """Return what speaks against the figures about the device; nothing for a trace that is whole."""
     found = (
@@ -39,6 +43,8 @@ def doubts_of(
         _lost_halves(columns),
         _longer_than_step(columns, communicates, steps),
         _before_launch(columns, launches),
+        _unseen_work(columns, launches, communicates, scope),
+        _captures(columns, scope),
         _hole(columns),
     )
     return tuple(doubt for doubt in found if doubt is not None)
@@ -122,6 +128,40 @@ def _before_launch(columns: Columns, launches: Launches) -> Doubt | None:
         "work-before-launch",
         f"{count} of {len(rows)} pieces of device work begin before their launch, by up to "
         f"{early_ns.max() / NS_PER_MS:.3f} ms: the clocks of host and device do not agree",
+    )
+
+
+def _unseen_work(columns: Columns, launches: Launches, communicates: Bools, scope: Scope) -> Doubt | None:
+    """A device starts what was launched at once, unless it does something else: what was launched before a recording
+    began, or was filtered out of it.
+    """
+    rows = np.flatnonzero(columns.is_gpu())
+    busy = union(columns.begin_ns[rows], columns.end_ns[rows])
+    idle = gaps(busy)
+    following = rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
+    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
+    preceding = by_end[np.searchsorted(columns.end_ns[by_end], idle.begin_ns, side="right") - 1]
+    call = launches.call[following]
+    launched_ns = np.maximum(idle.begin_ns, columns.end_ns[call])
+    is_unseen = (call != NONE) & (idle.end_ns - launched_ns >= LEAST_UNSEEN_NS)
+    is_unseen &= ~communicates[following] & ~communicates[preceding]
+    unseen_ns = scope.within(union(launched_ns[is_unseen], idle.end_ns[is_unseen]))
+    if unseen_ns <= MOST_UNSEEN * scope.wall_ns:
+        return None
+    return Doubt(
+        "work-not-recorded",
+        f"for {unseen_ns / NS_PER_MS:.1f} ms work that was launched waits although the device shows none: what it did "
+        "then is not in the trace",
+    )
+
+
+def _captures(columns: Columns, scope: Scope) -> Doubt | None:
+    begin_ns, end_ns = captures_of(columns)
+    share = scope.within(union(begin_ns, end_ns)) / max(1, scope.wall_ns)
+    if share <= MOST_CAPTURED:
+        return None
+    return Doubt(
+        "graphs-captured", f"graphs are captured for {share:.0%} of {scope.time}: what is captured does not run then"
     )
 
 

@@ -6,7 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.trace_json import bandwidth_data, ms, place_data, rate_data, times_data
+from training_profiler.trace_analysis.communication import RankCollective
+from training_profiler.trace_analysis.critical_path.graph import Graph
+from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path.what_if import outcomes
+from training_profiler.trace_analysis.trace_json import (
+    bandwidth_data,
+    jump_data,
+    link_data,
+    ms,
+    outcome_data,
+    place_data,
+    rate_data,
+    times_data,
+)
+from training_profiler.units import NS_PER_MS
 
 Row = Mapping[str, float | int | str | None]
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
@@ -124,6 +138,44 @@ def bandwidth_rows(trace: Analysis) -> list[Row]:
     return [bandwidth_data(row) for row in trace.bus_bandwidths]
 
 
+def path_rows(graph: Graph | str | None) -> list[Row]:
+    """Return the links of the critical path; nothing if it is unknown or was not asked for."""
+    if not isinstance(graph, Graph):
+        return []
+    path = critical_path(graph)
+    return [link_data(link) | {"share": link.ns / path.wall_ns} for link in path.links]
+
+
+def jump_rows(graph: Graph | str | None) -> list[Row]:
+    """Return the collectives at which the path over ranks leads to another rank."""
+    return [jump_data(jump) for jump in critical_path(graph).jumps] if isinstance(graph, Graph) else []
+
+
+def what_if_rows(graph: Graph | str | None) -> list[Row]:
+    """Return how long all that the path covers would take after a change."""
+    if not isinstance(graph, Graph):
+        return []
+    path = critical_path(graph)
+    return [
+        outcome_data(found) | ({"step_ms": ms(found.wall_ns) / path.steps} if path.steps else {})
+        for found in outcomes(graph, path)
+    ]
+
+
+def over_ranks_rows(ranks: Sequence[RankCollective]) -> list[Row]:
+    """Return waiting and transfer of each kind of collective over ranks, means per run, and whom the ranks wait for."""
+    return [
+        {
+            "kind": row.kind,
+            "count": row.count,
+            "transfer_ms": row.transfer_ns / NS_PER_MS,
+            "waiting_ms": row.waiting_ns / NS_PER_MS,
+            "waited_for": "; ".join(f"rank {rank}: {share:.0%}" for rank, share in row.late),
+        }
+        for row in ranks
+    ]
+
+
 TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "steps": step_rows,
     "operators": operator_rows,
@@ -136,6 +188,13 @@ TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "modules": module_rows,
     "lines": line_rows,
     "sampled_lines": sampled_rows,
+    "critical_path": lambda trace: path_rows(trace.graph),
+    "what_if": lambda trace: what_if_rows(trace.graph),
+}
+OVER_RANKS: Final[Mapping[str, Callable[[Graph | str | None], list[Row]]]] = {
+    "critical_path_over_ranks": path_rows,
+    "jumps_over_ranks": jump_rows,
+    "what_if_over_ranks": what_if_rows,
 }
 
 

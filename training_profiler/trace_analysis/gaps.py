@@ -35,6 +35,7 @@ _CALLS: Final = {
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
 CAUSES: Final = (*_IN_ORDER[:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, UNKNOWN)
 LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
+LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def long_gaps(
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(everything, launched_ns, end_ns) > end_ns - launched_ns
     by_host = _by_host(parts) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, np.unique(launches.call[rows]), calls, begin_ns, launched_ns)
+    is_stall = _is_stall(columns, launches.call[rows], calls, begin_ns, launched_ns)
+    is_stall |= _is_slow_call(columns, calls, begin_ns, launched_ns, end_ns)
     on_device = len(_IN_ORDER)
     long = []
     for i, cause in enumerate(which.tolist()):
@@ -102,15 +104,24 @@ def _by_host(parts: Ints) -> Ints:
 def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
     """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
 
-    ``made`` are the calls that launched work of the device, ``calls`` those that ended the gaps; -1 for unknown. The
-    device may have been busy during the first part of that time.
+    ``made`` are the calls that launched each work of the device, ``calls`` those that ended the gaps; -1 for unknown.
+    The device may have been busy during the first part of that time. If most launches are unknown, so is that.
     """
     known = calls != NONE
+    if (made != NONE).any() and 2 * (made != NONE).sum() < len(made):
+        return np.zeros(len(calls), np.bool_)
     threads = np.where(known, columns.thread[calls], NONE)
-    ends_ns = np.sort(columns.end_ns[made[made != NONE]])
+    ends_ns = np.sort(columns.end_ns[np.unique(made[made != NONE])])
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
     return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
+
+
+def _is_slow_call(columns: Columns, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps are mostly the one call that launches the next work, and that for 1 ms or more."""
+    in_call_ns = launched_ns - np.maximum(begin_ns, columns.begin_ns[calls])
+    is_slow: Bools = (calls != NONE) & (in_call_ns >= LEAST_SLOW_CALL_NS) & (2 * in_call_ns > end_ns - begin_ns)
+    return is_slow
 
 
 def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:

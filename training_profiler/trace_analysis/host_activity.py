@@ -81,13 +81,18 @@ def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
     return union(columns.begin_ns[which], columns.end_ns[which])
 
 
-def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> ModuleCalls:
-    """Return the copies and conversions of tensors, with the time in which a device made them."""
+def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals]:
+    """Return the number of copies and conversions of tensors, and the time in which a device made them."""
     which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
     around = nearest(nesting, which)[launches.operator]
     work = columns.is_gpu() & (launches.operator != NONE) & (around != NONE)
     calls = np.bincount(columns.name[which], minlength=1)  # one of the two may call the other
-    return ModuleCalls(CONVERSIONS[0], int(calls.max()), span_of(columns, work).total_ns)
+    return int(calls.max()), span_of(columns, work)
+
+
+def is_pageable_copy(columns: Columns) -> Bools:
+    """Return which events copy to a device from memory that is not pinned."""
+    return columns.named(lambda name: "Pageable -> Device" in name, columns.is_of("gpu_memcpy"))
 
 
 def side_work(columns: Columns) -> dict[str, Intervals]:

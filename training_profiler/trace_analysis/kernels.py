@@ -117,8 +117,8 @@ def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) ->
                 shorter_than_launch=int(shorter[i]),
                 occupancy=None if occupancy[i] is None else occupancy[i] / 100,
                 blocks_per_sm=blocks[i],
-                is_tensor_core=bool(kernel_names.TENSOR_CORE.search(label)),
-                is_flash=bool(kernel_names.FLASH.search(label)),
+                is_tensor_core=kernel_names.uses_tensor_cores(label),
+                is_flash=kernel_names.is_flash(label),
             )
         )
     return sorted(kernels, key=lambda kernel: -kernel.total_ns)

@@ -28,12 +28,15 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     """
     gpu_rows = np.flatnonzero(columns.is_gpu())
     call = np.full(len(columns.begin_ns), NONE, np.int64)
-    call[gpu_rows] = _matched(columns.correlation, columns.is_of("cuda_runtime"), gpu_rows)
-    has_call = call >= 0
     is_operator = columns.is_of("cpu_op")
     operators = nearest(nesting, is_operator)
     call_rows = np.flatnonzero(columns.is_of("cuda_runtime"))
-    named = _matched(columns.external, is_operator, call_rows)
+    correlation, external = columns.correlation, columns.external
+    if _is_id_of_calls(columns, operators, gpu_rows, call_rows):
+        correlation, external = external, np.full(len(call), NONE, np.int64)
+    call[gpu_rows] = _matched(correlation, columns.is_of("cuda_runtime"), gpu_rows)
+    has_call = call >= 0
+    named = _matched(external, is_operator, call_rows)
     operators[call_rows] = np.where(named >= 0, named, operators[call_rows])
     operator = np.full(len(call), NONE, np.int64)
     operator[has_call] = operators[call[has_call]]
@@ -41,12 +44,27 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     is_captured = captured != NONE
     operator[is_captured] = operators[captured[is_captured]]
     without = gpu_rows[operator[gpu_rows] == NONE]
-    operator[without] = _matched(columns.external, is_operator, without)
+    operator[without] = _matched(external, is_operator, without)
     sections = sections_of(columns, nesting)
     section = sections.copy()
     by = np.where(has_call, call, operator)[gpu_rows]
     section[gpu_rows] = np.where(by >= 0, sections[by], NONE)
     return Launches(call, operator, section)
+
+
+def _is_id_of_calls(columns: Columns, operators: Ints, gpu_rows: Ints, call_rows: Ints) -> bool:
+    """Return whether "External id" is the same for a call and its work, and numbers operators on their own.
+
+    Older traces of ROCm are so. They have no correlation, and calls have another id than the operators around them.
+    """
+    calls = call_rows[columns.external[call_rows] > 0]
+    if (columns.correlation[gpu_rows] > 0).any() or not np.isin(
+        columns.external[gpu_rows], columns.external[calls]
+    ).any():
+        return False
+    around = operators[calls]
+    is_same = (around != NONE) & (columns.external[around] == columns.external[calls])
+    return bool(2 * is_same.sum() < max(1, (around != NONE).sum()))
 
 
 def is_section(columns: Columns) -> Bools:

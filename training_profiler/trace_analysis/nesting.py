@@ -47,8 +47,7 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
     parent[rows[has_parent]] = rows[inside[has_parent]]
     lengths = np.minimum(columns.end_ns[rows], columns.end_ns[parent[rows]]) - columns.begin_ns[rows]
     np.subtract.at(self_ns, parent[rows[has_parent]], lengths[has_parent])
-    places = np.argsort(depth, kind="stable")
-    levels = np.split(places, np.cumsum(np.bincount(depth))[:-1]) if len(rows) else []
+    levels = _by_depth(depth)
     outermost = np.ones(len(parent), np.bool_)
     # An annotation may have the name of an operator: the operator within it is still its outermost call.
     outermost[rows] = _is_outermost((2 * columns.name + columns.is_of("user_annotation"))[rows], inside, levels)
@@ -58,28 +57,60 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
 def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
     """Return for each of ``rows``, in their order, the place of its parent among them, and its depth."""
     begins, ends, threads = (array[rows] for array in (columns.begin_ns, columns.end_ns, columns.thread))
-    parents, depths = [NONE] * len(rows), [0] * len(rows)
+    parents, depths = np.full(len(rows), NONE, np.int64), np.zeros(len(rows), np.int64)
     bounds = [0, *(np.flatnonzero(np.diff(threads)) + 1).tolist(), len(rows)]
     for first, after in pairwise(bounds):
-        # The stack of open events begins with one without an end: events outside all others are in it.
-        open_places, open_ends = [NONE], [_NO_END]
-        times = zip(begins[first:after].tolist(), ends[first:after].tolist(), strict=True)
-        for i, (begin, end) in enumerate(times, first):
-            while open_ends[-1] <= begin:
-                open_ends.pop()
-                open_places.pop()
-            if open_ends[-1] >= end:
-                place = open_places[-1]
-            else:
-                around = _around(open_ends, begin, end)
-                place = open_places[around]
-                end = min(end, open_ends[around])
-            if place >= 0:
-                parents[i] = place
-                depths[i] = depths[place] + 1
-            open_places.append(i)
-            open_ends.append(end)
-    return np.array(parents, np.int64), np.array(depths, np.int64)
+        depth = _open_at_begin(begins[first:after], ends[first:after])
+        parent = _parents(depth)
+        parents[first:after] = np.where(parent == NONE, NONE, parent + first)
+        depths[first:after] = depth
+    ends_late = np.flatnonzero((parents != NONE) & (ends > ends[parents]))
+    if len(ends_late):
+        outermost = np.append(np.flatnonzero(depths == 0), len(rows))
+        for group in np.unique(np.searchsorted(outermost, ends_late, side="right")).tolist():
+            _walk(begins, ends, parents, depths, range(*outermost[group - 1 : group + 1].tolist()))
+    return parents, depths
+
+
+def _open_at_begin(begins: Ints, ends: Ints) -> Ints:
+    """Return how many earlier events are open when each begins."""
+    empty = np.append(0, np.cumsum(begins == ends))
+    not_yet = empty[np.searchsorted(begins, begins, side="right")] - empty[:-1]  # of those that end at this time
+    ended: Ints = np.searchsorted(np.sort(ends), begins, side="right") - not_yet
+    return np.arange(len(begins)) - ended
+
+
+def _parents(depth: Ints) -> Ints:
+    """Return the newest earlier event that is one less deep: the parent, where no event ends after its parent."""
+    parent = np.full(len(depth), NONE, np.int64)
+    for outer, inner in pairwise(_by_depth(depth)):
+        parent[inner] = outer[np.searchsorted(outer, inner) - 1]
+    return parent
+
+
+def _by_depth(depth: Ints) -> list[Ints]:
+    return np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
+
+
+def _walk(begins: Ints, ends: Ints, parents: Ints, depths: Ints, places: range) -> None:
+    """Write parents and depths of events of which some end after the event that they begin in."""
+    # The stack of open events begins with one without an end: events outside all others are in it.
+    open_places, open_ends, open_depths = [NONE], [_NO_END], [NONE]
+    of_group = slice(places.start, places.stop)
+    found, deep = [], []
+    for i, begin, end in zip(places, begins[of_group].tolist(), ends[of_group].tolist(), strict=True):
+        while open_ends[-1] <= begin:
+            open_ends.pop()
+            open_places.pop()
+            open_depths.pop()
+        around = -1 if open_ends[-1] >= end else _around(open_ends, begin, end)
+        end = min(end, open_ends[around])
+        found.append(open_places[around])
+        deep.append(open_depths[around] + 1)
+        open_places.append(i)
+        open_ends.append(end)
+        open_depths.append(deep[-1])
+    parents[of_group], depths[of_group] = found, deep
 
 
 def _around(open_ends: Sequence[int], begin: int, end: int) -> int:

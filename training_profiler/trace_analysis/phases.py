@@ -17,6 +17,7 @@ from training_profiler.trace_analysis.scope import Scope
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
+PHASES: Final = (FORWARD, BACKWARD, OPTIMIZER)
 # The marks of torch (older versions use the name of the autograd function), the names of our sections and common names
 # of annotations.
 MARKS: Final[Mapping[str, re.Pattern[str]]] = {
@@ -51,22 +52,33 @@ def phases_of(
     by = np.where(launches.call != NONE, launches.call, launches.operator)[rows]
     is_launched = (by != NONE) & in_scope[by]
     rows, by = rows[is_launched], by[is_launched]
-    section = launches.section
+    phase = phase_of(columns, nesting, launches, by)
+    is_optimizer = phase == PHASES.index(OPTIMIZER)
+    return Phases(
+        {name: _device_ns(columns, rows[phase == i], scope) for i, name in enumerate(PHASES)}
+        if (phase == PHASES.index(BACKWARD)).any()
+        else None,
+        int(is_optimizer.sum()),
+        int(columns.named(kernel_names.MULTI_TENSOR.search, columns.is_of("kernel"))[rows[is_optimizer]].sum()),
+    )
+
+
+def phase_of(columns: Columns, nesting: Nesting, launches: Launches, rows: Ints) -> Ints:
+    """Return the phase of host events as an index into ``PHASES``; -1 for none.
+
+    If one of them is within a marked forward pass, only those are. Otherwise forward is the rest.
+    """
+    section = launches.section[rows]
     within = {}
     for phase, marks in MARKS.items():
         is_marked = columns.named(marks.search, columns.is_of("cpu_op", "user_annotation"))
         around = nearest(nesting, is_marked)
-        within[phase] = (around[by] != NONE) | ((section[by] != NONE) & (around[section[by]] != NONE))
-    is_backward = within[BACKWARD]
-    is_optimizer = within[OPTIMIZER] & ~is_backward
-    rest = ~is_backward & ~is_optimizer
+        within[phase] = (around[rows] != NONE) | ((section != NONE) & (around[section] != NONE))
+    rest = ~within[BACKWARD] & ~within[OPTIMIZER]
     is_forward = within[FORWARD] & rest if (within[FORWARD] & rest).any() else rest
-    parts = ((FORWARD, is_forward), (BACKWARD, is_backward), (OPTIMIZER, is_optimizer))
-    return Phases(
-        {phase: _device_ns(columns, rows[which], scope) for phase, which in parts} if is_backward.any() else None,
-        int(is_optimizer.sum()),
-        int(columns.named(kernel_names.MULTI_TENSOR.search, columns.is_of("kernel"))[rows[is_optimizer]].sum()),
-    )
+    phases = [PHASES.index(name) for name in (BACKWARD, OPTIMIZER, FORWARD)]
+    found: Ints = np.select([within[BACKWARD], within[OPTIMIZER], is_forward], phases, NONE)
+    return found
 
 
 def _device_ns(columns: Columns, rows: Ints, scope: Scope) -> int:

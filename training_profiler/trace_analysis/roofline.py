@@ -116,7 +116,7 @@ def roofline_of(columns: Columns, launches: Launches, communicates: Bools) -> Ro
     groups, group = numbered(list(zip(*(key.tolist() for key in keys), strict=True)))
     runs = _runs(columns, launches, works, group, len(groups))
     total_ns = np.bincount(group, length_ns[works], len(groups))
-    uses_tensor_cores = columns.named(kernel_names.TENSOR_CORE.search, columns.is_of("kernel"))[works]
+    uses_tensor_cores = columns.named(kernel_names.uses_tensor_cores, columns.is_of("kernel"))[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))
     rates = [
         _rate(columns, key, int(total_ns[i]), int(runs[i]), tensor_ns[i] > total_ns[i] / 2)

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.gaps import HOST_STALL, LEAST_STALL_NS, Gap
+from training_profiler.trace_analysis.gaps import HOST_STALL, LEAST_SLOW_CALL_NS, Gap
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Columns
 from training_profiler.trace_analysis.timeline import main_thread
@@ -28,7 +28,7 @@ def stalls_of(columns: Columns, gaps: list[Gap], launches: Launches) -> list[Sta
     """Return for each gap what holds up the host; ``NO_STALL`` for gaps of other causes."""
     duration = columns.end_ns - columns.begin_ns
     is_host = columns.is_of("cpu_op", "cuda_runtime")
-    long = np.flatnonzero(is_host & (duration >= MAIN_PART * LEAST_STALL_NS))
+    long = np.flatnonzero(is_host & (duration >= MAIN_PART * LEAST_SLOW_CALL_NS))
     works = np.flatnonzero(columns.is_gpu())
     first = np.full(len(columns.names), len(columns.begin_ns), np.int64)
     np.minimum.at(first, columns.name[works], works)  # rows are in order of time

@@ -64,18 +64,25 @@ def step_work(columns: Columns, nesting: Nesting, launches: Launches, scope: Sco
     )
 
 
+def steps_of(columns: Columns, launches: Launches, scope: Scope) -> Ints:
+    """Return the index of the step of each event, of device work that of its launch; -1 for none.
+
+    Without marked steps all is one: the call that launched the first work precedes it.
+    """
+    if not scope.is_steps:
+        return np.zeros(len(columns.begin_ns), np.int64)
+    by = np.where(launches.call != NONE, launches.call, launches.operator)
+    at_ns = np.where(by != NONE, columns.begin_ns[by], columns.begin_ns)
+    begins, ends = ([getattr(part, key) for part in scope.parts] for key in ("begin_ns", "end_ns"))
+    return step_at(begins, ends, at_ns)
+
+
 class _Times:
     """Adds up times by step and group."""
 
     def __init__(self, columns: Columns, launches: Launches, scope: Scope) -> None:
         self._steps = len(scope.parts)
-        if not scope.is_steps:  # all work counts: the call that launched the first of it precedes it
-            self._step = np.zeros(len(columns.begin_ns), np.int64)
-            return
-        by = np.where(launches.call != NONE, launches.call, launches.operator)
-        at_ns = np.where(by != NONE, columns.begin_ns[by], columns.begin_ns)
-        begins, ends = ([getattr(part, key) for part in scope.parts] for key in ("begin_ns", "end_ns"))
-        self._step = step_at(begins, ends, at_ns)
+        self._step = steps_of(columns, launches, scope)
 
     def by(self, rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
         """Return the means of each group that has ``rows``."""

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+
+_NO_END: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,29 @@ def timeline_of(columns: Columns, which: Bools) -> Timeline:
     begins, ends = columns.begin_ns[rows].tolist(), columns.end_ns[rows].tolist()
     at: list[int] = []
     row: list[int] = []
-    open_events: list[int] = []
-
-    def close_until(begin: float) -> None:
-        while open_events and ends[open_events[-1]] <= begin:
-            end = ends[open_events.pop()]
-            while open_events and ends[open_events[-1]] <= end:
-                open_events.pop()
-            at.append(end)
-            row.append(int(rows[open_events[-1]]) if open_events else NONE)
-
-    for i, begin in enumerate(begins):
-        close_until(begin)
-        open_events.append(i)
+    # The stack of open events begins with none of them, which has no end.
+    open_rows, open_ends = [NONE], [_NO_END]
+    for place, begin, end in zip(rows.tolist(), begins, ends, strict=True):
+        while open_ends[-1] <= begin:
+            _close(at, row, open_rows, open_ends)
+        open_rows.append(place)
+        open_ends.append(end)
         at.append(begin)
-        row.append(int(rows[i]))
-    close_until(float("inf"))
+        row.append(place)
+    while len(open_rows) > 1:
+        _close(at, row, open_rows, open_ends)
     return Timeline(np.array(at, np.int64), np.array(row, np.int64))
+
+
+def _close(at: list[int], row: list[int], open_rows: list[int], open_ends: list[int]) -> None:
+    """Close the newest open event and all that have ended by its end."""
+    open_rows.pop()
+    end = open_ends.pop()
+    while open_ends[-1] <= end:
+        open_rows.pop()
+        open_ends.pop()
+    at.append(end)
+    row.append(open_rows[-1])
 
 
 def step_at(begins_ns: Sequence[int] | Ints, ends_ns: Sequence[int] | Ints, at_ns: Ints) -> Ints:

@@ -12,10 +12,11 @@ from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
 from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import outcomes
+from training_profiler.trace_analysis.critical_path.path import Jump, Link, critical_path
+from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
+from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
 from training_profiler.trace_analysis.roofline import Rate
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
@@ -49,7 +50,7 @@ def trace_data(
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     data = _figures(analysis, sort, thresholds) | {
         "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
-        "critical_path": _critical_path(analysis.graph),
+        "critical_path": path_data(analysis.graph),
         "bus_bandwidth": [bandwidth_data(row) for row in analysis.bus_bandwidths],
         "code": _code(analysis),
     }
@@ -118,25 +119,47 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
     }
 
 
-def _critical_path(graph: Graph | str | None) -> dict[str, Any] | None:
+def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
     """Return the path and what changes would bring, or why there is none; None if it was not asked for."""
     if graph is None or isinstance(graph, str):
         return None if graph is None else {"why_not": graph}
     path = critical_path(graph)
-    return {
+    of_ranks = {
+        "ranks_ms": {rank: ms(ns) for rank, ns in path.ranks_ns.items()},
+        "jumps": [jump_data(jump) for jump in path.jumps],
+    }
+    return (of_ranks if graph.is_of_ranks else {}) | {
         "why_not": None,
         "steps": path.steps or None,
         "wall_ms": ms(path.wall_ns),
         "kinds_ms": {kind: ms(ns) for kind, ns in path.kinds_ns.items()},
-        "links": [{"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": ms(link.ns)} for link in path.links],
-        "what_if": [
-            {
-                "change": found.change.what,
-                "name": found.change.name[:MOST_NAME] or None,
-                "wall_ms": ms(found.wall_ns),
-            }
-            for found in outcomes(graph, path)
-        ],
+        "links": [link_data(link) for link in path.links],
+        "what_if": [outcome_data(found) for found in outcomes(graph, path)],
+    }
+
+
+def link_data(link: Link) -> dict[str, Any]:
+    """Return a link of the critical path."""
+    data = {"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": ms(link.ns)}
+    return data if link.rank == NONE else {"rank": link.rank} | data
+
+
+def jump_data(jump: Jump) -> dict[str, Any]:
+    """Return how often the path leads from one rank to another at a collective."""
+    return {
+        "collective": jump.name[:MOST_NAME],
+        "waiting_rank": jump.waiting,
+        "waited_for_rank": jump.waited_for,
+        "times": jump.count,
+    }
+
+
+def outcome_data(found: Outcome) -> dict[str, Any]:
+    """Return what a change brings."""
+    return {
+        "change": found.change.what,
+        "name": found.change.name[:MOST_NAME] or None,
+        "wall_ms": ms(found.wall_ns),
     }
 
 

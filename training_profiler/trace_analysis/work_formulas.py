@@ -46,6 +46,9 @@ _DTYPES: Final = {
 }
 
 
+_LISTS: Final = str.maketrans("()", "[]")
+
+
 class UnknownError(Exception):
     """The trace lacks what the formula needs."""
 
@@ -92,7 +95,7 @@ class Inputs:
         """
         text = self._values[i] if i < len(self._values) else ""
         try:
-            return json.loads(str(text).replace("True", "true").replace("False", "false"))
+            return json.loads(str(text).translate(_LISTS).replace("True", "true").replace("False", "false"))
         except ValueError:
             raise UnknownError("values of arguments") from None
 

@@ -5,7 +5,6 @@ one training runs while the others of the session wait. It ends when the session
 """
 
 import importlib
-import io
 import json
 import os
 import random
@@ -73,22 +72,6 @@ def address_of(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
     finally:
         os.close(folder)
-
-
-class Unreadable(io.RawIOBase):
-    """A standard input without content that reports that it was read."""
-
-    def __init__(self, on_read: Callable[[], None]) -> None:
-        self._on_read = on_read
-
-    def readable(self) -> bool:
-        """Return True, as a pipe does."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Report the read; there is nothing."""
-        self._on_read()
-        return 0
 
 
 class BlockRunner:
@@ -161,14 +144,11 @@ class BlockRunner:
 
 def start(path: str) -> None:
     """Begin the trial whose plan is in the file ``path``. Called right after the import of torch."""
-    with open(path, encoding="utf-8") as file:
-        plan = Plan(**json.load(file))
+    plan = _read_plan(path)
     torch = sys.modules["torch"]
     pid = os.getpid()
     try:
         _seed()
-        empty = io.TextIOWrapper(io.BufferedReader(Unreadable(lambda: _report_read(plan))))
-        Patches().replace(sys, "stdin", lambda _: empty)
         apply(plan.table, plan.treatments)
         if not plan.is_profiled:
             _instrument(BlockRunner(plan, torch, lambda: Session(plan.socket)), torch, pid)
@@ -186,8 +166,14 @@ def _seed() -> None:
         numpy.random.seed(SEED)
 
 
-def _report_read(plan: Plan) -> None:
-    Session(plan.socket).send(event="stdin")
+def report_read(path: str) -> None:
+    """Report to the session that the program reads standard input. The bootstrap calls it."""
+    Session(_read_plan(path).socket).send(event="stdin")
+
+
+def _read_plan(path: str) -> Plan:
+    with open(path, encoding="utf-8") as file:
+        return Plan(**json.load(file))
 
 
 def apply(table: str, names: Sequence[str]) -> None:

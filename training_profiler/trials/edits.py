@@ -1,12 +1,14 @@
 """Edits of the user's code, as a unified diff that ``patch`` applies; or what to write manually where none is safe."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from training_profiler.errors import MissingExtraError
+from training_profiler.safety.files import read_file
 from training_profiler.snapshot.program import CallFacts, CallSite
+from training_profiler.storage.source_lines import MOST_BYTES, digest_of
 
 EXTRA: Final = "try"
 
@@ -64,8 +66,13 @@ class CannotEditError(Exception):
     """No edit of this code is sure to have the effect; the message is why."""
 
 
-def edited(edits: Iterable[Edit], folder: str) -> Edited:
-    """Return the diff of ``edits``, with paths relative to ``folder``. Reads the files and writes none.
+def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None = None) -> Edited:
+    """Return the diff of ``edits``. Reads the files and writes none.
+
+    Args:
+        edits: what to change.
+        folder: that the paths of the diff are relative to.
+        digests: of the files that may be read, by their names in reports: a journal may name any file. None: of all.
 
     Raises:
         MissingExtraError: libcst is not installed.
@@ -76,7 +83,7 @@ def edited(edits: Iterable[Edit], folder: str) -> Edited:
     diffs, manual, notes = [], [], []
     for path, of_file in sorted(by_file.items()):
         try:
-            before = _read(path)
+            before = _read(of_file[0].call.site, digests)
         except (OSError, UnicodeDecodeError) as error:
             manual += [_as_manual(edit, f"the file cannot be read: {error}") for edit in of_file]
             continue
@@ -124,11 +131,13 @@ def _as_manual(edit: Edit, why: str) -> Manual:
     return Manual(edit.call.site.place, why, edit.wanted)
 
 
-def _read(path: str) -> str:
-    if not path:
+def _read(site: CallSite, digests: Mapping[str, str] | None) -> str:
+    if not site.path:
         raise OSError("the code was typed in")
-    with Path(path).open(encoding="utf-8", newline="") as file:  # line endings stay as they are
-        return file.read()
+    content = read_file(site.path, MOST_BYTES, follow=True)
+    if digests is not None and digests.get(site.file) != digest_of(content):
+        raise OSError("it is not the file that ran, or the run did not record that")
+    return content.decode()  # line endings stay as they are
 
 
 def _diff(before: str, after: str, path: str, folder: str) -> str:

@@ -79,9 +79,11 @@ def _watch(
 ) -> Snapshot:
     begin_s = time.monotonic()
     snapshot = Snapshot()
-    while training.process.poll() is None and time.monotonic() - begin_s < longest_s:
+    has_ended = False
+    while not has_ended and time.monotonic() - begin_s < longest_s:
+        has_ended = training.process.poll() is not None  # asked first: what it sent before its end is still read
         try:
-            training.process.listen(LOOK_S)
+            training.process.listen(0.0 if has_ended else LOOK_S)
         except ReadsStdinError:
             raise TryError(f"{name} reads standard input, of which a trial has none") from None
         except TrialError as error:

@@ -161,7 +161,8 @@ class TrialProcess:
         Raises:
             TrialError: it reads standard input.
         """
-        self._receive(timeout_s)
+        while self._receive(timeout_s):  # a new connection, then what came over it
+            timeout_s = 0.0
 
     def _receive(self, timeout_s: float) -> bool:
         self._watch()

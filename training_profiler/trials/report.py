@@ -52,6 +52,8 @@ def _table(results: Results, layout: Layout) -> list[str]:
     for row, line in zip(rows, text[2:], strict=True):
         is_left = row.verdict in (NOT_SHOWN, NOT_CONFIRMED) and row.name in results.left
         remark = "not finished" if is_left else _remark(row)
+        if row is results.together and row.effect is not None and results.unconfirmed:
+            remark = "; ".join(filter(None, (remark, f"with {' and '.join(results.unconfirmed)}, not confirmed alone")))
         if row.effect is None:
             lines += layout.wrap(remark, f"{line}  ", " " * (len(line) + 2))
         elif remark and len(line) + 2 + len(remark) <= layout.width:
@@ -98,6 +100,7 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
     times = f"{duration_text(after_s)} instead of {duration_text(before_s)}"
     lines = layout.wrap(f"{whose} would take {times}, with {' and '.join(results.best_names)}.")
     saved_s = (before_s - after_s + best.warmup_s) / steps
-    paid_after = (results.seconds + best.warmup_s) / saved_s
-    lines += layout.wrap(f"What the trials took is paid back after {paid_after:,.0f} steps.")
+    if saved_s > 0:
+        paid_after = (results.seconds + best.warmup_s) / saved_s
+        lines += layout.wrap(f"What the trials took is paid back after {paid_after:,.0f} steps.")
     return [*lines, f"The edit: training-profiler try --show-diff {run}"]

@@ -9,12 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from training_profiler.safety.files import create_file, lines_of, open_file
+from training_profiler.safety.files import lines_of, open_file
+from training_profiler.safety.own_file import OwnFile
+from training_profiler.text import printable_data
 from training_profiler.trials.losses import LossComparison
 from training_profiler.trials.statistics import Effect
 
 FILE: Final = "trials.jsonl"  # in the run folder
 MOST_LINE_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 64 << 20  # of the file
+MOST_ROWS: Final = 500  # and notes, and names
+MOST_NUMBER: Final = 1e15
 SCHEMA: Final = 1
 
 FASTER: Final = "faster"
@@ -67,10 +72,18 @@ class Results:
         return [row for row in self.rows if row.verdict != NOT_TRIED]
 
     @property
+    def unconfirmed(self) -> tuple[str, ...]:
+        """The changes of ``together`` that are not shown to help alone."""
+        helped = {row.name for row in self.rows if row.verdict == FASTER}
+        return tuple(name for name in self.together_names if name not in helped)
+
+    @property
     def best(self) -> Row | None:
         """What helped most and can be had: all that helped together, or one change; None if nothing helped."""
         single = [row for row in self.rows if not row.is_ceiling and not row.changes_numerics]
-        gains = [row for row in (*single, self.together) if row is not None and row.verdict == FASTER]
+        # Where one of them helped, the others are an edit for nothing.
+        together = None if len(self.together_names) - len(self.unconfirmed) == 1 else self.together
+        gains = [row for row in (*single, together) if row is not None and row.verdict == FASTER]
         return min(gains, key=_gain, default=None)
 
     @property
@@ -124,13 +137,11 @@ def save(folder: Path, results: Results) -> None:
         OSError: it cannot be written.
     """
     line = json.dumps(as_data(results), allow_nan=False).encode() + b"\n"
-    path = folder / FILE
+    file = OwnFile(folder / FILE)
     try:
-        descriptor = create_file(path)
-    except FileExistsError:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(descriptor, "ab") as file:
-        file.write(line)
+        file.append(line)
+    finally:
+        file.close()
 
 
 def load(folder: Path) -> Results | None:
@@ -138,6 +149,8 @@ def load(folder: Path) -> Results | None:
     found = None
     try:
         with open_file(folder / FILE) as file:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                return None
             for line in lines_of(file, MOST_LINE_BYTES):
                 found = _read_line(line) or found
     except OSError:
@@ -147,9 +160,35 @@ def load(folder: Path) -> Results | None:
 
 def _read_line(line: bytes | None) -> Results | None:
     try:
-        return None if line is None else from_data(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError):  # torn, or of another version
+        return None if line is None else _checked(from_data(msgspec.json.decode(line)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # torn, or of another version
         return None
+
+
+def _checked(results: Results) -> Results:
+    """Return results from a file, their texts fit for a terminal.
+
+    Raises:
+        ValueError: a number or a list is larger than any session has.
+    """
+    lists = (results.rows, results.notes, results.left, results.together_names)
+    if any(len(each) > MOST_ROWS for each in lists):
+        raise ValueError(f"more than {MOST_ROWS} rows")
+    numbers: list[float | None] = [results.seconds, results.unchanged_s, results.steps, results.total_steps]
+    for row in (*results.rows, results.control, results.together):
+        if row is None:
+            continue
+        effect, losses = row.effect, row.losses
+        numbers += [row.step_s, row.warmup_s]
+        numbers += [] if losses is None else [losses.apart, losses.steps]
+        numbers += [] if effect is None else [effect.faster_p, effect.rounds]
+        if effect is not None and not (-1 <= effect.relative <= MOST_NUMBER and effect.low <= effect.high):
+            raise ValueError("an effect is out of range")
+        if effect is not None and effect.total is not None and not -1 <= effect.total <= MOST_NUMBER:
+            raise ValueError("an effect is out of range")
+    if not all(number is None or 0 <= number <= MOST_NUMBER for number in numbers):
+        raise ValueError("a number is out of range")
+    return from_data(printable_data(as_data(results)))
 
 
 def best_of_each(rows: Iterable[Row], exclusive: Iterable[Collection[str]] = ()) -> list[Row]:

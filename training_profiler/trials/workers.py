@@ -46,7 +46,8 @@ def _making(loader: LoaderStats, waiting_s: float) -> _Making | None:
     """Return what a batch takes in a worker, or in the training itself where that makes its batches."""
     workers = loader.workers
     if loader.num_workers == 0 and loader.is_map_style is not False:  # another may repeat its data in each worker
-        return _Making(waiting_s, waiting_s, False)
+        cpu_s = loader.making_cpu_avg_s
+        return _Making(waiting_s, waiting_s if cpu_s is None else cpu_s, cpu_s is not None)
     if workers is None or workers.batches < BATCHES_NEEDED:
         return None
     making_s = workers.batch_avg_s - workers.queued_avg_s

@@ -1,23 +1,39 @@
 """Writes what a program can see of its interpreter and of torch, at four moments of a training."""
 
 import atexit
+import builtins
 import contextlib
+import copy
+import faulthandler
 import gc
 import hashlib
+import importlib
 import inspect
+import io
 import json
 import locale
 import logging
+import multiprocessing
 import os
+import pickle
 import random
+import resource
 import signal
+import socket
+import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
+import weakref
 
 VIEWS = {}
 HANDLERS = [name for name in dir(signal) if name.startswith("SIG") and not name.startswith("SIG_")]
+MODULES = (
+    builtins, copy, gc, importlib, inspect, io, json, logging, multiprocessing, os, pickle, random, signal, socket,
+    subprocess, sys, threading, time, traceback, warnings, weakref,
+)  # fmt: skip
 HOOKS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
 PATCHED = (
     "nn.Module.__call__",
@@ -53,7 +69,7 @@ def or_none(work, *arguments):
     """Return the result; None where there is none."""
     try:
         return work(*arguments)
-    except (TypeError, OSError, ValueError):
+    except (TypeError, OSError, ValueError, RuntimeError, AttributeError, pickle.PicklingError):
         return None
 
 
@@ -67,9 +83,63 @@ def descriptors():
     return sorted(kinds)
 
 
+def functions_of(module):
+    """Return what the functions of a module are."""
+    return {
+        name: f"{type(value).__name__} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        for name, value in vars(module).items()
+        if callable(value)
+    }
+
+
+def next_descriptor():
+    """Return the number that the next file gets."""
+    descriptor = os.dup(1)
+    os.close(descriptor)
+    return descriptor
+
+
+def depth(level=0):
+    """Return how deep a function can call itself."""
+    try:
+        return depth(level + 1)
+    except RecursionError:
+        return level
+
+
+def stream(file):
+    """Return how a standard stream is set."""
+    return [
+        type(file).__name__, type(file.buffer).__name__, file.encoding, file.errors, file.line_buffering, file.isatty(),
+        file.name,
+    ]  # fmt: skip
+
+
 def of_python():
     """Return what can be seen without torch."""
     return {
+        **{f"functions of {module.__name__}": functions_of(module) for module in MODULES},
+        "next descriptor": next_descriptor(),
+        "os.listdir()": sorted(set(os.listdir()) - {"views.json"}),
+        "threads of the process": len(os.listdir("/proc/self/task")),
+        "depth of recursion": depth(),
+        "standard streams": [stream(file) for file in (sys.stdin, sys.stdout, sys.stderr)],
+        "sys.warnoptions, sys._xoptions": [sys.warnoptions, sys._xoptions],
+        "sys.get_int_max_str_digits()": sys.get_int_max_str_digits(),
+        "threading.gettrace(), threading.getprofile()": [repr(threading.gettrace()), repr(threading.getprofile())],
+        "threading.stack_size()": threading.stack_size(),
+        "faulthandler.is_enabled()": faulthandler.is_enabled(),
+        "multiprocessing": multiprocessing.get_start_method(allow_none=True),
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name},
+        "priority, processors": [os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))],
+        "timers": [
+            signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+        ],
+        "loggers": sorted({name.partition(".")[0] for name in logging.root.manager.loggerDict}),
+        "tools of sys.monitoring": [sys.monitoring.get_tool(tool) for tool in range(6)]
+        if hasattr(sys, "monitoring")
+        else [],
+        "__main__.__loader__": type(__loader__).__name__,
         "sys.getswitchinterval()": sys.getswitchinterval(),
         "sys.meta_path": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
         "sys.path_hooks": len(sys.path_hooks),
@@ -128,6 +198,22 @@ def of_torch(torch):
     functions = {path: attribute(torch, path) for path in PATCHED}
     module, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
     return {
+        "modules of torch": modules_of_torch(),
+        "modes of torch": [
+            len(sys.modules["torch.utils._python_dispatch"]._get_current_dispatch_mode_stack()),
+            len(sys.modules["torch.overrides"]._get_current_function_mode_stack()),
+            torch.autograd._profiler_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch.multiprocessing.get_sharing_strategy(),
+        ],
+        "kinds of functions of torch": {
+            path: [type(f).__name__, inspect.isfunction(f), inspect.isgeneratorfunction(f), callable(f)]
+            for path, f in functions.items()
+        },
+        "pickles of functions of torch": {
+            path: digest(or_none(pickle.dumps, f)) for path, f in functions.items() if "next" not in path
+        },
+        "random numbers of numpy": digest(sys.modules["numpy"].random.get_state()),
         "threads of torch": [torch.get_num_threads(), torch.get_num_interop_threads()],
         "deterministic": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark],
         "default dtype and device": [str(torch.get_default_dtype()), str(torch.get_default_device())],
@@ -150,6 +236,29 @@ def of_torch(torch):
     }
 
 
+def modules_of_torch():
+    """Return the imported modules of torch."""
+    return sorted(name for name in sys.modules if name.partition(".")[0] == "torch")
+
+
+def of_objects(**objects):
+    """Return what can be seen of the objects of a training."""
+    return {
+        "references": {name: sys.getrefcount(value) for name, value in objects.items()},
+        "weak references to models, loaders and optimizers": {
+            name: weakref.getweakrefcount(value) for name, value in objects.items()
+        },
+        "classes": {name: [kind.__qualname__ for kind in type(value).__mro__] for name, value in objects.items()},
+        "repr": {name: digest(repr(value)) for name, value in objects.items() if name != "loader"},
+        "attributes": {name: sorted(vars(value)) for name, value in objects.items()},
+        "names in dir()": {name: digest(dir(value)) for name, value in objects.items()},
+        "size of the pickle": {name: len(or_none(pickle.dumps, value) or b"") for name, value in objects.items()},
+        "size of the pickle of a copy": {
+            name: len(or_none(pickle.dumps, copy.copy(value)) or b"") for name, value in objects.items()
+        },
+    }
+
+
 def look(moment, torch=None):
     """Keep what can be seen now."""
     VIEWS[moment] = of_python() | ({} if torch is None else of_torch(torch))
@@ -167,10 +276,39 @@ if "VIEW_SECTIONS" in os.environ:
 
     start_training_profiling(stream="stderr")
 torch.manual_seed(1)
+sys.modules["numpy"].random.seed(1)
 look("after the import of torch", torch)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+
+
+class Rows(TensorDataset):
+    """A data set that keeps the stack around it."""
+
+    def __getitem__(self, index):
+        """Return a row."""
+        STACKS["data set"] = stack()
+        return super().__getitem__(index)
+
+
+class Layer(torch.nn.Linear):
+    """A layer that keeps the stacks around it."""
+
+    def forward(self, x):
+        """Return the product."""
+        STACKS["forward pass"], STACKS["depth"] = stack(), depth()
+        out = super().forward(x)
+        out.register_hook(lambda gradient: STACKS.update(backward=stack()))
+        return out
+
+
+def stack():
+    """Return the names of the functions around the caller."""
+    return [frame.name for frame in traceback.extract_stack()]
+
+
+STACKS = {}
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), Layer(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=4, shuffle=True)
+loader = DataLoader(Rows(torch.rand(64, 4)), batch_size=4, shuffle=True)
 losses = []
 for _ in range(3):
     for (batch,) in loader:
@@ -184,8 +322,10 @@ for _ in range(3):
         profile_step()
 look("in the training", torch)
 VIEWS["in the training"]["losses"] = losses
-VIEWS["in the training"]["attributes of the model"] = sorted(vars(model))
-VIEWS["in the training"]["attributes of the optimizer"] = sorted(vars(optimizer))
-VIEWS["in the training"]["attributes of the loader"] = sorted(vars(loader))
+VIEWS["in the training"]["depth of recursion in torch"] = STACKS.pop("depth")
+VIEWS["in the training"]["stacks around torch's calls"] = STACKS
+VIEWS["in the training"] |= of_objects(
+    model=model, optimizer=optimizer, loader=loader, batch=batch, loss=loss, weight=model[0].weight
+)
 with open(sys.argv[1], "w") as file:
     json.dump(VIEWS, file, indent=1)

@@ -14,6 +14,7 @@ from training_profiler.instrumentation.flops.eligibility import is_profiled, mod
 from training_profiler.instrumentation.flops.operations import Operations, counting_mode
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
+from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.snapshot.program import ForwardFacts
 from training_profiler.units import NS_PER_S
@@ -41,7 +42,7 @@ class Flops:
 
     def step_ended(self, steps: int) -> None:
         """Handle the end of a step; ``steps`` are complete. Called on the training thread."""
-        if self.counted is not None or self.why_not is not None or steps < FIRST_STEP:
+        if self.is_over or steps < FIRST_STEP:
             return
         counting, self._counting = self._counting, None
         detector = self._context.detector
@@ -66,6 +67,11 @@ class Flops:
         if counting is not None:
             counting.end()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a step was counted, or none can be."""
+        return self.counted is not None or self.why_not is not None
+
     def note(self) -> str | None:
         """Return why no FLOPs were counted; None if they were, or if there were too few steps."""
         return f"FLOPs were not counted: {self.why_not}" if self.why_not else None
@@ -79,6 +85,7 @@ class Counting:
 
     def __init__(self, detector: LoopDetector, torch: Any) -> None:
         self._detector = detector
+        self._shadow: Shadow | None = None
         self._torch = torch
         self._mode: Any = None
         self._counts = Operations(torch)
@@ -120,8 +127,8 @@ class Counting:
             self._counts.is_backward = False
             backward_ends()
 
-        vars(detector).update(
-            fast_path_call_begins=lambda module, caller: None,
+        self._shadow = Shadow(
+            detector,
             call_begins=counted_call_begins,
             call_ends=counted_call_ends,
             backward_begins=counted_backward_begins,
@@ -130,8 +137,8 @@ class Counting:
 
     def end(self) -> None:
         """Restore the detector."""
-        for name in ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends"):
-            vars(self._detector).pop(name, None)
+        if self._shadow is not None:
+            self._shadow.end()
         if self._open:
             self._is_incomplete = True
             self._open.clear()

@@ -135,6 +135,15 @@ def nearest(frame: FrameType | None) -> tuple[int, ...]:
     return tuple(found)
 
 
+def is_nearest(key: tuple[int, ...], frame: FrameType | None) -> bool:
+    """Return whether ``nearest`` returns this key, without making another."""
+    for code in key:
+        if frame is None or id(frame.f_code) != code:
+            return False
+        frame = frame.f_back
+    return frame is None or len(key) == NEAREST
+
+
 def says(frames: tuple[NamedFrame, ...], purpose: Purpose) -> bool:
     """Return whether one of the names says this."""
     return any(said is purpose for _, _, said in frames)

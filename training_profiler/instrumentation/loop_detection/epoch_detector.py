@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 
 
 class EpochBoundary(NamedTuple):

@@ -16,12 +16,11 @@ class InputSizes:
         self._update = 1
         self._seen: list[tuple[int, int]] = []
 
-    def update_ends(self, updates: int) -> bool:
-        """Handle the end of an update, with the number of updates so far; return whether the next step is due."""
+    def update_ends(self, updates: int) -> None:
+        """Handle the end of an update, with the number of updates so far."""
         self._update = updates + 1
         self.is_due = updates < EACH_OF_FIRST or not updates % EVERY
         self.next_update = updates + 1 if self.is_due else (updates // EVERY + 1) * EVERY
-        return self.is_due
 
     def add(self, inputs: tuple[Any, ...]) -> None:
         """Add a forward pass with these inputs, if any of them is a tensor."""

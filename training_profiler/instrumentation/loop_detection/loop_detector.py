@@ -1,50 +1,23 @@
 """Infers sections and steps from the calls on the training thread, which the patches report as they happen."""
 
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
-from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase, PhaseDetector
+from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
 from training_profiler.recording.event_codes import time_only
 
 MAX_FAST_PATH_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
-
-
-class ModuleCall:
-    """An outermost module call under way."""
-
-    __slots__ = (
-        "around",
-        "begin_ns",
-        "caller",
-        "code",
-        "has_grad",
-        "is_bare",
-        "is_explored",
-        "is_plain",
-        "is_trainer",
-        "kind",
-    )
-
-    def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
-        self.kind = kind
-        self.begin_ns = begin_ns  # of its span; 0 if it extends the span before
-        self.code = code  # of its span
-        self.is_explored = is_explored  # calls inside are recorded too, because it may be a trainer module
-        self.has_grad = has_grad
-        self.is_bare = False
-        self.is_trainer = False
-        self.is_plain = False  # its end needs nothing but the exit of its span
-        self.around: tuple[tuple[int, int] | None, set[int]] = (None, set())  # the method it is called from
-        self.caller: CodeType | None = None  # code of a plain function that makes this call in every step
 
 
 class ModuleCalls:
@@ -58,6 +31,7 @@ class ModuleCalls:
         self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
+        self._events, self._forward_code = pending.events, codes.forward
         self.calls: list[ModuleCall] = []  # under way, outermost first
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
@@ -74,31 +48,41 @@ class ModuleCalls:
         self.input_sizes = InputSizes()
         self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
 
-    def fast_path_call_begins(self, module: Any, caller: CodeType) -> ModuleCall | None:
-        """Record an outermost call that the same plain function makes in every step; return None for any other call.
+    def fast_path_call_begins(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType
+    ) -> ModuleCall | None:
+        """Record an outermost call that the same function makes in every step; return None for any other call.
 
         Two calls of nearly every step come through here, so this sets the cost of a step.
         """
         call = self._fast_path.get(id(module))
         if (
             call is None
-            or call.caller is not caller
+            or call.caller is not caller.f_code
             or call.kind is not type(module)
             or self.phases.is_unresolved
             or self.update.open_code
             or not self._is_grad_enabled()
         ):
             return None
-        events, code = self.pending.events, self.codes.forward
+        events, code = self._events, self._forward_code
         call.is_plain = True
-        if not call.is_bare:
+        is_part = call.is_bare
+        if call.is_in_method:
+            is_part = self._is_same_forward(module, caller)
+        elif not is_part:
             self.frame = None
+        if not is_part:
+            if self.input_sizes.is_due:
+                self.input_sizes.add(inputs_of(args, kwargs))
             self.forward_begins()
-            call.begin_ns = events[-2]
+            call.begin_ns, call.code = events[-2], code
         elif events and events[-1] == -code:  # a loss right after the model
             del events[-2:]
             call.begin_ns, call.code = 0, code
         else:
+            if self.input_sizes.is_due and not call.is_bare:
+                self.input_sizes.add(inputs_of(args, kwargs))
             call.is_plain = False
             call.code = self._bare_code
             call.begin_ns = self.pending.record(call.code)
@@ -147,7 +131,7 @@ class ModuleCalls:
                 self.pending.remove_last()
                 return ModuleCall(type(module), 0, code, has_grad=False)
             code = time_only(code)
-        self.pending.events.extend((now_ns, code))
+        self._events.extend((now_ns, code))
         return ModuleCall(type(module), now_ns, code, has_grad=False)
 
     def _grad_call_begins(
@@ -181,11 +165,12 @@ class ModuleCalls:
         return call
 
     def _remember_for_fast_path(self, call: ModuleCall, module: Any, frame: FrameType, is_trainable: bool) -> None:
-        """Remember a call from a plain function for the fast path, if the module is in train mode or a loss."""
+        """Remember a call for the fast path, if the module is in train mode or a loss."""
         call.is_bare = not module._modules and not module._parameters
-        if call.is_bare or (is_trainable and self.frame is None and module.training):
+        if call.is_bare or (is_trainable and module.training):
             if len(self._fast_path) >= MAX_FAST_PATH_CALLS:
                 self._fast_path.clear()
+            call.is_in_method = not call.is_bare and self.frame is not None
             call.caller = frame.f_code
             self._fast_path[id(module)] = call
 
@@ -267,6 +252,7 @@ class ModuleCalls:
             self._loop_from_ns = None
 
 
+_TRAINING: Final = Phase.TRAINING  # a member of an enum takes long to find
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
 
 
@@ -290,6 +276,7 @@ class LoopDetector(ModuleCalls):
         self._end_step = end_step
         self._step_detector = StepDetector(end_step)
         self._buffer = pending.thread_buffer()
+        self._passes = self.phases.passes
         self._end_code = time_only(codes.data_loading)
         pending.step_end_ns = lambda: self._step_detector.pending_ns
         self._make_writers()
@@ -308,15 +295,21 @@ class LoopDetector(ModuleCalls):
         """Whether gradients were computed or parameters updated."""
         return self.backwards > 0 or self.updates > 0
 
+    @property
+    def primary_optimizer(self) -> int:
+        """The id of the optimizer whose updates are steps; 0 if it is not known, or if the program marks its steps."""
+        return self._step_detector.primary
+
     # Fetches
 
     def fast_path_fetch_begins(self, iterator: Any) -> LoaderPass | None:
         """Record the begin of a fetch if it surely is for the training under way; return None otherwise."""
-        loader_pass, phases = self.phases.passes.latest, self.phases
+        phases = self.phases
+        loader_pass = self._passes.latest
         if (
             phases.is_unresolved
             or loader_pass is None
-            or loader_pass.kind is not Phase.TRAINING
+            or loader_pass.kind is not _TRAINING
             or loader_pass.iterator() is not iterator
         ):
             return None
@@ -345,26 +338,29 @@ class LoopDetector(ModuleCalls):
             self.pending.events.extend((now_ns, self.codes.first_fetch))
         return loader_pass
 
-    def _reconsider(self, loader_pass: LoaderPass) -> None:
-        """Take a pass for an evaluation after all if it is over and its batches never reached a backward pass."""
+    def _reconsider(self, loader_pass: LoaderPass, *, is_end: bool = False) -> None:
+        """Take a pass for an evaluation after all if it is over and its batches never reached a backward pass.
+
+        A pass under way at the end of the run is over if its loader never fed the training before.
+        """
         is_over = loader_pass.has_ended or (loader_pass.fetches > 1 and loader_pass.iterator() is None)
+        is_over |= is_end and loader_pass.trained_before > 0 and loader_pass.is_first_training_of_loader
         has_trained = self.backwards + self.updates > loader_pass.trained_before
         if is_over and loader_pass.kind is Phase.TRAINING and not has_trained:
             self.phases.reconsider(loader_pass)
 
     def fetch_ends(self, loader_pass: LoaderPass) -> None:
         """Record the end of a fetch that returned a batch."""
-        if loader_pass.fetches and loader_pass.kind is Phase.TRAINING:
+        if loader_pass.fetches and loader_pass.kind is _TRAINING:
             self._fetch_ends()
             loader_pass.fetches += 1
-            loader_pass.end_ns = self.pending.events[-2]
         else:
             now_ns = self.pending.clock()
             if not loader_pass.fetches:
                 self.pending.events.extend((now_ns, -self.codes.first_fetch))
             self.pending.events.extend((now_ns, -self.codes.data_loading))
             self.phases.fetch_ends(loader_pass, now_ns)
-        if self.pending.is_full():
+        if len(self._buffer.events) > MAX_PENDING:
             self.pending.release(self.pending.events[-2])
 
     def fetch_fails(self, loader_pass: LoaderPass, is_over: bool) -> None:
@@ -424,7 +420,7 @@ class LoopDetector(ModuleCalls):
             self.inferred.backward_ends()
         if self.update.is_in_closure:
             self.update.closure_ends()
-        if len(self.pending.events) > MAX_PENDING:  # no optimizer ever updates
+        if len(self._buffer.events) > MAX_PENDING:  # no optimizer ever updates
             self.pending.release(self.pending.events[-2])
 
     def update_begins(self) -> None:
@@ -451,8 +447,10 @@ class LoopDetector(ModuleCalls):
         if not has_updated:
             return
         self.updates += 1
-        if self.updates >= self.input_sizes.next_update and self.input_sizes.update_ends(self.updates):
-            self._fast_path.clear()  # it does not see inputs
+        if self.updates >= self.input_sizes.next_update:
+            self.input_sizes.update_ends(self.updates)
+            if not self.updates & (self.updates - 1):
+                self._fast_path.clear()  # learned again ever more seldom: a module may have got parameters
         self.phases.cycle += 1  # what follows is between steps or in the next one
         if not self.has_manual_steps:
             if self._step_detector.is_alone and self._step_detector.primary == id(
@@ -476,7 +474,7 @@ class LoopDetector(ModuleCalls):
     def close(self) -> None:
         """Resolve everything undecided at the end of the training."""
         if self.phases.passes.latest is not None:
-            self._reconsider(self.phases.passes.latest)
+            self._reconsider(self.phases.passes.latest, is_end=True)
         self.phases.end_evaluation()
         if self.inferred is not None and self.inferred.ends_with_update():
             self._end_inferred_step()

@@ -26,18 +26,21 @@ class MethodFrames:
         """
         method: FrameType | None = None
         for _ in range(MAX_FRAMES):
-            if frame is None or not self._is_method_code(frame.f_code):
+            if frame is None:
+                break
+            known = self._is_method.get(id(frame.f_code))
+            if known is None:
+                known = self._look_up(frame.f_code)
+            if not known[1]:
                 break
             method, frame = frame, frame.f_back
         return None if method is None else (id(method), id(method.f_code))
 
-    def _is_method_code(self, code: CodeType) -> bool:
-        known = self._is_method.get(id(code))
-        if known is None:
-            if len(self._is_method) >= MAX_CODES:
-                self._is_method.clear()
-            known = self._is_method[id(code)] = (code, "." in code.co_qualname and self._is_of_module(code))
-        return known[1]
+    def _look_up(self, code: CodeType) -> tuple[CodeType, bool]:
+        if len(self._is_method) >= MAX_CODES:
+            self._is_method.clear()
+        known = self._is_method[id(code)] = (code, "." in code.co_qualname and self._is_of_module(code))
+        return known
 
     def _is_of_module(self, code: CodeType) -> bool:
         return any(_code_of(vars(kind).get(code.co_name)) is code for kind in _subclasses(self._root))
@@ -107,7 +110,16 @@ class TrainableModules:
 
 def is_bare(module: Any) -> bool:
     """Return whether ``module`` has no parameters, as most losses."""
-    return not module._parameters and (not module._modules or next(parameters_within(module), None) is None)
+    if module._parameters:
+        return False
+    if not module._modules:
+        return True
+    for inner in module._modules.values():  # nearly always one of them has some, which is much quicker to see here
+        if inner is not None:
+            for parameter in inner._parameters.values():
+                if parameter is not None:
+                    return False
+    return next(parameters_within(module), None) is None
 
 
 def modules_within(module: Any) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from training_profiler.instrumentation.loop_detection.callers import (
     Callers,
     NamedFrame,
     Purpose,
+    is_nearest,
     nearest,
     says,
 )
@@ -24,14 +25,9 @@ class ModuleUse:
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
-        self.end_ns = begin_ns
+        self.end_ns = begin_ns  # of the call added last
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
-
-    def call_begins(self, *, is_evaluated: bool) -> None:
-        """Add a call."""
-        self.calls += 1
-        self.is_evaluated |= is_evaluated
 
     def call_ends(self, now_ns: int) -> None:
         """Set the end of the call added last."""
@@ -72,7 +68,8 @@ class NoGradRun:
             use = ModuleUse(now_ns)
             if len(self._uses) < MAX_MODULES:
                 self._uses[id(module)] = use
-        use.call_begins(is_evaluated=not module.training)
+        use.calls += 1
+        use.is_evaluated |= not module.training
         self._latest = use
 
     def moves_to(self, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> bool:
@@ -173,8 +170,7 @@ class NoGradDecisions:
 
     def goes_on(self, run: NoGradRun, frame: FrameType | None) -> bool:
         """Return whether a call made in ``frame`` has the purpose of ``run``."""
-        key = nearest(frame)
-        return key == run.key or run.moves_to(key, self.callers.named(frame))
+        return is_nearest(run.key, frame) or run.moves_to(nearest(frame), self.callers.named(frame))
 
     def purpose(self, run: NoGradRun, *, has_training_event: bool = False) -> Purpose:
         """Return what the names of the calling functions say, see ``Callers``."""

@@ -47,9 +47,9 @@ class OptimizerUpdate:
         Right after the update, both are one span. At the begin of the next step, what lies between is not the
         optimizer's time.
         """
-        pending = self._pending
-        if pending.ends_with(-self._code) and pending.host_clock() - pending.events[-2] <= AT_ONCE_NS:
-            pending.remove_last()
+        pending, events = self._pending, self._pending.events
+        if events and events[-1] == -self._code and pending.host_clock() - events[-2] <= AT_ONCE_NS:
+            del events[-2:]
             return self.span_ends
         self._clearing_begins()
         return self._clearing_ends

@@ -139,6 +139,16 @@ class PendingEvents:
                 found_ns = events[at - 1]
         return 0
 
+    def with_spans_before(self, at_ns: int, first: int, codes: tuple[int, ...]) -> int:
+        """Return when the nested spans of these codes began, outermost first, that end right before ``first``.
+
+        ``first`` is an event at ``at_ns``, or one that would be recorded then. Without the spans, return ``at_ns``.
+        """
+        events, at = self.events, self._find(at_ns, (first,))
+        if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
+            return at_ns
+        return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)
+
     def last_of(self, codes: Container[int]) -> int:
         """Return the time of the last event of these codes; 0 without one."""
         events = self.events

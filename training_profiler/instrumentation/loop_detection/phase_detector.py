@@ -1,13 +1,12 @@
 """Separates training from evaluation, by the order of fetches, forward passes without gradients and training events."""
 
 import sys
-import weakref
 from collections.abc import Callable
-from enum import Enum
 from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.callers import Purpose
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, Phase
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     EvalModeCalls,
     NoGradDecisions,
@@ -16,143 +15,9 @@ from training_profiler.instrumentation.loop_detection.no_grad_runs import (
 )
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import time_only
 
-MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
-
-
-class Phase(Enum):
-    """The use of a pass's batches."""
-
-    UNKNOWN = "unknown"
-    TRAINING = "training"
-    EVALUATION = "evaluation"
-
-
-class LoaderPass:
-    """One pass of one iterator over its loader. Times in ns; 0 for never."""
-
-    __slots__ = (
-        "begin_ns",
-        "counts",
-        "cycle",
-        "cycle_begin_ns",
-        "end_ns",
-        "fetches",
-        "has_batch",
-        "has_ended",
-        "is_evaluated",
-        "is_over",
-        "iterator",
-        "kind",
-        "loader_id",
-        "misses",
-        "samples",
-        "trained_before",
-    )
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = weakref.ref(iterator)
-        self.kind = Phase.UNKNOWN
-        self.fetches = 0
-        self.trained_before = 0  # backward passes and updates before its first fetch
-        self.has_batch = False  # the last fetch returned one
-        self.begin_ns = 0  # of the first fetch
-        self.end_ns = 0  # of the last fetch
-        self.cycle = -1  # number of updates before its last fetch
-        self.cycle_begin_ns = 0  # of the first fetch after that update
-        self.is_evaluated = False  # calls without gradients came between its last batch and the next fetch
-        self.has_ended = False  # its loader was found empty
-        self.is_over = False  # and none of its batches was used during the pass
-        self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
-        self.loader_id = 0  # of those counts; 0 for none
-        self.samples: int | None = None  # in its batches; None if not counted
-        self.misses = 0  # training events during a pass that was taken for evaluation
-
-    def use_counts(self, counts: LoaderCounts) -> None:
-        """Set the loader of the pass."""
-        self.counts, self.loader_id, self.samples = counts, counts.loader_id, 0
-        counts.passes.append(self)
-
-    @property
-    def phase(self) -> str | None:
-        """``TRAIN`` or ``VAL``; None while unknown."""
-        return _PHASES.get(self.kind)
-
-    @property
-    def batches(self) -> int:
-        """Number of batches fetched."""
-        return self.fetches
-
-
-_PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
-
-
-class Passes:
-    """The passes under way. Iterators are held weakly, because workers end with them."""
-
-    def __init__(self) -> None:
-        self.unknown: list[LoaderPass] = []  # with at least one batch fetched
-        self.latest: LoaderPass | None = None
-        self._loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
-        self._by_id: dict[int, LoaderPass] = {}
-
-    def use_loaders(self, loader_of: Callable[[Any], LoaderCounts | None]) -> None:
-        """Find the counts of an iterator's loader by ``loader_of``."""
-        self._loader_of = loader_of
-
-    def of(self, iterator: Any, is_first: bool) -> LoaderPass:
-        """Return the pass of ``iterator``; a new one if the iterator is new or starts again."""
-        latest = self.latest
-        if latest is not None and not is_first and latest.iterator() is iterator:
-            return latest
-        loader_pass = self._by_id.get(id(iterator))
-        if loader_pass is None or is_first or loader_pass.iterator() is not iterator:
-            loader_pass = self._begin(iterator)
-        self.latest = loader_pass
-        return loader_pass
-
-    def _begin(self, iterator: Any) -> LoaderPass:
-        before = self._by_id.pop(id(iterator), None)
-        if before is not None:
-            _end(before)
-        while len(self._by_id) >= MAX_PASSES:
-            _end(self._by_id.pop(next(iter(self._by_id))))
-        loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
-        counts = self._loader_of(iterator)
-        if counts is not None:
-            loader_pass.use_counts(counts)
-        return loader_pass
-
-    def is_alone(self, loader_pass: LoaderPass) -> bool:
-        """Return whether no other pass that feeds the training is under way."""
-        return not any(
-            candidate is not loader_pass
-            and candidate.kind is Phase.TRAINING
-            and not candidate.has_ended
-            and candidate.iterator() is not None
-            for candidate in self._by_id.values()
-        )
-
-    def add_unknown(self, loader_pass: LoaderPass) -> None:
-        """Add a pass whose phase is not known yet."""
-        if len(self.unknown) >= MAX_PASSES:
-            del self.unknown[0]
-        self.unknown.append(loader_pass)
-
-    def resolve(self, loader_pass: LoaderPass, kind: Phase) -> None:
-        """Set the phase of the pass."""
-        loader_pass.kind = kind
-        if loader_pass in self.unknown:
-            self.unknown.remove(loader_pass)
-
-
-def _end(loader_pass: LoaderPass) -> None:
-    if loader_pass.counts is not None:
-        loader_pass.counts.end_pass(loader_pass)
-
-
+_UNKNOWN: Final = Phase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
@@ -236,10 +101,19 @@ class PhaseDetector:
                 self._recode(loader_pass.begin_ns)
         elif self._run is not None and self._run.begin_ns < (loader_pass.begin_ns or now_ns):
             self._open_run(self._run, now_ns)
-        elif loader_pass.fetches:
-            self._open_at(loader_pass.begin_ns, (self._codes.data_loading,))
         else:
-            self._open_before_next(now_ns)
+            begin_ns = self.with_workers(loader_pass.begin_ns if loader_pass.fetches else now_ns)
+            if loader_pass.fetches or begin_ns < now_ns:
+                self._open_at(begin_ns, (self._codes.data_loading, time_only(self._codes.data_loading)))
+            else:
+                self._open_before_next(now_ns)
+
+    def with_workers(self, fetch_ns: int) -> int:
+        """Return when a pass begins whose first fetch is at ``fetch_ns``, with the start of its workers."""
+        codes = self._codes
+        return self._pending.with_spans_before(
+            fetch_ns, codes.data_loading, (time_only(codes.data_loading), codes.worker_start)
+        )
 
     # Calls without gradients
 
@@ -258,7 +132,7 @@ class PhaseDetector:
 
     def _continues_evaluation(self) -> bool:
         latest = self.passes.latest
-        return self._is_open and (latest is None or latest.kind is not Phase.UNKNOWN)
+        return self._is_open and (latest is None or latest.kind is not _UNKNOWN)
 
     def no_grad_call_ends(self, now_ns: int) -> None:
         """Handle the end of a forward pass without gradients."""
@@ -324,7 +198,8 @@ class PhaseDetector:
         self.with_grad.add(count, spent_ns)
         end_ns = pending.last_of({-codes.forward, -time_only(codes.forward), -codes.data_loading})
         loader_pass.kind = Phase.EVALUATION
-        pending.insert_before(loader_pass.begin_ns, (codes.data_loading,), codes.validation)
+        begin_ns = self.with_workers(loader_pass.begin_ns)
+        pending.insert_before(begin_ns, (codes.data_loading, time_only(codes.data_loading)), codes.validation)
         pending.insert_exit(end_ns, codes.validation)
 
     # Training events

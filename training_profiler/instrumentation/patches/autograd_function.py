@@ -5,7 +5,7 @@ An adjoint method calls the model there. Nothing is recorded here: module calls 
 
 import functools
 import itertools
-import threading
+from threading import get_ident
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
@@ -21,7 +21,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _marked(context: PatchContext, torch: Any, original: Any) -> Any:
-    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
+    training_thread, is_compiling = context.training_thread, context.is_compiling
     is_grad_enabled, numbers = torch.is_grad_enabled, itertools.count(1)
 
     @functools.wraps(original)

@@ -1,7 +1,8 @@
 """Patch: gradients, computed by ``backward`` or by ``torch.autograd.grad``."""
 
 import functools
-import threading
+import sys
+from threading import get_ident
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
@@ -29,7 +30,7 @@ def look_for_update(
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
-    training_thread, get_ident = context.training_thread, threading.get_ident
+    training_thread = context.training_thread
     is_compiling = context.is_compiling
 
     def make(original: Any, trains: bool) -> Any:
@@ -51,8 +52,11 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                         training_thread.busy_with = FREE
                     if detector.inferred is not None:
                         look_for_update(context, detector, args, kwargs, trains)
-                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
-                        context.note_kept_graph()
+                    if trains:
+                        if len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
+                            context.note_kept_graph()
+                        if context.graph_marks is not None:
+                            context.graph_marks.backward_begins(args, kwargs, sys._getframe(1))
                     detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)

@@ -2,8 +2,8 @@
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
@@ -101,7 +101,7 @@ def _recorded(
     is_compiling: Callable[[], bool],
 ) -> Any:
     """Return ``original`` wrapped so that outermost calls on the training thread are spans."""
-    training_thread, get_ident = context.training_thread, threading.get_ident
+    training_thread = context.training_thread
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

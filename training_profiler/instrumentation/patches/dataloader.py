@@ -1,15 +1,18 @@
 """Patch: fetches of ``torch.utils.data.DataLoader``, and the start of its workers."""
 
 import functools
-import threading
-from typing import Any
+from threading import get_ident
+from time import process_time_ns
+from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 from training_profiler.recording.data_loader import batch_size
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
+
+TIMED_EVERY: Final = 3  # batches: reading the CPU time of all threads takes a microsecond, twice a batch
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -20,13 +23,13 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread, get_ident = context.training_thread, threading.get_ident
+    training_thread = context.training_thread
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         try:
-            detector = training_thread.confirmed_detector
-            if detector is None or get_ident() != training_thread.ident:
+            detector, ident = training_thread.confirmed_detector, get_ident()
+            if detector is None or ident != training_thread.ident:
                 events = context.events_of_other_thread()
                 if events is not None:
                     return _fetch_on_other_thread(context, events, original, self)
@@ -43,8 +46,12 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             except Exception as error:
                 context.on_error(error)
                 return original(self)
-            ident = training_thread.fetch_begins()
+            if training_thread.is_confirmed:
+                training_thread.busy_with = FETCH
+            else:
+                training_thread.fetch_begins()
             is_over = False
+            cpu_ns = process_time_ns() if loader_pass.makes_batches and loader_pass.fetches % TIMED_EVERY == 1 else 0
             try:
                 batch = original(self)
             except BaseException as error:
@@ -53,12 +60,16 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 raise
             else:
                 loader_pass.has_batch = True
+                if cpu_ns:
+                    loader_pass.add_made(process_time_ns() - cpu_ns)
                 if loader_pass.samples is not None:
-                    size = batch_size(batch)
-                    loader_pass.samples = None if size is None else loader_pass.samples + size
+                    loader_pass.add_samples(batch_size(batch))
                 return batch
             finally:
-                training_thread.fetch_ends(ident)
+                if training_thread.fetching:
+                    training_thread.fetch_ends(ident)
+                elif ident == training_thread.ident:
+                    training_thread.busy_with = FREE
                 try:
                     if loader_pass.has_batch:
                         detector.fetch_ends(loader_pass)

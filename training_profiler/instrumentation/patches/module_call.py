@@ -6,12 +6,13 @@ A forward pass calls hundreds of modules inside one another, so inner calls must
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, ModuleCall
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
@@ -24,7 +25,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
     """Return the replacement of ``Module.__call__``."""
-    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
+    training_thread, is_compiling = context.training_thread, context.is_compiling
     outermost, ends = _outermost(context, torch, original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -53,7 +54,7 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
             if detector is None or get_ident() != training_thread.ident or self._compiled_call_impl is not None:
                 return outermost(self, args, kwargs)
             try:
-                call = detector.fast_path_call_begins(self, sys._getframe(1).f_code)
+                call = detector.fast_path_call_begins(self, args, kwargs, sys._getframe(1))
             except Exception as error:
                 context.on_error(error)
                 call = None
@@ -92,7 +93,7 @@ def _named(replacement: Any, original: Any) -> Any:
 
 def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
     """Return a function that makes and records an outermost call, and one that records its end."""
-    training_thread, get_ident = context.training_thread, threading.get_ident
+    training_thread = context.training_thread
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
         detector = training_thread.confirmed_detector
@@ -102,8 +103,7 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
             if detector is None:
                 return original(module, *args, **kwargs)
         try:
-            function = training_thread.function
-            inputs = args or tuple(kwargs.values())
+            function, inputs = training_thread.function, inputs_of(args, kwargs)
             call = detector.call_begins(module, inputs, not is_compiled(module), sys._getframe(2), function)
         except Exception as error:
             context.on_error(error)

@@ -3,9 +3,9 @@
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable
-from types import FrameType
+from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
@@ -18,15 +18,17 @@ class OpenUpdates:
     """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
 
     def __init__(self) -> None:
-        self.open: list[tuple[int, int]] = []  # (id of the optimizer, id of its frame), outermost first
+        # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its
+        # locals alive, and the id of one that has ended may be that of a caller's, which has other code.
+        self.open: list[tuple[int, int, CodeType | None]] = []
 
     def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
         """Return whether this update is outermost, and whether one before it ended by an exception."""
         had_failed = False
-        if self.open and not _is_running(self.open[0][1], frame):
+        if self.open and not _is_running(*self.open[0][1:], frame):
             self.open.clear()  # no hook is called when an update raises
             had_failed = True
-        self.open.append((id(optimizer), id(frame)))
+        self.open.append((id(optimizer), id(frame), None if frame is None else frame.f_code))
         return len(self.open) == 1, had_failed
 
     def end(self, optimizer: Any) -> bool:
@@ -39,10 +41,10 @@ class OpenUpdates:
         return False
 
 
-def _is_running(frame_id: int, frame: FrameType | None) -> bool:
+def _is_running(frame_id: int, code: CodeType | None, frame: FrameType | None) -> bool:
     frame = frame.f_back if frame is not None else None
     while frame is not None:
-        if id(frame) == frame_id:
+        if id(frame) == frame_id and frame.f_code is code:
             return True
         frame = frame.f_back
     return False
@@ -84,7 +86,7 @@ def _creating(context: PatchContext, original: Any) -> Any:
 
 
 def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., None], Callable[..., None]]:
-    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
+    training_thread, is_compiling = context.training_thread, context.is_compiling
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or training_thread.busy_with == FETCH:
@@ -104,7 +106,7 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
                 if not is_outermost:
                     return
             else:
-                updates.open.append((id(optimizer), id(frame)))
+                updates.open.append((id(optimizer), id(frame), frame.f_code))
             if detector.calls:
                 detector.trains_within()
                 training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
@@ -134,7 +136,7 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
 
 
 def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
-    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
+    training_thread, is_compiling = context.training_thread, context.is_compiling
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:

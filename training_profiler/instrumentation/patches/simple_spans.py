@@ -2,8 +2,8 @@
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
@@ -103,7 +103,7 @@ def recorded_as(context: PatchContext, section: str, ends_evaluation: bool = Fal
         section: name of the section.
         ends_evaluation: whether a call is not part of the evaluation before it.
     """
-    training_thread, is_compiling, get_ident = context.training_thread, context.is_compiling, threading.get_ident
+    training_thread, is_compiling = context.training_thread, context.is_compiling
 
     def make(original: Any) -> Any:
         @functools.wraps(original)

@@ -49,10 +49,11 @@ def device_links(works: Works) -> DeviceLinks:
     has_before, has_call = before != NONE, works.called_ns != LONG_AGO
     before_end = np.where(has_before, works.end_ns[before], LONG_AGO)
     since_call, since_before = works.begin_ns - works.called_ns, works.begin_ns - before_end
-    launch = np.minimum(
-        since_call, _median(since_call[has_call & (before_end <= works.called_ns)], since_call[has_call])
-    )
-    is_queued = has_before & has_call & (works.called_ns + launch <= before_end)
+    # Work that began right after another stream had ended says nothing of the usual delays.
+    is_alone = _other(works, np.maximum(works.called_ns, before_end)) == NONE
+    is_free = has_call & (before_end <= works.called_ns) & is_alone
+    launch = np.minimum(since_call, _median(since_call[is_free], since_call[has_call]))
+    is_queued = has_before & has_call & (works.called_ns + launch <= before_end) & is_alone
     after = np.minimum(since_before, _median(since_before[is_queued], np.zeros(1, np.int64)))
     by_launch = np.where(has_call, works.called_ns + launch, LONG_AGO)
     by_stream = np.where(has_before, before_end + after, LONG_AGO)

@@ -19,6 +19,7 @@ from training_profiler.trace_analysis.critical_path.host_pieces import HostPiece
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting
+from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.units import NS_PER_MS
@@ -33,12 +34,22 @@ STREAM: Final = "between works"
 OTHER_STREAM: Final = "waiting for another stream"
 RETURN: Final = "return of a wait"
 HANDOVER: Final = "hand-over to another thread"
+OTHER_RANK: Final = "waiting for another rank"
 Edge = tuple[int, int, str]  # the item that is waited for, the delay after its end, why
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """The part of a graph that one trace recorded."""
+
+    rank: int  # -1 if the graph is of one trace
+    begin_ns: int  # of its first step
+    main: int  # the thread of the training loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself alone, without a look at its items
 class Graph:
-    """Items are points of host threads, then works; ns since the begin of the trace."""
+    """Items are points of host threads, then works, then meetings of ranks; ns since the begin of the trace."""
 
     names: tuple[str, ...]
     pieces: HostPieces
@@ -56,14 +67,27 @@ class Graph:
     removable: frozenset[int]  # of these, within the steps, those whose waits for the device could be left out
     fixed: frozenset[int]  # points whose own time is not what the host did since the point before
     order: list[int]  # no item precedes what it waits for
-    begin_ns: int  # of the first step
     ends: list[int]  # items: the last of them ends the steps and the work that they launched
     steps: int  # 0: none is marked, and the graph is of the whole recording
+    phase: Ints  # of the pieces, then of the works: index into PHASES; -1 for none
+    sides: tuple[Side, ...]
+    side: Ints  # of each item: index into sides
+    side_of_thread: Ints
+    waiting: frozenset[int] = frozenset()  # works that begin when the last rank arrives; the first edge is their own
 
     @property
     def points(self) -> int:
         """The number of points; the works follow them."""
         return len(self.thread)
+
+    @property
+    def is_of_ranks(self) -> bool:
+        """Whether it joins the traces of several ranks."""
+        return len(self.sides) > 1
+
+    def begin_of(self, item: int) -> int:
+        """Return when the first step began where an item is."""
+        return self.sides[int(self.side[item])].begin_ns
 
 
 def graph_of(
@@ -100,7 +124,8 @@ def graph_of(
         return missing
     waits = waits_of(columns, works, calls)
     handovers = handovers_of(columns, nesting, pieces, main)
-    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds)
+    phase = np.concatenate([_phases(columns, nesting, launches, of) for of in (pieces.row, calls)])
+    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, phase)
     graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
@@ -136,6 +161,14 @@ def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
     return f"when the first step began, the device had {behind_ns / NS_PER_MS:.1f} ms of earlier work to do"
 
 
+def _phases(columns: Columns, nesting: Nesting, launches: Launches, rows: Ints) -> Ints:
+    """Return the phase of host events; -1 for none. A forward pass without a mark is what operators and calls do."""
+    phase = phase_of(columns, nesting, launches, rows)
+    is_active = columns.is_of("cpu_op", "cuda_runtime")[rows] | (phase != PHASES.index(FORWARD))
+    has_backward = (phase[rows != NONE] == PHASES.index(BACKWARD)).any()
+    return np.where(is_active & (rows != NONE) & has_backward, phase, NONE)
+
+
 def _apart(scope: Scope) -> str:
     """Return that there is other time between the steps, if so."""
     begin, end = scope.parts[0].begin_ns, max(part.end_ns for part in scope.parts)
@@ -162,10 +195,11 @@ class _Builder:
         handovers: Sequence[Handover],
         main: int,
         bounds: tuple[int, int],
+        phase: Ints,
     ) -> None:
         self._columns, self._pieces, self._works = columns, pieces, works
         self._waits, self._handovers = waits, handovers
-        self._main, self._bounds = main, bounds
+        self._main, self._bounds, self._phase = main, bounds, phase
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
@@ -200,9 +234,12 @@ class _Builder:
             frozenset(removable),
             frozenset(fixed | waits.keys()),
             order.tolist(),
-            begin,
             [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
             steps,
+            self._phase,
+            (Side(NONE, begin, self._main),),
+            np.zeros(len(at), np.int64),
+            np.zeros(len(self._columns.threads), np.int64),
         )
 
     def _points(self) -> tuple[Ints, Ints]:
@@ -280,14 +317,21 @@ class _Builder:
 
 
 def replay(
-    graph: Graph, own_ns: Sequence[int], length_ns: Sequence[int], without: frozenset[int] = frozenset()
+    graph: Graph,
+    own_ns: Sequence[int],
+    length_ns: Sequence[int],
+    without: frozenset[int] = frozenset(),
+    is_alone: bool = False,
 ) -> tuple[list[int], list[int]]:
     """Return when each item ends with these durations, and which of its edges came last (-1: the item before).
 
-    ``without`` are points that no longer wait for the device. An item that waits for nothing keeps its time.
+    ``without`` are points that no longer wait for the device. With ``is_alone`` no rank waits for another. An item that
+    waits for nothing keeps its time.
     """
     ends, last = [0] * len(graph.at_ns), [NONE] * len(graph.at_ns)
     before, edges, at_ns = graph.before, graph.edges, graph.at_ns
+    if is_alone:
+        edges = [waits[:1] if item in graph.waiting else waits for item, waits in enumerate(edges)]
     for item in graph.order:
         earlier = before[item]
         waits = () if item in without else edges[item]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,17 @@ class Link:
     kind: str
     name: str  # of the operator, kernel, call or annotation; "" for none
     ns: int
+    rank: int = NONE  # -1 if the path is of one trace
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """How often the path leads from a collective to the rank that reached it last."""
+
+    name: str  # of the collective
+    waiting: int  # rank
+    waited_for: int  # rank
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,15 @@ class Path:
     wall_ns: int
     steps: int  # 0 if none is marked
     links: tuple[Link, ...]  # the longest first
+    jumps: tuple[Jump, ...] = ()  # the most frequent first
+
+    @property
+    def ranks_ns(self) -> dict[int, int]:
+        """The time on each rank, the longest first."""
+        sums: Counter[int] = Counter()
+        for link in self.links:
+            sums[link.rank] += link.ns
+        return dict(sums.most_common())
 
     @property
     def kinds_ns(self) -> dict[str, int]:
@@ -43,39 +64,48 @@ class Path:
         return dict(sums.most_common())
 
 
+@lru_cache(1)
 def critical_path(graph: Graph) -> Path:
-    """Return the path of the recorded steps.
+    """Return the path of the recorded steps. That of the latest graph is kept: its tables need it one after another.
 
     Each moment belongs to one link: the walk begins at the last item and goes from each item to what it waited for
-    last, until the begin of the first step.
+    last, over ranks too, until the begin of the first step of the rank that it has come to.
     """
     last = replay(graph, graph.own_ns, graph.length_ns)[1]
-    at_ns, begin_ns = graph.at_ns, graph.begin_ns
+    at_ns = graph.at_ns
     item = max(graph.ends, key=lambda end: at_ns[end])
-    wall_ns = at_ns[item] - begin_ns
-    sums: Counter[tuple[str, str]] = Counter()
-    on_host: list[tuple[int, int, int]] = []  # thread, begin, end
-    until = at_ns[item]
-    while until > begin_ns:
-        work = item - graph.points
-        if work >= 0:
+    end_ns = until = at_ns[item]
+    sums: Counter[tuple[int, str, str]] = Counter()
+    jumps: Counter[tuple[str, int, int]] = Counter()
+    on_host: dict[int, list[tuple[int, int, int]]] = {}  # by side: thread, begin, end
+    collective = ""
+    while until > (begin_ns := graph.begin_of(item)):
+        side = int(graph.side[item])
+        if graph.length_ns[item]:
             begin = max(begin_ns, until - graph.length_ns[item])
-            sums[_of_work(graph, work)] += until - begin
+            sums[side, *_of_work(graph, item - graph.points)] += until - begin
             until = begin
+        if item in graph.waiting:
+            collective = graph.names[graph.work_name[item - graph.points]]
         earlier, why = _waited_for(graph, item, last[item])
         if earlier == NONE:  # nothing is known to come before it
-            on_host.append((int(graph.thread[graph.ends[0]]), begin_ns, until))
+            on_host.setdefault(side, []).append((graph.sides[side].main, begin_ns, until))
+            until = begin_ns
             break
+        if graph.side[earlier] != side:
+            jumps[collective, graph.sides[side].rank, graph.sides[int(graph.side[earlier])].rank] += 1
         begin = min(until, max(begin_ns, at_ns[earlier]))
         if why:
-            sums[_of_wait(graph, item, why)] += until - begin
+            sums[side, *_of_wait(graph, item, why)] += until - begin
         else:
-            on_host.append((int(graph.thread[item]), begin, until))
+            on_host.setdefault(side, []).append((int(graph.thread[item]), begin, until))
         item, until = earlier, begin
-    sums.update(_of_host(graph, on_host))
-    links = [Link(kind, name, ns) for (kind, name), ns in sums.items() if ns]
-    links.sort(key=lambda link: (-link.ns, link.kind, link.name))
-    return Path(begin_ns, wall_ns, graph.steps, tuple(links))
+    for side, spans in on_host.items():
+        sums.update({(side, *of): ns for of, ns in _of_host(graph, spans).items()})
+    links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items() if ns]
+    links.sort(key=lambda link: (-link.ns, link.rank, link.kind, link.name))
+    met = tuple(Jump(*between, count) for between, count in jumps.most_common())
+    return Path(until, end_ns - until, graph.steps, tuple(links), met)
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:

@@ -1,16 +1,26 @@
 """How long a step would take after a change: the graph with other durations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO
 from training_profiler.trace_analysis.critical_path.graph import Graph, replay
 from training_profiler.trace_analysis.critical_path.host_pieces import DATA_LOADING, KINDS, OPERATOR
-from training_profiler.trace_analysis.critical_path.path import COMMUNICATION, KERNEL, Path, work_kind
+from training_profiler.trace_analysis.critical_path.path import (
+    COMMUNICATION,
+    KERNEL,
+    Path,
+    critical_path,
+    work_kind,
+)
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
+from training_profiler.trace_analysis.phases import PHASES
 
 MOST_EACH: Final = 3  # operators and kernels that changes are computed for
+LEAST_OF_PATH: Final = 0.1  # a rank with less of it is not asked about
 HALF: Final = 0.5
 TWICE_AS_FAST: Final = "twice as fast"
 
@@ -26,6 +36,9 @@ class Change:
     device_saved: float = 0.0  # share of each work
     device_kind: str = ""
     without_waits: bool = False  # for the device
+    phase: str = ""  # of a step; "" for all
+    rank: int = NONE  # -1 for all
+    is_balanced: bool = False  # each rank has the mean of what all of them do
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +67,28 @@ def changes_for(graph: Graph, path: Path) -> list[Change]:
     if kinds.get(COMMUNICATION):
         changes.append(Change("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION))
     kernels, operators = (
-        [link.name for link in path.links if link.kind == kind][:MOST_EACH] for kind in (KERNEL, OPERATOR)
+        list(dict.fromkeys(link.name for link in path.links if link.kind == kind))[:MOST_EACH]
+        for kind in (KERNEL, OPERATOR)
     )
     changes += [Change(TWICE_AS_FAST, name, device_saved=HALF, device_kind=KERNEL) for name in kernels]
     changes += [Change(TWICE_AS_FAST, name, host_saved=HALF, host_kind=OPERATOR) for name in operators]
+    return [*changes, *_changes_of_ranks(graph, path)] if graph.is_of_ranks else changes
+
+
+def _changes_of_ranks(graph: Graph, path: Path) -> list[Change]:
+    """Return a perfect balance, and changes on the ranks that the path leads through."""
+    changes = [Change("the ranks are in perfect balance", is_balanced=True)]
+    phases = [name for i, name in enumerate(PHASES) if (graph.phase == i).any()]
+    for rank, ns in list(path.ranks_ns.items())[:MOST_EACH]:
+        if ns < LEAST_OF_PATH * path.wall_ns:
+            continue
+        changes += [
+            Change(TWICE_AS_FAST, f"{phase} of rank {rank}", HALF, "", HALF, KERNEL, phase=phase, rank=rank)
+            for phase in phases
+        ]
+        if any(link.kind == DATA_LOADING and link.rank == rank for link in path.links):
+            what = f"data loading of rank {rank} takes no time"
+            changes.append(Change(what, host_saved=1.0, host_kind=DATA_LOADING, rank=rank))
     return changes
 
 
@@ -68,8 +99,19 @@ def outcome(graph: Graph, change: Change) -> Outcome:
     step may be longer in reality.
     """
     without = graph.removable if change.without_waits else frozenset()
-    ends, _ = replay(graph, _own(graph, change), _lengths(graph, change), without)
-    return Outcome(change, max(ends[item] for item in graph.ends) - graph.begin_ns)
+    ends, _ = replay(graph, _own(graph, change), _lengths(graph, change), without, change.is_balanced)
+    if change.is_balanced:
+        return Outcome(change, _mean_wall_ns(graph, ends))
+    return Outcome(change, max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns)
+
+
+def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:
+    """Return the mean over ranks of the time that each takes."""
+    last: dict[int, int] = {}
+    for item in graph.ends:
+        side = int(graph.side[item])
+        last[side] = max(last.get(side, LONG_AGO), ends[item])
+    return round(sum(end - graph.sides[side].begin_ns for side, end in last.items()) / len(last))
 
 
 def _own(graph: Graph, change: Change) -> list[int]:
@@ -104,22 +146,38 @@ def _passed(begin_ns: Ints, length_ns: Ints, at_ns: Ints) -> Ints:
 
 def _chosen_pieces(graph: Graph, change: Change) -> Bools:
     pieces = graph.pieces
-    chosen: Bools = pieces.begin_ns >= graph.begin_ns
+    side = graph.side_of_thread[pieces.thread]
+    chosen: Bools = pieces.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side]
+    chosen &= _is_chosen(graph, change, side, graph.phase[: len(pieces.thread)])
     if change.host_kind:
         chosen &= pieces.kind == KINDS.index(change.host_kind)
-    if change.name:
+    if change.name and not change.phase:
         chosen &= (pieces.name != NONE) & (np.array(graph.names, object)[pieces.name] == change.name)
     return chosen
 
 
+def _is_chosen(graph: Graph, change: Change, side: Ints, phase: Ints) -> Bools:
+    """Return which of some pieces or works belong to the rank and the phase of a change."""
+    chosen = np.full(len(side), True)
+    if change.rank != NONE:
+        chosen &= np.array([of.rank for of in graph.sides])[side] == change.rank
+    if change.phase:
+        chosen &= phase == PHASES.index(change.phase)
+    return chosen
+
+
 def _lengths(graph: Graph, change: Change) -> list[int]:
-    """Return the length of each work; 0 for points."""
+    """Return the length of each work; 0 for all other items."""
     if not change.device_saved:
         return graph.length_ns
     lengths = list(graph.length_ns)
-    for work in np.flatnonzero(graph.works.begin_ns >= graph.begin_ns).tolist():
+    count = len(graph.works.row)
+    side = graph.side[graph.points : graph.points + count]
+    chosen = graph.works.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side]
+    chosen &= _is_chosen(graph, change, side, graph.phase[len(graph.pieces.thread) :])
+    for work in np.flatnonzero(chosen).tolist():
         is_kind = not change.device_kind or work_kind(graph, work) == change.device_kind
-        if is_kind and change.name in ("", graph.names[graph.work_name[work]]):
+        if is_kind and (change.phase or change.name in ("", graph.names[graph.work_name[work]])):
             item = graph.points + work
             lengths[item] -= int(lengths[item] * change.device_saved)
     return lengths

@@ -1,68 +1,30 @@
-"""Fields of the events' arguments as columns."""
+"""Fields of the events' arguments as columns. Of an event only the fields of its category are read."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import attrgetter, is_
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Floats, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Floats, Ints, is_of
 from training_profiler.trace_analysis.load.numbers import Numbers
 from training_profiler.trace_analysis.load.reader import MISSING, Args
 
+Values = list[Any]
 _BEYOND_64_BITS: Final = 2**63
-
-
-class Arguments:
-    """The arguments of those events for which ``which`` is true; columns have a row for all others as well."""
-
-    def __init__(self, args: Sequence[Args], which: Bools) -> None:
-        self._which = which
-        self._args = list(compress(args, which.tolist()))
-
-    def integers(self, field: str, older: str = "") -> Ints:
-        """Return whole numbers, else those of the field's older name; -1 if both are missing."""
-        values = integers(self._values(field))
-        if older and (values == NONE).any():
-            values = np.where(values == NONE, integers(self._values(older)), values)
-        return self._filled(values)
-
-    def floats(self, field: str, unknown: float | None = None) -> Floats:
-        """Return numbers; NaN if missing or ``unknown``."""
-        column = np.full(len(self._which), np.nan)
-        values = _floats(self._values(field))
-        column[self._which] = np.where(values == unknown, np.nan, values)
-        return column
-
-    def numbers(self, field: str, numbers: Numbers) -> Ints:
-        """Return the number of each value; lists and objects count as missing."""
-        values = self._values(field)
-        try:
-            return self._filled(numbers.of(values))
-        except TypeError:
-            return self._filled(numbers.of([value if isinstance(value, Hashable) else None for value in values]))
-
-    def written(self, field: str, numbers: Numbers) -> Ints:
-        """Return the number of what the file has for a field, as bytes; those of a missing one are empty."""
-        values = self._values(field)
-        if values and all(map(is_, values, repeat(MISSING))):
-            return self._filled(np.full(len(values), numbers[b""]))
-        return self._filled(numbers.of(_bytes_of(values)))
-
-    def _values(self, field: str) -> list[Any]:
-        return list(map(attrgetter(field), self._args))
-
-    def _filled(self, values: Ints) -> Ints:
-        column = np.full(len(self._which), NONE, np.int64)
-        column[self._which] = values
-        return column
-
-
-def _bytes_of(values: Sequence[msgspec.Raw]) -> list[bytes]:
-    parts = b"\0".join(values).split(b"\0")  # takes a third of the time of a call of bytes for each
-    return parts if len(parts) == len(values) else list(map(bytes, values))
+_MOST_FLOAT: Final = 1e15
+_NUMBERS: Final = {int, float, type(None)}
+# Categories whose events have the same fields; no category is in two groups.
+_KERNEL: Final = ("kernel",)
+_COPY: Final = ("gpu_memcpy", "gpu_memset")
+_CALL: Final = ("cuda_runtime",)
+_OPERATOR: Final = ("cpu_op",)
+_MARK: Final = ("user_annotation",)
+_GROUPS: Final = (_KERNEL, _COPY, _CALL, _OPERATOR, _MARK)
 
 
 def integers(values: Sequence[Any]) -> Ints:
@@ -83,5 +45,118 @@ def integer_or_none(value: Any) -> int | None:
     return number if -_BEYOND_64_BITS <= number < _BEYOND_64_BITS else None
 
 
-def _floats(values: Iterable[Any]) -> Floats:
-    return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
+def _integers(values: Values, _: Numbers) -> Ints:
+    return integers(values)
+
+
+def _floats(values: Values, _: Numbers) -> Floats:
+    """Return numbers; NaN for what is none, or too large to add up."""
+    if not set(map(type, values)) <= _NUMBERS:
+        values = [value if isinstance(value, (int, float)) else None for value in values]
+    try:
+        numbers = np.array(values, np.float64)
+    except OverflowError:  # a whole number that no float can be
+        numbers = np.array(
+            [None if value is None or abs(value) > _MOST_FLOAT else value for value in values], np.float64
+        )
+    return np.where(np.abs(numbers) <= _MOST_FLOAT, numbers, np.nan)
+
+
+def _occupancy(values: Values, numbers: Numbers) -> Floats:
+    occupancy = _floats(values, numbers)
+    return np.where(occupancy == 0, np.nan, occupancy)  # Kineto writes 0 if it cannot estimate it
+
+
+def _numbered(values: Values, numbers: Numbers) -> Ints:
+    """Return the number of each value; lists and objects count as missing."""
+    try:
+        return numbers.of(values)
+    except TypeError:
+        return numbers.of([value if isinstance(value, Hashable) else None for value in values])
+
+
+def _written(values: Values, numbers: Numbers) -> Ints:
+    """Return the number of what the file has for a field, as bytes; those of a missing one are empty."""
+    if all(map(is_, values, repeat(MISSING))):
+        return np.full(len(values), numbers[b""])
+    return numbers.of(_bytes_of(values))
+
+
+def _bytes_of(values: Sequence[msgspec.Raw]) -> list[bytes]:
+    parts = b"\0".join(values).split(b"\0")  # takes a third of the time of a call of bytes for each
+    return parts if len(parts) == len(values) else list(map(bytes, values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A column, the groups of events that have it, and how it is read; ``older`` is the field's older name."""
+
+    column: str
+    groups: tuple[tuple[str, ...], ...]
+    read: Callable[[Values, Numbers], NDArray[Any]] = _integers
+    field: str = ""  # of Args; the column's name if empty
+    older: str = ""
+
+    def of(self, args: Sequence[Args], numbers: Numbers) -> NDArray[Any]:
+        """Return the values of these arguments."""
+        values = self.read(list(map(attrgetter(self.field or self.column), args)), numbers)
+        if self.older and (values == NONE).any():
+            values = np.where(values == NONE, self.read(list(map(attrgetter(self.older), args)), numbers), values)
+        return values
+
+
+_FIELDS: Final = (
+    _Field("device", (_KERNEL, _COPY)),
+    _Field("stream", (_KERNEL, _COPY)),
+    _Field("correlation", (_KERNEL, _COPY, _CALL)),
+    _Field("external", (_KERNEL, _COPY, _CALL, _OPERATOR), field="external_id", older="external_id_old"),
+    _Field("bytes", (_COPY,), older="memory_bytes"),
+    _Field("kernel", (_CALL,), _numbered),
+    _Field("occupancy", (_KERNEL,), _occupancy),
+    _Field("blocks_per_sm", (_KERNEL,), _floats),
+    *(_Field(name, (_KERNEL,)) for name in ("elements_in", "elements_out", "group_size", "sequence")),
+    *(_Field(name, (_KERNEL,), _numbered) for name in ("collective", "dtype")),
+    *(_Field(name, (_KERNEL,), _written) for name in ("group_name", "group_ranks")),
+    _Field("module", (_OPERATOR,), _numbered),
+    *(_Field(name, (_OPERATOR,), _written) for name in ("dims", "types", "values")),
+    _Field("stack", (_OPERATOR, _MARK), _numbered),
+)
+_FLOATS: Final = (_floats, _occupancy)
+
+
+class Arguments:
+    """The arguments of all events, collected part by part; the columns are put together at the end."""
+
+    def __init__(self, texts: Mapping[str, Numbers]) -> None:
+        self._texts = texts
+        self._count = 0
+        self._rows: dict[tuple[str, ...], list[Ints]] = {group: [] for group in _GROUPS}
+        self._values: dict[tuple[str, tuple[str, ...]], list[NDArray[Any]]] = {
+            (field.column, group): [] for field in _FIELDS for group in field.groups
+        }
+
+    def add(self, args: Sequence[Args], category: Ints) -> None:
+        """Add the arguments of further events."""
+        for group in _GROUPS:
+            which = is_of(category, *group)
+            rows = np.flatnonzero(which)
+            if not len(rows):
+                continue
+            self._rows[group].append(rows + self._count)
+            of_group = list(compress(args, which.tolist()))
+            for field in _FIELDS:
+                if group in field.groups:
+                    values = field.of(of_group, self._texts[field.column])
+                    self._values[field.column, group].append(values)
+        self._count += len(args)
+
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield each column by its name, with a row for every event; -1 or NaN if an event lacks it."""
+        rows = {group: np.concatenate(parts) for group, parts in self._rows.items() if parts}
+        for field in _FIELDS:
+            is_float = field.read in _FLOATS
+            column = np.full(self._count, np.nan if is_float else NONE, np.float64 if is_float else np.int64)
+            for group in field.groups:
+                if group in rows:
+                    column[rows[group]] = np.concatenate(self._values.pop((field.column, group)))
+            yield field.column, column

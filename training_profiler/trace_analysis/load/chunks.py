@@ -16,8 +16,9 @@ MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no vie
 MOST_PACKED: Final = 100
 PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
 _GZIP: Final = b"\x1f\x8b"
-# Chunks of this size fit into a processor's cache and are unpacked into memory that was just freed.
-_CHUNK: Final = BYTES_PER_MIB // 4
+# The events of a chunk are decoded into memory that was just freed; smaller chunks cost more calls, larger ones more
+# memory (benchmarks/trace_analysis.py).
+_CHUNK: Final = BYTES_PER_MIB
 
 
 def chunks_of(path: Path, most_bytes: int) -> Iterator[bytes]:

@@ -143,8 +143,9 @@ class Columns:
     def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
         """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true."""
         table = np.zeros(len(self.names), np.bool_)
-        numbers = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
-        for i in numbers:
+        is_used = np.full(len(self.names), among is None)
+        is_used[self.name if among is None else self.name[among]] = True
+        for i in np.flatnonzero(is_used).tolist():
             table[i] = bool(is_wanted(self.names[i]))
         has_name = table[self.name]
         return has_name if among is None else has_name & among

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +15,10 @@ from training_profiler.recording.known_sections import SAMPLED_LINE
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.arguments import Arguments, integer_or_none, integers
 from training_profiler.trace_analysis.load.begin_end import pairs_of
+from training_profiler.trace_analysis.load.categories import MTIA_WORK, Categories
 from training_profiler.trace_analysis.load.columns import (
-    CATEGORIES,
-    CATEGORY_IDS,
     GPU_CATEGORIES,
     NONE,
-    Bools,
     Columns,
     Ints,
     Memory,
@@ -37,18 +34,14 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 from training_profiler.units import counted
 
 _NO_ARGS: Final = Args()
+_OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
 MOST_STACK: Final = 20_000
 NO_NAME: Final = "(no name)"
-MTIA_WORK: Final = "mtia_ccp_events"
-_MTIA_COPY: Final = "dma_request"
-_MTIA_EVENTS: Final = ("event_wait", "event_record")  # occupy a stream, compute nothing
 MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of bytes
 MOST_SUM_NS: Final = 2**62
-# Old versions give these the category of operators.
-_ANNOTATIONS: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "## ")
 _BYTES_OF: Final = {
     "double": 8,
     "long": 8,
@@ -99,14 +92,15 @@ class _Table:
     def __init__(self, where: str) -> None:
         self._where = where
         self._count = 0
-        self._spans: list[Rows] = []
-        self._halves: list[Rows] = []
+        self._names = Numbers()
+        self._tracks = Numbers()  # (category, pid, tid)
+        self._categories = Categories(self._names, self._tracks)
+        self._texts: dict[str, Numbers] = defaultdict(Numbers)
+        self._spans = _Events(self._texts)
+        self._halves = _Events(self._texts)
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
-        self._kinds = Numbers()  # (name, category, pid, tid)
-        self._categories = np.empty(0, np.int64)  # of the kinds
         self._lines = Numbers()
-        self._texts: dict[str, Numbers] = defaultdict(Numbers)
         self._devices: list[dict[str, Any]] = []
         self._distributed: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
@@ -117,7 +111,6 @@ class _Table:
         Raises:
             TraceError: A time is missing, no number or negative.
         """
-        phases = set(map(attrgetter("ph"), part.events))
         self._count += len(part.events)
         self._devices = part.devices or self._devices
         self._distributed = part.distributed or self._distributed
@@ -127,21 +120,25 @@ class _Table:
         if spans and duration_ns.min() < 0:
             at = _described(spans[int(np.argmin(duration_ns))])
             raise TraceError(f"{self._where} has a negative duration: {at}")
-        self._spans.append(self._rows(spans) | {"begin_ns": begin_ns, "duration_ns": duration_ns})
-        if not phases.isdisjoint("BE"):
-            self._add_halves([event for event in part.events if event.ph in ("B", "E")])
-        if "i" in phases:
-            self._add_instants([event for event in part.events if event.ph == "i"])
+        self._add_to(self._spans, spans, {"begin_ns": begin_ns, "duration_ns": duration_ns})
+        if len(spans) < len(part.events):
+            others = [event for event in part.events if event.ph in _OTHER_PHASES]
+            self._add_halves([event for event in others if event.ph != "i"])
+            self._add_instants([event for event in others if event.ph == "i"])
 
     def _add_halves(self, halves: Sequence[Event]) -> None:
+        if not halves:
+            return
         try:
             at_ns = times_ns([event.ts for event in halves])
         except TimeProblemError:
             raise TraceError(f'{self._where} has an event of ph "B" or "E" without a usable time') from None
         is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
-        self._halves.append(self._rows(halves) | {"begin_ns": at_ns, "is_begin": is_begin})
+        self._add_to(self._halves, halves, {"begin_ns": at_ns, "is_begin": is_begin})
 
     def _add_instants(self, instants: Sequence[Event]) -> None:
+        if not instants:
+            return
         changes = [event for event in instants if event.name == "[memory]"]
         args = [event.args or _NO_ARGS for event in changes]
         fields = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
@@ -154,44 +151,11 @@ class _Table:
             {"at_ns": self._times(lines, "ts"), "line": self._lines.of([event.name for event in lines])}
         )
 
-    def _rows(self, events: Sequence[Event]) -> Rows:
-        kind = self._kinds.of(list(map(attrgetter("name", "cat", "pid", "tid"), events)))
-        category = self._category(kind)
-        is_gpu = is_of(category, *GPU_CATEGORIES)
-        args = _arguments(events, is_gpu)
-        is_kernel, is_call, is_operator = (is_of(category, of) for of in ("kernel", "cuda_runtime", "cpu_op"))
-        works, kernels, operators = (Arguments(args, which) for which in (is_gpu, is_kernel, is_operator))
-        marks = Arguments(args, is_operator | is_of(category, "user_annotation"))
-        rows: Rows = {
-            "kind": kind,
-            "category": category,
-            "device": works.integers("device"),
-            "stream": works.integers("stream"),
-            "correlation": Arguments(args, is_gpu | is_call).integers("correlation"),
-            "external": Arguments(args, is_gpu | is_call | is_operator).integers("external_id", "external_id_old"),
-            "bytes": Arguments(args, is_gpu & ~is_kernel).integers("bytes", "memory_bytes"),
-            "kernel": Arguments(args, is_call).numbers("kernel", self._texts["kernel"]),
-            # Kineto writes 0 if it cannot estimate the occupancy.
-            "occupancy": kernels.floats("occupancy", unknown=0),
-            "blocks_per_sm": kernels.floats("blocks_per_sm"),
-        }
-        for field in ("elements_in", "elements_out", "group_size", "sequence"):
-            rows[field] = kernels.integers(field)
-        for read, fields in (
-            (kernels.numbers, ["collective", "dtype"]),
-            (kernels.written, ["group_name", "group_ranks"]),
-            (operators.numbers, ["module"]),
-            (operators.written, ["dims", "types", "values"]),
-            (marks.numbers, ["stack"]),
-        ):
-            rows |= {field: read(field, self._texts[field]) for field in fields}
-        return rows
-
-    def _category(self, kind: Ints) -> Ints:
-        count = len(self._kinds) - len(self._categories)
-        new = [_category_of(name, category) for name, category, _, _ in islice(reversed(self._kinds), count)]
-        self._categories = np.append(self._categories, np.array(new[::-1], np.int64))
-        return self._categories[kind]
+    def _add_to(self, table: "_Events", events: Sequence[Event], times: Rows) -> None:
+        name = self._names.of([event.name for event in events])
+        track = self._tracks.of([(event.cat, event.pid, event.tid) for event in events])
+        category = self._categories.of(name, track)
+        table.add(_arguments(events, category), times | {"name": name, "track": track, "category": category})
 
     def _times(self, events: Sequence[Event], field: str) -> Ints:
         try:
@@ -216,8 +180,8 @@ class _Table:
         if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
         rows = _taken(rows, np.argsort(begin_ns, kind="stable"))
-        names, name, nameless = self._names(rows["kind"])
-        threads, thread = self._threads(rows["kind"])
+        names, name, nameless = self._shown_names(rows["name"])
+        threads, thread = self._threads(rows["track"])
         _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
         inputs, input_texts = _inputs((shapes, types, values))
@@ -260,34 +224,29 @@ class _Table:
 
     def _whole_rows(self) -> tuple[Rows, int]:
         """Return the rows of whole events, and the number of lost halves of device work."""
-        if not self._halves:
-            return _joined(self._spans), 0
-        halves = _joined(self._halves)
+        spans, halves = self._spans.rows(), self._halves.rows()
+        if not halves:
+            return spans, 0
         is_begin = halves.pop("is_begin")
-        _, thread = self._threads(halves["kind"])
+        _, thread = self._threads(halves["track"])
         begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
         lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
         paired = _taken(halves, begins)
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
-        return _joined([*self._spans, paired]), lost
+        return _joined([spans, paired]), lost
 
-    def _names(self, kind: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
-        """Return the distinct names, the index of each event's name, and a note if events have none."""
-        given, name_of = numbered([name for name, *_ in self._kinds])
-        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
-        name = name_of[kind]
-        nameless = int((name == given.index(None)).sum()) if None in given else 0
-        return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+    def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
+        """Return the names, the index of each event's name, and a note if events have none."""
+        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
+        nameless = int((given == self._names[None]).sum()) if None in self._names else 0
+        return names, given, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
 
-    def _threads(self, kind: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
+    def _threads(self, track: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
         """Return the distinct threads and streams, and the index of that of each event."""
-        processes, numbers = Numbers(), Numbers()
-        process = processes.of([pid for _, _, pid, _ in self._kinds])
-        number = numbers.of([tid for *_, tid in self._kinds])
-        pairs, thread = np.unique((process * len(numbers) + number)[kind], return_inverse=True)
-        _check_number(len(pairs), "threads and streams", MOST_THREADS, self._where)
-        pids, tids = list(processes), list(numbers)
-        return [(pids[pair // len(tids)], tids[pair % len(tids)]) for pair in pairs.tolist()], thread
+        threads, thread = numbered([(pid, tid) for _, pid, tid in self._tracks])
+        used, index = np.unique(thread[track], return_inverse=True)
+        _check_number(len(used), "threads and streams", MOST_THREADS, self._where)
+        return [threads[i] for i in used.tolist()], index
 
     def _recorded(self, rows: Rows, field: str, text_of: Callable[[Any], str]) -> Recorded:
         return Recorded(tuple(map(text_of, self._texts[field])) or ("",), rows[field])
@@ -318,6 +277,23 @@ class _Table:
     def _sampled_lines(self) -> Samples:
         rows = _in_order_of_time(self._samples) or dict.fromkeys(("at_ns", "line"), np.empty(0, np.int64))
         return Samples(rows["at_ns"], rows["line"], tuple(printable(str(text), MOST_NAME) for text in self._lines))
+
+
+class _Events:
+    """The rows of events, part by part."""
+
+    def __init__(self, texts: Mapping[str, Numbers]) -> None:
+        self._parts: list[Rows] = []
+        self._arguments = Arguments(texts)
+
+    def add(self, args: Sequence[Args], rows: Rows) -> None:
+        """Add the events of a part; ``rows`` holds what is not in their arguments."""
+        self._parts.append(rows)
+        self._arguments.add(args, rows["category"])
+
+    def rows(self) -> Rows:
+        """Return the rows of all parts; nothing if there are no events."""
+        return _joined(self._parts) | dict(self._arguments.columns()) if self._parts else {}
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
@@ -352,20 +328,12 @@ def _described(event: Event) -> str:
     return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
-def _category_of(name: Any, given: Any) -> int:
-    """Return the category of events. An annotation of old versions has the category of operators."""
-    category = CATEGORIES.get(str(given).lower(), "other")
-    if category == "cpu_op" and str(name).startswith(_ANNOTATIONS):
-        category = "user_annotation"
-    elif given == MTIA_WORK:
-        category = "other" if name in _MTIA_EVENTS else "gpu_memcpy" if name == _MTIA_COPY else category
-    return CATEGORY_IDS[category]
-
-
-def _arguments(events: Sequence[Event], is_gpu: Bools) -> list[Args]:
+def _arguments(events: Sequence[Event], category: Ints) -> list[Args]:
     """Return the arguments of events; the device of MTIA's work is its process."""
-    changed = [args or _NO_ARGS for args in map(attrgetter("args"), events)]
-    for i in np.flatnonzero(is_gpu).tolist():
+    changed = [event.args or _NO_ARGS for event in events]
+    if MTIA_WORK not in {event.cat for event in events}:
+        return changed
+    for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():
         event, given = events[i], changed[i]
         if event.cat == MTIA_WORK:
             changed[i] = msgspec.structs.replace(

@@ -1,11 +1,20 @@
 """Two traces side by side as text."""
 
 from collections.abc import Sequence
+from itertools import combinations, takewhile
 from typing import Final
 
 from training_profiler.findings.tables import shortened, table, with_details, wrapped
 from training_profiler.trace_analysis import kernel_names
-from training_profiler.trace_analysis.compare import RECORDING, STEP, Comparison, Difference, WorkDifference
+from training_profiler.trace_analysis.call_tree import Path as CallPath
+from training_profiler.trace_analysis.compare import (
+    RECORDING,
+    STEP,
+    BranchDifference,
+    Comparison,
+    Difference,
+    WorkDifference,
+)
 from training_profiler.trace_analysis.report.formats import kernel, ms, ms_number, percent, us
 from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.trace_json import gpu_name
@@ -44,6 +53,9 @@ def render_comparison(comparison: Comparison) -> str:
     for name, differences in comparison.work.items():
         if differences:
             lines += ["", _work(name, differences)]
+    for where in ("device", "host") if comparison.has_gpu else ("host",):
+        if comparison.call_tree:
+            lines += ["", _tree(comparison.call_tree, where)]
     return "\n".join(lines) + "\n"
 
 
@@ -80,33 +92,73 @@ def _work(name: str, differences: Sequence[WorkDifference]) -> str:
             kernel_names.kind_of(row.name) if is_kernel else row.name,
             ms_number(row.before_ns),
             ms_number(row.after_ns),
-            *_change(row),
+            *_change(row, counts=row.counts),
         )
         for row in shown
     ]
     details = [
-        ": ".join(filter(None, (_counts(row, counted), kernel(row.name) if is_kernel else row.shapes))) for row in shown
+        ": ".join(filter(None, (_counts(row.counts, counted), kernel(row.name) if is_kernel else row.shapes)))
+        for row in shown
     ]
     more = len(differences) - len(shown)
     text = with_details(table(("", *_HEADERS), rows), details)
     return f"{title} (ms)\n{text}" + (f"\n({more} more with smaller differences; --json has all)" if more else "")
 
 
-def _counts(row: WorkDifference, counted: str) -> str:
-    before, after = row.counts
+def _tree(branches: Sequence[BranchDifference], where: str) -> str:
+    """Return the branches whose own time differs most, and those in which several of them are."""
+    title = f"Call tree, on the {where}"
+    own = {branch.path: getattr(branch, f"{where}_self") for branch in branches}
+    differs = [path for path, row in own.items() if abs(row.change_ns) >= LEAST_NS and not row.is_noise]
+    if not differs:
+        return f"{title}: no difference of {us(LEAST_NS)} or more beyond noise"
+    shown = _with_forks(sorted(differs, key=lambda path: -abs(own[path].change_ns))[:MOST_ROWS])
+    rows, details = [], []
+    for branch in branches:
+        if branch.path in shown:
+            outer = [path for path in shown if path == branch.path[: len(path)] and path != branch.path]
+            between = branch.path[len(max(outer, key=len, default=())) : -1]
+            total: Difference = getattr(branch, f"{where}_total")
+            times = (ms_number(total.before_ns), ms_number(total.after_ns))
+            rows.append(("  " * len(outer) + branch.path[-1], *times, *_change(total, counts=branch.counts)))
+            details.append(_branch(between, own[branch.path], total, branch.counts))
+    more = len(differs) - MOST_ROWS
+    text = with_details(table(("", *_HEADERS), rows), details)
+    return f"{title} (ms, with all that is called)\n{text}" + (f"\n({more} more; --json has all)" if more > 0 else "")
+
+
+def _branch(between: CallPath, own: Difference, total: Difference, counts: tuple[float, float]) -> str:
+    """Return what the row does not show: its own time, its calls, the names between it and the row above."""
+    own_change = "" if own.change_ns == total.change_ns else f"itself {_change(own)[0]}"
+    within = f"in {' > '.join(between)}" if between else ""
+    return ", ".join(filter(None, (own_change, _counts(counts, "calls"), within)))
+
+
+def _with_forks(paths: Sequence[CallPath]) -> set[CallPath]:
+    """Return the paths, and those around several of them where they part."""
+    forks = {_common(a, b) for a, b in combinations(paths, 2)}
+    return {*paths, *filter(None, forks)}
+
+
+def _common(a: CallPath, b: CallPath) -> CallPath:
+    return tuple(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _counts(counts: tuple[float, float], counted: str) -> str:
+    before, after = counts
     return "" if before == after else f"{counted} {before:g} before, {after:g} after"
 
 
-def _change(row: Difference, unit: str = "") -> tuple[str, str, str]:
+def _change(row: Difference, unit: str = "", counts: tuple[float, float] | None = None) -> tuple[str, str, str]:
     sign = "+" if row.change_ns >= 0 else ""
     band = "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
-    return f"{sign}{ms_number(row.change_ns)}{unit}", band, _verdict(row)
+    return f"{sign}{ms_number(row.change_ns)}{unit}", band, _verdict(row, counts)
 
 
-def _verdict(row: Difference) -> str:
+def _verdict(row: Difference, counts: tuple[float, float] | None) -> str:
     less, more = "faster", "slower"
-    if isinstance(row, WorkDifference):
-        if 0 in row.counts:
-            return "gone" if row.counts[0] else "new"
+    if counts is not None:
+        if 0 in counts:
+            return "gone" if counts[0] else "new"
         less, more = "less", "more"  # a kernel that runs less often is not faster
     return {None: "", True: "noise", False: less if row.change_ns < 0 else more}[row.is_noise]

@@ -4,12 +4,14 @@ from typing import Final
 
 from training_profiler.findings.tables import table, wrapped
 from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import Path, critical_path
+from training_profiler.trace_analysis.critical_path.path import Link, Path, critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
+from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.report.formats import kernel, ms, percent
 from training_profiler.units import counted
 
 MOST_LINKS: Final = 15
+MOST_JUMPS: Final = 5
 ASSUMED: Final = (
     "An estimate from what waits for what, with all other times as recorded. A change brings less if it slows down "
     "something else."
@@ -23,15 +25,46 @@ def render_critical_path(graph: Graph | str | None) -> str:
     path = critical_path(graph)
     if not path.wall_ns:
         return "Nothing in this trace takes time."
-    return "\n".join([_title(path), "", _kinds(path), "", _links(path), "", *_what_if(path, outcomes(graph, path))])
+    parts = [_title(path, len(graph.sides)), _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
+    return "\n\n".join(parts)
 
 
-def _title(path: Path) -> str:
+def render_path_over_ranks(graph: Graph | str) -> str:
+    """Return the path over all ranks as text with its heading, or why there is none."""
+    heading = "=== Critical path over ranks ===\n"
+    if isinstance(graph, str):
+        return heading + wrapped(f"The critical path over ranks is unknown: {graph}.") + "\n"
+    path = critical_path(graph)
+    if not path.wall_ns:
+        return f"{heading}Nothing in these traces takes time.\n"
+    tables = [_ranks(path), *([_jumps(path)] if path.jumps else []), _kinds(path), _links(path)]
+    parts = [_title(path, len(graph.sides)), *tables, *_what_if(path, outcomes(graph, path))]
+    return heading + "\n\n".join(parts) + "\n"
+
+
+def _title(path: Path, ranks: int) -> str:
+    over = f" over {ranks} ranks" if ranks > 1 else ""
     if not path.steps:
-        return wrapped(f"What determines the length of the recording and the work that it launched: {ms(path.wall_ns)}")
+        what = f"the recording{over} and the work that it launched"
+    else:
+        what = f"{counted(path.steps, 'step')}{over} and the work that {'they' if path.steps > 1 else 'it'} launched"
     each = f", {ms(path.wall_ns / path.steps)} a step" if path.steps > 1 else ""
-    steps, they = counted(path.steps, "step"), "they" if path.steps > 1 else "it"
-    return wrapped(f"What determines the length of {steps} and the work that {they} launched: {ms(path.wall_ns)}{each}")
+    return wrapped(f"What determines the length of {what}: {ms(path.wall_ns)}{each}")
+
+
+def _ranks(path: Path) -> str:
+    rows = [(f"rank {rank}", ms(ns), percent(ns / path.wall_ns)) for rank, ns in path.ranks_ns.items()]
+    return table(("on the path", "time", "share"), rows)
+
+
+def _jumps(path: Path) -> str:
+    rows = [
+        (kernel(jump.name), f"rank {jump.waiting}", f"rank {jump.waited_for}", jump.count)
+        for jump in path.jumps[:MOST_JUMPS]
+    ]
+    more = len(path.jumps) - len(rows)
+    text = table(("the path leaves a collective", "of", "for", "times"), rows, left=(0, 1, 2))
+    return text + (f"\n({more} more; --json has all)" if more > 0 else "")
 
 
 def _kinds(path: Path) -> str:
@@ -42,11 +75,18 @@ def _kinds(path: Path) -> str:
 def _links(path: Path) -> str:
     named = [link for link in path.links if link.name]
     shown = [
-        (kernel(link.name), link.kind, ms(link.ns), percent(link.ns / path.wall_ns)) for link in named[:MOST_LINKS]
+        (kernel(link.name), *_rank(link), link.kind, ms(link.ns), percent(link.ns / path.wall_ns))
+        for link in named[:MOST_LINKS]
     ]
     more = len(named) - len(shown)
-    text = table(("longest", "kind", "time", "share"), shown, left=(0, 1))
+    is_of_ranks = bool(path.links) and path.links[0].rank != NONE
+    headers = ("longest", *(("rank",) if is_of_ranks else ()), "kind", "time", "share")
+    text = table(headers, shown, left=(0, headers.index("kind")))
     return text + (f"\n({more} more; --json has all)" if more > 0 else "")
+
+
+def _rank(link: Link) -> tuple[int, ...]:
+    return () if link.rank == NONE else (link.rank,)
 
 
 def _what_if(path: Path, found: list[Outcome]) -> list[str]:
@@ -56,4 +96,4 @@ def _what_if(path: Path, found: list[Outcome]) -> list[str]:
         what = f"{change.what}: {kernel(change.name)}" if change.name else change.what
         rows.append((what, ms(wall_ns / each), percent((wall_ns - path.wall_ns) / path.wall_ns)))
     of = "a step takes" if path.steps else "it takes"
-    return [table(("if", of, "change"), rows), "", wrapped(ASSUMED)]
+    return [table(("if", of, "change"), rows), wrapped(ASSUMED)]

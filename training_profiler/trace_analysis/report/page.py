@@ -7,18 +7,24 @@ from training_profiler.findings.finding import Finding
 from training_profiler.page.document import document
 from training_profiler.page.html import Cell, Html, element, joined, part, table
 from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.communication import RankCollective
+from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.csv_files import (
     Row,
     bandwidth_rows,
     gap_rows,
+    jump_rows,
     kernel_rows,
     line_rows,
     module_rows,
     operator_rows,
+    over_ranks_rows,
+    path_rows,
     roofline_rows,
     sampled_rows,
     section_rows,
     step_rows,
+    what_if_rows,
 )
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
@@ -38,9 +44,19 @@ _TABLES: Final = (
 )
 
 
-def render_traces(traces: Sequence[Analysis], thresholds: Mapping[str, float] = THRESHOLDS) -> str:
-    """Return the page of these traces: for each what to change, and its tables."""
-    parts = [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
+def render_traces(
+    traces: Sequence[Analysis],
+    thresholds: Mapping[str, float] = THRESHOLDS,
+    over_ranks: Sequence[RankCollective] = (),
+    joined_graph: Graph | str | None = None,
+) -> str:
+    """Return the page of these traces: how ranks wait for each other, then what to change in each, and tables."""
+    parts = []
+    if over_ranks:
+        title = "Communication over ranks"
+        parts.append(part("ranks", title, _table(f"{title}, means per run", over_ranks_rows(over_ranks))))
+    parts += _path(joined_graph, "ranks", "over ranks")
+    parts += [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
     title = traces[0].path.name if len(traces) == 1 else f"{len(traces)} traces"
     return document(title, _subtitle(traces), joined(parts), {})
 
@@ -60,7 +76,22 @@ def _trace(trace: Analysis, id: str, is_one_of_many: bool, thresholds: Mapping[s
         most = sorted(rows, key=lambda row: -float(row[by] or 0))[:MOST_ROWS] if by else rows[:MOST_ROWS]
         left = f" ({len(rows) - len(most)} more with less time)" if len(rows) > len(most) else ""
         shown.append(part(f"{id}{name}", f"{of}{title}", _table(f"{title}{left}", most)))
+    shown += _path(trace.graph, id, "", of)
     return joined([part(f"{id}findings", f"{of}What to change", _findings(trace, thresholds)), *shown])
+
+
+def _path(graph: Graph | str | None, id: str, over: str, of: str = "") -> list[Html]:
+    """Return the critical path and what changes would bring."""
+    title = f"{of}Critical path {over}".rstrip()
+    if graph is None or isinstance(graph, str):
+        return [] if graph is None else [part(f"{id}path", title, element("p", f"Unknown: {graph}."))]
+    caption = f"Critical path {over}".rstrip() + ": what determines the length"
+    tables = [_table(caption, path_rows(graph)[:MOST_ROWS])]
+    jumps = jump_rows(graph)
+    if jumps:
+        tables.append(_table("Where the path leads to the rank that reached a collective last", jumps[:MOST_ROWS]))
+    changes = _table("All steps after a change", what_if_rows(graph))
+    return [part(f"{id}path", title, joined(tables)), part(f"{id}whatif", f"{of}What if {over}".rstrip(), changes)]
 
 
 def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:

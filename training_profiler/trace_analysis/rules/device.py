@@ -12,7 +12,7 @@ from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
 from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
 from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
-from training_profiler.trace_analysis.rules.registry import RULES, share_of_scope
+from training_profiler.trace_analysis.rules.registry import RULES, computed_ns, share_of_scope
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
@@ -66,7 +66,7 @@ def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
         "frequent-copies",
         f"{calls} copies and conversions of tensors take {ns / busy_ns:.1%} of the device's busy time",
         {"share_of_busy": ns / busy_ns, "threshold": threshold, "calls": calls},
-        ns / NS_PER_S,
+        analysis.conversions_in_scope_ns / NS_PER_S,
         "Create tensors on the device and in the type they are used in, put one autocast around the forward pass, and "
         "use channels_last throughout",
     )
@@ -86,7 +86,7 @@ def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
         "no-tensor-cores",
         f"No kernel uses tensor cores, though {share:.0%} of kernel time is matrix products and convolutions",
         {"share_of_kernel_time": share, "threshold": threshold, "compute_capability": analysis.compute_capability},
-        min(dense_ns, analysis.device.compute.total_ns) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
+        min(dense_ns, computed_ns(analysis)) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
         'Use torch.autocast("cuda", torch.bfloat16), or float16 with GradScaler before Ampere; from Ampere on, set at '
         'least torch.set_float32_matmul_precision("high"); make sizes multiples of 8',
     )
@@ -103,7 +103,7 @@ def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
         "math-attention",
         f"Attention runs as plain matrix products and softmax ({ns / NS_PER_MS:.1f} ms on the device)",
         {"calls": sum(row.calls for row in rows), "threshold": threshold},
-        min(ns, analysis.device.busy.total_ns) / 2 / NS_PER_S,
+        min(ns, computed_ns(analysis)) / 2 / NS_PER_S,
         "Use half precision, a head size of up to 256 and no dense mask, so that "
         "torch.nn.functional.scaled_dot_product_attention can use its flash kernel",
     )

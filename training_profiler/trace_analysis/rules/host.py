@@ -65,7 +65,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
 
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST))
 def stalls(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag gaps, over 1 % of step time, in which the host launched nothing for 5 ms or more, with the operators."""
+    """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
     found = [place for place in analysis.gaps if place.gap.cause == HOST_STALL and place.in_scope_ns]
     ns = gap_ns(analysis, HOST_STALL)
     share = share_of_scope(analysis, ns)
@@ -83,7 +83,7 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
         )
     return Finding(
         "host-stall",
-        f"The host stalls for 5 ms or more {counted(len(found), 'time')}, and the device idles meanwhile for "
+        f"The host stalls {counted(len(found), 'time')} without launching work, and the device idles meanwhile for "
         f"{share:.1%} of {analysis.scope.time}: {named}{more}",
         {"share_of_step": share, "threshold": threshold, "stalls": len(found), "first_calls_ms": first_ns / NS_PER_MS},
         ns / NS_PER_S,
@@ -139,15 +139,15 @@ def reads(analysis: Analysis, threshold: float) -> Finding | None:
 @RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,))
 def pageable(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
-    rows = [copy for copy in analysis.copies if "Pageable -> Device" in copy.name]
-    ns = sum(copy.total_ns for copy in rows)
+    ns, copies = analysis.pageable.total_ns, analysis.pageable.count
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
     exposed_ns = sum(part.exposed_copies_ns for part in analysis.scope.parts)
     return Finding(
         "pageable-copies",
-        f"{sum(copy.count for copy in rows)} copies from pageable memory take {share:.1%} of {analysis.scope.time}",
+        f"{'1 copy' if copies == 1 else f'{copies} copies'} from pageable memory {'takes' if copies == 1 else 'take'} "
+        f"{share:.1%} of {analysis.scope.time}",
         {"share_of_step": share, "threshold": threshold},
         min(ns, exposed_ns) / NS_PER_S,
         "Use DataLoader(pin_memory=True) and .to(device, non_blocking=True)",

@@ -16,6 +16,11 @@ def share_of_scope(analysis: Analysis, ns: int) -> float | None:
     return ns / analysis.scope.wall_ns if analysis.scope.wall_ns else None
 
 
+def computed_ns(analysis: Analysis) -> int:
+    """Return how long the device computed within the scope; of several devices the sum."""
+    return sum(part.compute_ns for part in analysis.scope.parts)
+
+
 def gap_ns(analysis: Analysis, *causes: str) -> int:
     """Return the length of the gaps of these causes within the scope; of several devices the mean."""
     return _mean_ns(analysis, [place for place in analysis.gaps if place.gap.cause in causes])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.loader_workers.worker_stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
-from training_profiler.loader_workers.phases import PhaseReader
+from tests.support.worker_stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
+from training_profiler.sampling.batch_phases import PhaseReader
 
 ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
 
@@ -12,7 +12,7 @@ def phase_of(fetch: Row, *rows: Row) -> str:
     frame, loop = stack(LOOP, fetch, *rows)
     frames = []
     while frame.f_code is not loop:
-        frames.append(frame)
+        frames.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return PhaseReader().phase_of(frames[:-1], frames[-1])
 

@@ -1,0 +1,507 @@
+"""Calls with an input that a module had before, and graphs that are kept, are found in early steps of real torch."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from training_profiler.instrumentation import early_steps
+from training_profiler.snapshot.program import KeptGraphs
+
+STEPS = 30
+METHODS = (
+    *("call_begins", "call_ends", "update_ends", "fast_path_call_begins"),
+    *("backward_begins", "backward_ends"),
+)  # that are shadowed in early steps
+
+
+class Training:
+    """A small model and what its loop does besides the update."""
+
+    def __init__(self, instrumented, model=None, trained=None):
+        self.instrumented = instrumented
+        self.model = model or nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.SGD((trained or self.model).parameters(), lr=0.1)
+        self.losses = []
+        self.total = 0.0
+
+    def run(self, before=None, after=None, again=None, steps=STEPS):
+        for _ in range(steps):
+            x = torch.randn(3, 4)
+            if before is not None:
+                before(x)
+            output = self.model(x)
+            if again is not None:
+                output = output + again(x)
+            loss = output.square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if after is not None:
+                after(x, loss)
+            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        return self.instrumented.instrumentation.program_facts()
+
+
+def without_grad(model):
+    @torch.no_grad()
+    def call(x):
+        return model(x).sum()
+
+    return call
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view(3, 4)])
+def test_the_same_input_is_found_behind_a_view(instrumented, view):
+    training = Training(instrumented)
+    facts = training.run(after=lambda x, loss: without_grad(training.model)(view(x)))
+    assert facts.repeats.calls == facts.repeats.without_grad == facts.repeats.after_update >= 24
+    assert facts.repeats.random == 0
+    detector = instrumented.instrumentation.context.detector
+    assert not set(METHODS) & vars(detector).keys()
+    assert instrumented.instrumentation.context.graph_marks is None
+
+
+def test_two_passes_for_one_backward_pass_are_found(instrumented):
+    training = Training(instrumented)
+    facts = training.run(again=training.model)
+    assert facts.repeats.calls >= 24
+    assert facts.repeats.without_grad == facts.repeats.after_update == facts.repeats.random == 0
+
+
+def test_two_passes_with_dropout_are_random(instrumented):
+    training = Training(instrumented, nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)))
+    facts = training.run(again=training.model)
+    assert facts.repeats.random == facts.repeats.calls >= 24
+
+
+def test_samples_of_what_is_random_are_not_taken_for_repeated(instrumented):
+    training = Training(instrumented, nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)))
+    pool = torch.randn(3, 4)
+    assert training.run(after=lambda x, loss: [without_grad(training.model)(pool) for _ in range(3)]).repeats is None
+
+
+def other_input(training):
+    return {"again": lambda x: training.model(x + 1)}
+
+
+def changed_input(training):
+    def change(x):
+        without_grad(training.model)(x)
+        x.mul_(2)
+
+    return {"before": change}
+
+
+def evaluation(training):
+    def evaluate(x, loss):
+        training.model.eval()
+        without_grad(training.model)(x)
+        training.model.train()
+
+    return {"after": evaluate}
+
+
+@torch.no_grad()
+def move(model):
+    for parameter in model.parameters():
+        parameter.add_(0.01)
+
+
+def move_data(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.01
+
+
+def attack(training, how=move):
+    def climb(x):
+        training.model(x).square().mean().backward()
+        how(training.model)
+
+    return {"before": climb}
+
+
+def attack_on_data(training):
+    return attack(training, move_data)
+
+
+def own_graphs(training):
+    return {"before": lambda x: training.model(x).square().mean().backward()}
+
+
+def line_search(training):
+    def search(x):
+        training.model(x).square().mean().backward()
+        for _ in range(3):
+            move(training.model)
+            without_grad(training.model)(x)
+        move(training.model)
+
+    return {"before": search}
+
+
+def evolution(training):
+    def search(x):
+        noise = [torch.randn_like(parameter) for parameter in training.model.parameters()]
+        pool = x.clone()
+        for sign in (1, -2):
+            for parameter, each in zip(training.model.parameters(), noise, strict=True):
+                parameter.data.add_(0.01 * sign * each)  # leaves no trace in the parameter
+            without_grad(training.model)(pool)
+
+    return {"before": search}
+
+
+@pytest.mark.parametrize(
+    "program", [other_input, changed_input, evaluation, attack, attack_on_data, own_graphs, line_search, evolution]
+)
+def test_other_calls_are_not_taken_for_repeated_ones(instrumented, program):
+    training = Training(instrumented)
+    assert training.run(**program(training)).repeats is None
+
+
+def test_a_call_without_its_adapter_is_not_taken_for_repeated(instrumented):
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.adapter, self.is_adapted = nn.Linear(4, 2), nn.Linear(4, 2), True
+
+        def forward(self, x):
+            return self.base(x) + self.adapter(x) * self.is_adapted
+
+    def reference(x):
+        training.model.is_adapted = False
+        without_grad(training.model)(x)
+        training.model.is_adapted = True
+
+    training = Training(instrumented, Adapted())
+    assert training.run(before=reference).repeats is None
+
+
+def test_updates_of_a_small_trained_part_are_seen(instrumented):
+    class Tuned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tuned = nn.Linear(4, 2)
+            self.frozen = nn.ModuleList(nn.Linear(2, 2).requires_grad_(False) for _ in range(8))
+
+        def forward(self, x):
+            x = self.tuned(x)
+            for layer in self.frozen:
+                x = layer(x)
+            return x
+
+    probe = torch.randn(3, 4)
+    training = Training(instrumented, Tuned())
+    assert training.run(before=lambda x: without_grad(training.model)(probe)).repeats is None
+
+
+def test_calls_with_other_keyword_arguments_differ(instrumented):
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, x, encode=False, decode=False):
+            return self.inner(x) * (1 + encode + 2 * decode)
+
+    training = Training(instrumented, Coder())
+    training.model(torch.randn(3, 4))
+    facts = training.run(again=lambda x: training.model(x, encode=True) + training.model(x, decode=True))
+    assert facts.repeats is None
+
+
+def test_a_generator_that_runs_twice_for_the_same_noise_is_found(instrumented):
+    """Once for the discriminator, without a backward pass through it, and once for its own loss."""
+    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+    training = Training(instrumented, generator)
+    learns = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+
+    def train_discriminator(x):
+        loss = discriminator(x + 1).mean() - discriminator(generator(x).detach()).mean()
+        learns.zero_grad()
+        loss.backward()
+        learns.step()
+
+    repeats = training.run(before=train_discriminator, steps=40).repeats
+    assert repeats.calls == repeats.steps_with >= 24
+    assert repeats.steps - 1 <= repeats.steps_with <= repeats.steps
+    assert repeats.without_grad == repeats.after_update == repeats.random == 0
+
+
+def through_it(training, x):
+    training.model(x).square().mean().backward()
+
+
+def gradient_alone(training, x):
+    torch.autograd.grad(training.model(x).square().mean(), list(training.model.parameters()))
+
+
+def gradient_of_some(training, x):
+    training.model(x).square().mean().backward(inputs=list(training.model.parameters()))
+
+
+def zeroed_after(training, x):
+    through_it(training, x)
+    training.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("backward", [through_it, gradient_alone, gradient_of_some, zeroed_after])
+def test_a_graph_that_has_been_used_is_needed_again(instrumented, backward):
+    training = Training(instrumented)
+    other = nn.Linear(4, 1)
+
+    def before(x):
+        backward(training, x)
+        other(x).mean().backward()
+
+    assert training.run(before=before).repeats is None
+
+
+class Switched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.mode, self.settings, self.scale = nn.Linear(4, 2), 0, [0], torch.ones(1)
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale + self.mask + self.mode + self.settings[0]
+
+
+def by_number(model, step):
+    model.mode = step
+
+
+def by_list(model, step):
+    model.settings = [step]
+
+
+def by_tensor(model, step):
+    model.scale = torch.ones(1) * step
+
+
+def by_buffer(model, step):
+    model.mask.fill_(step)
+
+
+@pytest.mark.parametrize("switch", [by_number, by_list, by_tensor, by_buffer])
+def test_a_module_that_is_switched_between_two_calls_is_not_repeated(instrumented, switch):
+    def again(x):
+        switch(training.model, 1)
+        output = training.model(x)
+        switch(training.model, 0)
+        return output
+
+    training = Training(instrumented, Switched())
+    switch(training.model, 0)
+    assert training.run(again=again).repeats is None
+
+
+def test_running_statistics_are_no_switch(instrumented):
+    training = Training(instrumented, nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+    assert training.run(again=training.model).repeats.calls >= 24
+
+
+def test_random_numbers_of_python_are_random(instrumented):
+    class Skipping(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (random.random() > 0.5)
+
+    training = Training(instrumented, Skipping(4, 2))
+    repeats = training.run(again=training.model).repeats
+    assert repeats.random == repeats.calls >= 24
+
+
+@dataclass
+class Batch:
+    tensors: list
+    is_first: bool = True
+
+
+class OfManyInputs(nn.Linear):
+    def forward(self, batch):
+        return super().forward(sum(batch.tensors)) * (1 + batch.is_first)
+
+
+@pytest.mark.parametrize(("is_first", "is_repeated"), [(True, True), (False, False)])
+def test_inputs_of_many_tensors_and_flags_are_compared(instrumented, is_first, is_repeated):
+    others = [torch.randn(3, 4) for _ in range(4)]
+    model = OfManyInputs(4, 2)
+    training = Training(instrumented, nn.Identity(), model)
+    again = lambda x: model(Batch([x, *others])) + model(Batch([x, *others], is_first))  # noqa: E731
+    repeats = training.run(again=lambda x: again(x).mean()).repeats
+    assert (repeats is not None and repeats.calls >= 24) == is_repeated
+
+
+def one_by_one(model, x):
+    return torch.cat([model(x[i : i + 1]) for i in range(len(x))])
+
+
+def two_by_two(model, x):
+    return torch.cat([model(x[i : i + 2]) for i in range(0, len(x), 2)])
+
+
+def in_chunks(model, x):
+    return torch.cat([model(part) for part in x.chunk(2)])
+
+
+@pytest.mark.parametrize(("way", "calls", "rows"), [(one_by_one, 8, 1.0), (two_by_two, 4, 2.0), (in_chunks, 2, 4.0)])
+def test_calls_with_parts_of_a_batch_are_counted(instrumented, way, calls, rows):
+    slices = slices_of(instrumented, nn.Linear(4, 2), way)
+    assert (slices.rows, slices.of_rows) == (rows, 8)
+    assert calls * (slices.steps - 1) <= slices.slices <= calls * slices.steps
+
+
+def slices_of(instrumented, model, way):
+    training = Training(instrumented, nn.Identity(), model)
+    batch = torch.randn(8, 4)
+    return training.run(again=lambda x: way(model, batch).mean()).slices
+
+
+class Remembering(nn.Linear):
+    state = 0.0
+
+    def forward(self, x):
+        self.state = torch.tanh(super().forward(x)) + 0.5 * self.state
+        return self.state
+
+
+def forgetting(model, x):
+    model.state = 0.0
+    return one_by_one(model, x)
+
+
+def moments(model, x):
+    return torch.stack([model(each) for each in x])
+
+
+def some_rows(model, x):
+    return torch.cat([model(x[i : i + 1]) for i in (0, 2, 3, 5, 6)])
+
+
+def next_rows(model, x):
+    model.at = at = getattr(model, "at", 0) + 2
+    return torch.cat([model(x[(at + i) % 8 :][:1]) for i in range(2)])
+
+
+class Recurrent(nn.Linear):
+    def forward(self, x, state=None):
+        hidden = torch.tanh(super().forward(x) + (0.0 if state is None else state["hidden"]))
+        return hidden, {"hidden": hidden}
+
+
+def unrolled_with_state(model, x):
+    outputs, state = [], None
+    for i in range(len(x)):
+        output, state = model(x[i : i + 1], state)
+        outputs.append(output)
+    return torch.cat(outputs)
+
+
+class Caching(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.cache = []
+
+    def forward(self, x):
+        self.cache.append(super().forward(x).detach())
+        return torch.tanh(super().forward(x)) + sum(self.cache)
+
+
+def with_new_cache(model, x):
+    model.cache.clear()
+    return one_by_one(model, x)
+
+
+def of_two_models(model, x):
+    return model[0](x[:4]) + model[1](x[4:])
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        (Remembering(4, 2), forgetting),
+        (Recurrent(4, 2), unrolled_with_state),
+        (Caching(4, 2), with_new_cache),
+        (nn.Linear(4, 2), moments),
+        (nn.Linear(4, 2), some_rows),
+        (nn.Linear(4, 2), next_rows),
+        (nn.Sequential(nn.Linear(4, 2), nn.Linear(4, 2)), of_two_models),
+        (nn.Linear(4, 2), lambda model, x: one_by_one(model, x) + 2 * model(x) + 3 * model(x + 1)),
+    ],
+)
+def test_parts_that_cannot_be_put_together_are_not_counted(instrumented, model, way):
+    assert slices_of(instrumented, model, way) is None
+
+
+def test_calls_with_whole_batches_or_a_state_are_no_parts_of_batches(instrumented):
+    class Cell(nn.Linear):
+        def forward(self, x, state=0.0):
+            return torch.tanh(super().forward(x) + state)
+
+    def unrolled(x):
+        state = torch.zeros(3, 4)
+        for each in sequence:
+            state = training.model(each, state)
+        return state.mean()
+
+    training = Training(instrumented, Cell(4, 4))
+    sequence = torch.randn(10, 3, 4)
+    assert training.run(again=unrolled).slices is None
+
+
+def keep(training):
+    return {"after": lambda x, loss: training.losses.append(loss)}
+
+
+def add_up(training):
+    def add(x, loss):
+        training.total += loss
+
+    return {"after": add}
+
+
+def keep_values(training):
+    return {"after": lambda x, loss: training.losses.append(loss.detach())}
+
+
+def keep_some(training):
+    return {"after": lambda x, loss: training.losses.append(loss) or training.losses.__delitem__(slice(None, -4))}
+
+
+@pytest.mark.parametrize(("program", "kept"), [(keep, 16), (add_up, 16), (keep_values, 0), (keep_some, 0)])
+def test_kept_graphs_are_counted(instrumented, program, kept):
+    training = Training(instrumented)
+    graphs = training.run(**program(training), steps=40).graphs
+    assert graphs == KeptGraphs(16, kept, 8, graphs.place, graphs.backward)
+
+
+def test_of_several_optimizers_one_counts(instrumented):
+    training = Training(instrumented)
+    others = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(10)]
+
+    def step_others(x, loss):
+        training.losses = [loss]  # until the next step
+        for other in others:
+            other.step()
+
+    assert training.run(after=step_others, steps=40).graphs.kept == 0
+
+
+def test_parameters_can_be_swapped_while_calls_are_compared(instrumented):
+    training = Training(instrumented)
+
+    def swap(x, loss):
+        training.model(x)  # its graph is not used
+        for parameter in training.model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
+
+    training.run(after=swap, steps=3)
+
+
+def test_comparing_calls_ends_after_a_time(instrumented, monkeypatch):
+    monkeypatch.setattr(early_steps, "MOST_NS", 0)
+    training = Training(instrumented)
+    assert training.run(after=lambda x, loss: without_grad(training.model)(x)).repeats is None

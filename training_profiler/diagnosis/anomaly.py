@@ -1,0 +1,39 @@
+"""The rule about autograd's anomaly detection, which is meant for debugging."""
+
+from typing import Final
+
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.program import ANOMALY
+from training_profiler.snapshot.snapshot import ANOMALIES, BETWEEN, Snapshot
+from training_profiler.units import ms_text
+
+ANOMALY_DETECTION: Final = "anomaly-detection"
+
+
+@RULES.rule(ANOMALY_DETECTION, threshold=0.03)  # of step time
+def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training with anomaly detection, by the samples in which a forward pass keeps a stack.
+
+    How long its checks in backward passes take depends on what the operators compute, and is not claimed.
+    """
+    step = snapshot.step
+    if step is None or not snapshot.program.finds_anomalies or not has_enough_steps(snapshot) or not step.settled_s:
+        return None
+    stacks = sum(share for phase, share in snapshot.phases.items() if ANOMALIES in phase.split(BETWEEN))
+    spent_s = stacks * snapshot.wall_s * (step.settled_s / step.total_s if step.total_s else 0.0)
+    spent_s = min(step.settled_s, spent_s)
+    share = spent_s / step.settled_s
+    if share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    places = ", ".join(call.site.place for call in snapshot.program.calls if call.kind == ANOMALY)
+    where = f", switched on at {places}" if places else ""
+    return Finding(
+        code=ANOMALY_DETECTION,
+        message=f"Autograd's anomaly detection takes {share:.0%} of step time to keep a stack for each operation "
+        f"({ms_text(spent_s / step.settled_count)} per step){where}, and more to look for NaN in each gradient",
+        evidence={"share_of_step": share, "threshold": threshold, "lines": places},
+        potential_saving_s=spent_s,
+        fix="Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
+        "operation that makes a NaN, and not while training",
+    )

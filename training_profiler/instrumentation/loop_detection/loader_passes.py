@@ -1,0 +1,166 @@
+"""Passes over data loaders: what of each is known, and which are under way."""
+
+import weakref
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
+
+MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
+
+
+class Phase(Enum):
+    """The use of a pass's batches."""
+
+    UNKNOWN = "unknown"
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+
+
+class LoaderPass:
+    """One pass of one iterator over its loader. Times in ns; 0 for never."""
+
+    __slots__ = (
+        "begin_ns",
+        "counts",
+        "cycle",
+        "cycle_begin_ns",
+        "end_ns",
+        "fetches",
+        "has_batch",
+        "has_ended",
+        "is_evaluated",
+        "is_over",
+        "iterator",
+        "kind",
+        "loader_id",
+        "made_count",
+        "made_cpu_ns",
+        "makes_batches",
+        "misses",
+        "samples",
+        "trained_before",
+    )
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = weakref.ref(iterator)
+        self.kind = Phase.UNKNOWN
+        self.fetches = 0
+        self.trained_before = 0  # backward passes and updates before its first fetch
+        self.has_batch = False  # the last fetch returned one
+        self.begin_ns = 0  # of the first fetch
+        self.end_ns = 0  # of the last fetch while its phase is unknown or evaluation
+        self.cycle = -1  # number of updates before its last fetch
+        self.cycle_begin_ns = 0  # of the first fetch after that update
+        self.is_evaluated = False  # calls without gradients came between its last batch and the next fetch
+        self.has_ended = False  # its loader was found empty
+        self.is_over = False  # and none of its batches was used during the pass
+        self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
+        self.loader_id = 0  # of those counts; 0 for none
+        self.samples: int | None = None  # in its batches; None if not counted
+        self.misses = 0  # training events during a pass that was taken for evaluation
+        self.makes_batches = False  # on the training thread: its loader has no workers
+        self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured
+
+    def use_counts(self, counts: LoaderCounts) -> None:
+        """Set the loader of the pass."""
+        self.counts, self.loader_id, self.samples = counts, counts.loader_id, 0
+        self.makes_batches = counts.arguments is not None and counts.arguments.num_workers == 0
+        counts.passes.append(self)
+
+    @property
+    def is_first_training_of_loader(self) -> bool:
+        """Whether all training batches of its loader are its own; False if the loader is not known."""
+        return self.counts is not None and self.counts.of(TRAIN).batches <= self.fetches
+
+    @property
+    def phase(self) -> str | None:
+        """``TRAIN`` or ``VAL``; None while unknown."""
+        return _PHASES.get(self.kind)
+
+    def add_samples(self, count: int | None) -> None:
+        """Add the samples of a batch; None if they cannot be counted, and then no more are."""
+        self.samples = None if count is None or self.samples is None else self.samples + count
+
+    def add_made(self, cpu_ns: int) -> None:
+        """Add a batch that was made on the training thread."""
+        self.made_count += 1
+        self.made_cpu_ns += cpu_ns
+
+    @property
+    def made(self) -> MadeBatches:
+        """Batches made on the training thread."""
+        return MadeBatches(self.made_count, self.made_cpu_ns)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches fetched."""
+        return self.fetches
+
+
+_PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
+
+
+class Passes:
+    """The passes under way. Iterators are held weakly, because workers end with them."""
+
+    def __init__(self) -> None:
+        self.unknown: list[LoaderPass] = []  # with at least one batch fetched
+        self.latest: LoaderPass | None = None
+        self._loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
+        self._by_id: dict[int, LoaderPass] = {}
+
+    def use_loaders(self, loader_of: Callable[[Any], LoaderCounts | None]) -> None:
+        """Find the counts of an iterator's loader by ``loader_of``."""
+        self._loader_of = loader_of
+
+    def of(self, iterator: Any, is_first: bool) -> LoaderPass:
+        """Return the pass of ``iterator``; a new one if the iterator is new or starts again."""
+        latest = self.latest
+        if latest is not None and not is_first and latest.iterator() is iterator:
+            return latest
+        loader_pass = self._by_id.get(id(iterator))
+        if loader_pass is None or is_first or loader_pass.iterator() is not iterator:
+            loader_pass = self._begin(iterator)
+        self.latest = loader_pass
+        return loader_pass
+
+    def _begin(self, iterator: Any) -> LoaderPass:
+        before = self._by_id.pop(id(iterator), None)
+        if before is not None:
+            _end(before)
+        while len(self._by_id) >= MAX_PASSES:
+            _end(self._by_id.pop(next(iter(self._by_id))))
+        loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
+        counts = self._loader_of(iterator)
+        if counts is not None:
+            loader_pass.use_counts(counts)
+        return loader_pass
+
+    def is_alone(self, loader_pass: LoaderPass) -> bool:
+        """Return whether no other pass that feeds the training is under way."""
+        return not any(
+            candidate is not loader_pass
+            and candidate.kind is Phase.TRAINING
+            and not candidate.has_ended
+            and candidate.iterator() is not None
+            for candidate in self._by_id.values()
+        )
+
+    def add_unknown(self, loader_pass: LoaderPass) -> None:
+        """Add a pass whose phase is not known yet."""
+        if len(self.unknown) >= MAX_PASSES:
+            del self.unknown[0]
+        self.unknown.append(loader_pass)
+
+    def resolve(self, loader_pass: LoaderPass, kind: Phase) -> None:
+        """Set the phase of the pass."""
+        loader_pass.kind = kind
+        if loader_pass in self.unknown:
+            self.unknown.remove(loader_pass)
+
+
+def _end(loader_pass: LoaderPass) -> None:
+    if loader_pass.counts is not None:
+        loader_pass.counts.end_pass(loader_pass)

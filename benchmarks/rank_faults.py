@@ -45,9 +45,11 @@ if os.environ.get("RANK") == "{rank}":
     time.time = lambda original=time.time: original() + {hours} * 3600
     time.time_ns = lambda original=time.time_ns: original() + {hours} * 3600 * 10**9
 """
+# Python would replace bytecode of the package by a file that ends at the limit, which no later process could import.
 FULL_DISK: Final = """
-import os, resource
+import os, resource, sys
 if os.environ.get("RANK") == "{rank}":
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 """
 # What a report says about a rank that did not come to its end.

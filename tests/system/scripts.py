@@ -79,6 +79,15 @@ def environment(profile: str | None = "1", **variables: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "1000", **switch, **variables}
 
 
+def small_files(most_bytes: int) -> str:
+    """Return code after which no file may get larger, as on a full disk.
+
+    Python must not write bytecode then: it would put a file that ends at the limit in place of a module of the package.
+    """
+    limits = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes}))"
+    return f"import resource, sys; sys.dont_write_bytecode = True; {limits}"
+
+
 def write_script(cwd: Path, text: str) -> Path:
     """Write ``text`` as a script in ``cwd`` and return its path."""
     script = cwd / "script.py"

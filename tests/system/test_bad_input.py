@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import TIMEOUT_S, Outcome, environment, report_command, run, write_script
+from tests.system.scripts import TIMEOUT_S, Outcome, environment, report_command, run, small_files, write_script
 
 LOOP = """
 for step in range(3):
@@ -124,10 +124,7 @@ def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, fo
 
 
 def test_disk_full_in_mid_run_is_reported_and_the_journal_stays_readable(tmp_path: Path) -> None:
-    script = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
-"""
+    script = f"{small_files(8000)}\n"
     loop = LOOP.replace("range(3)", "range(60)")
     outcome = run(tmp_path, START + script + loop)
     assert_trained(outcome)
@@ -140,8 +137,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
 
 
 def test_disk_full_from_the_start_is_reported(tmp_path: Path) -> None:
-    script = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-    outcome = run(tmp_path, script + START + LOOP)
+    outcome = run(tmp_path, f"{small_files(0)}\n" + START + LOOP)
     assert_trained(outcome)
     assert "- switched off: run folder (OSError: " in outcome.stdout
 

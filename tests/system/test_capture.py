@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripts import Outcome, command, environment, finish, run_forked, start_forked, wait_for
+from tests.system.scripts import Outcome, command, environment, finish, run_forked, small_files, start_forked, wait_for
 
 # A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
@@ -311,7 +311,7 @@ def test_file_over_its_size_limit_is_removed(tmp_path):
     ("spoil", "why"),
     [
         ("import glob; open(glob.glob('runs/*')[0] + '/captures', 'w')", "File exists"),
-        ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))", "is the disk full"),
+        (small_files(60_000), "is the disk full"),
     ],
 )
 def test_unwritable_trace_is_reported_and_the_training_goes_on(tmp_path, spoil, why):

@@ -39,6 +39,8 @@ class Shutdown:
         self._is_handled = False  # SIGTERM reached the main thread
         self._has_finished = threading.Event()  # on another thread than the main thread
         self._is_paused = False
+        self._knows_forks = False
+        self._forking = threading.local()
         self._watcher: threading.Thread | None = None
         self._pipe: tuple[Descriptor, Descriptor] | None = (
             None  # receives the number of each signal before Python handles it
@@ -54,6 +56,9 @@ class Shutdown:
         if threading.current_thread() is threading.main_thread() and _has_default_action(signal.SIGTERM):
             signal.signal(signal.SIGTERM, self._at_sigterm)
             self._has_signal = True
+            if hasattr(os, "register_at_fork") and not self._knows_forks:
+                self._knows_forks = True
+                os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._release)
 
     def end_where_stuck(self) -> None:
         """Let SIGTERM end the process even if the main thread is in a long call in C and cannot run the handler.
@@ -85,6 +90,19 @@ class Shutdown:
             daemon=True,
         )
         self._watcher.start()
+
+    def _hold(self) -> None:
+        """Let SIGTERM wait while this thread forks: Python forgets, in a child, what came before the child's hooks."""
+        self._forking.holds = (
+            self._has_signal
+            and signal.getsignal(signal.SIGTERM) == self._at_sigterm
+            and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        )
+
+    def _release(self) -> None:
+        if getattr(self._forking, "holds", False):
+            self._forking.holds = False
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _pause(self) -> None:
         if self._pipe is not None and threading.current_thread() is threading.main_thread():

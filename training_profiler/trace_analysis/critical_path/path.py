@@ -1,9 +1,10 @@
 """The critical path: from the end of the steps back to their begin, each moment given to what was waited for last."""
 
 from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from training_profiler.trace_analysis.critical_path.graph import HANDOVER, RETUR
 from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, PYTHON, SYNCHRONIZE
 from training_profiler.trace_analysis.intervals import Ints, covered, union
 from training_profiler.trace_analysis.load.columns import NONE
+
+K = TypeVar("K", bound=Hashable)
 
 KERNEL: Final = "kernel"
 COMMUNICATION: Final = "communication"
@@ -50,18 +53,19 @@ class Path:
     @property
     def ranks_ns(self) -> dict[int, int]:
         """The time on each rank, the longest first."""
-        sums: Counter[int] = Counter()
-        for link in self.links:
-            sums[link.rank] += link.ns
-        return dict(sums.most_common())
+        return _sums((link.rank, link.ns) for link in self.links)
 
     @property
     def kinds_ns(self) -> dict[str, int]:
         """The time of each kind, the longest first."""
-        sums: Counter[str] = Counter()
-        for link in self.links:
-            sums[link.kind] += link.ns
-        return dict(sums.most_common())
+        return _sums((link.kind, link.ns) for link in self.links)
+
+
+def _sums(times_ns: Iterable[tuple[K, int]]) -> dict[K, int]:
+    sums: Counter[K] = Counter()
+    for key, ns in times_ns:
+        sums[key] += ns
+    return dict(sums.most_common())
 
 
 @lru_cache(1)

@@ -62,6 +62,13 @@ def test_small_operators_of_a_loop_in_the_loss_have_its_line():
     assert "unexplained" not in found
 
 
+def test_other_time_than_that_of_operators_is_not_saved_with_them():
+    sections = {"forward_pass": 0.05, "backward_pass": 0.3, "optimizer_step": 0.05}  # 600 ms in no section: files, too
+    run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=6_100, forward=LONG), sections)
+    found = findings_of(replace(run, lines={"other": (LineStats("loss.py", 7, "pairs", 0.59, 100),)}))
+    assert found["small-operators"].potential_saving_s == pytest.approx((3.0 + 3.0) * (1 - 120 / 6_000))
+
+
 @pytest.mark.parametrize(
     "facts",
     [

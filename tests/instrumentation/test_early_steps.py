@@ -1,13 +1,18 @@
 """Calls with an input that a module had before, and graphs that are kept, are found in early steps of real torch."""
 
+import logging
 import random
 from dataclasses import dataclass
+from enum import Enum
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from training_profiler.instrumentation import early_steps
+from training_profiler.instrumentation.repeated_forward import RepeatedForward
 from training_profiler.snapshot.program import KeptGraphs
 
 STEPS = 30
@@ -297,6 +302,88 @@ def test_a_module_that_is_switched_between_two_calls_is_not_repeated(instrumente
     training = Training(instrumented, Switched())
     switch(training.model, 0)
     assert training.run(again=again).repeats is None
+
+
+class Spiking(nn.Module):
+    """Keeps its potential in one of many places; the same input gives another output in each call."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.inner, self.place = nn.Linear(4, 2), place
+        self.memories, self.states, self.cell = {"v": 0.0}, [0.0] * 12, Cell()
+        self.register_buffer("potential", torch.zeros(1))
+
+    def forward(self, x):
+        x, cell = self.inner(x), self.cell
+        if self.place == "dictionary":
+            self.memories["v"] = state = 0.5 * self.memories["v"] + x.mean().detach()
+        elif self.place == "list":
+            self.states[0] = state = 0.5 * self.states[0] + x.mean().detach()
+        elif self.place == "object":
+            cell.state = state = 0.5 * cell.state + x.mean().detach()
+        elif self.place == "array":
+            cell.array += 1
+            state = cell.array[0]
+        elif self.place == "buffer":
+            self.potential = state = (0.5 * self.potential + x).mean().detach()
+        else:
+            self.state = getattr(self, "state", 0.0) * 0.5 + x.mean().detach()
+            self.state = state = self.state - (self.state > 1) * 1.0
+        return x + state
+
+
+class Cell:
+    def __init__(self):
+        self.state, self.array = 0.0, np.zeros(1)
+
+
+@pytest.mark.parametrize("place", ["dictionary", "list", "object", "array", "buffer", "assigned twice"])
+def test_a_module_that_keeps_a_state_is_not_repeated(instrumented, place):
+    model = Spiking(place)
+    training = Training(instrumented, model)
+    facts = training.run(again=lambda x: sum(model(x) for _ in range(6)))
+    assert facts.repeats is None
+
+
+@pytest.mark.parametrize("place", ["dictionary", "list", "object", "array", "buffer", "assigned twice"])
+def test_parts_for_a_module_that_keeps_a_state_are_not_counted(instrumented, place):
+    assert slices_of(instrumented, Spiking(place), one_by_one) is None
+
+
+class Configured(nn.Module):
+    """Holds what most models hold: a configuration, functions, a logger, and a table of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.act, self.log = nn.Linear(4, 2), nn.functional.relu, logging.getLogger("model")
+        self.config = SimpleNamespace(size=4, kind=Kind.SMALL, dtype=torch.float32, labels={"a": 1})
+        self.sizes = list(range(20))
+        self.register_buffer("table", torch.ones(2))
+
+    def forward(self, x):
+        return self.act(self.inner(x)) * self.table
+
+
+class Kind(Enum):
+    SMALL = 1
+
+
+def test_calls_of_a_module_with_a_configuration_are_compared(instrumented):
+    training = Training(instrumented, Configured())
+    assert training.run(again=training.model).repeats.calls >= 24
+
+
+def test_the_look_at_a_call_is_in_no_forward_pass(instrumented, monkeypatch):
+    looks = []
+    begins, ends = RepeatedForward.begins, RepeatedForward.ends
+    under_way = lambda: looks.append(len(instrumented.instrumentation.context.detector.calls))  # noqa: E731
+    monkeypatch.setattr(RepeatedForward, "begins", lambda *args: under_way() or begins(*args))
+    monkeypatch.setattr(RepeatedForward, "ends", lambda *args: ends(*args) or under_way())
+    Training(instrumented).run()
+    assert len(looks) >= 48
+    assert set(looks) == {0}
+    assert instrumented.instrumentation.early_steps.pop_spent_ns() > 0
+    assert instrumented.instrumentation.early_steps.pop_spent_ns() == 0
 
 
 def test_running_statistics_are_no_switch(instrumented):

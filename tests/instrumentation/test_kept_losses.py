@@ -1,6 +1,7 @@
 """The lines that keep a loss with its graph are found in the source, and no others."""
 
 import ast
+import warnings
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_a_line_that_keeps_no_graph_is_not_found(line):
 def test_a_part_of_the_loss_is_found():
     lines = "losses.append(policy_loss)\nloss = policy_loss + value_loss\nloss.backward()\n"
     assert kept_at(ast.parse(lines), 3) == [1]
+
+
+def test_escapes_in_the_file_are_not_warned_of(tmp_path):
+    source = "digits = r'\\\\' + '\\d' + 'it\\'s'\nloss = 1 + \\\n    2\nlosses.append(loss)\nloss.backward()\n"
+    (tmp_path / "train.py").write_text(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lines_that_keep(CallSite("train.py", 5, str(tmp_path / "train.py"))) == "train.py:4"
 
 
 @pytest.mark.parametrize("content", [b"def (", b"\x00", b"x = (" * 5000])

@@ -9,7 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.location import Location
 from training_profiler.settings import Settings
-from training_profiler.snapshot.program import LOADER, CallFacts, CallSite, ProgramFacts
+from training_profiler.snapshot.program import LOADER, CallFacts, CallSite, ProgramFacts, SliceFacts
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage import source_lines
@@ -141,11 +141,13 @@ def test_the_journal_has_the_digests_of_the_files_that_it_names(tmp_path):
     run.sample_line(Location("<stdin>", 1, "main"))
     run.clock.advance(1)
     run.step()
+    slices = SliceFacts(24, 192, 1.0, 8, "loop.py:9 train")
     loader = CallFacts(LOADER, "DataLoader", CallSite("data.py", 3, "/src/pkg/data.py"))
     line = JournalLines(run.names).interval(
-        run.totals(), [], Health(), [], program=ProgramFacts(calls=(loader,), repeats=None)
+        run.totals(), [], Health(), [], program=ProgramFacts(calls=(loader,), repeats=None, slices=slices)
     )
-    assert line.files == {SourceFile("train.py"), SourceFile("load.py"), SourceFile("data.py", "/src/pkg/data.py")}
+    plain = {SourceFile(name) for name in ("train.py", "load.py", "loop.py")}
+    assert line.files == {*plain, SourceFile("data.py", "/src/pkg/data.py")}
 
 
 def test_run_files_write_the_digests_once(tmp_path, monkeypatch):

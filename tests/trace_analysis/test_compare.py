@@ -292,6 +292,12 @@ def test_call_tree_shows_in_which_caller_an_operator_became_slower(tmp_path):
     assert re.search(r"aten::mm +0\.050 +0\.090 +\+0\.040 +±0\.000 +more\n +in forward > aten::addmm\n", text)
 
 
+def test_marks_of_steps_are_no_calls_of_what_is_around_them(tmp_path):
+    trace = nested_steps(inner_us=50).mark("epoch", 0, 4000)
+    (row,) = (row for row in compared(tmp_path, trace, trace).call_tree if row.path == ("epoch",))
+    assert row.counts == (0.25, 0.25)  # once in four steps
+
+
 def test_parts_of_the_call_tree_add_up_to_its_roots(tmp_path):
     found = compared(tmp_path, nested_steps(inner_us=50), nested_steps(inner_us=90))
     for part in ("host", "device"):

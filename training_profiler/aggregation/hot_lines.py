@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from training_profiler.aggregation.outside_steps import WITHIN
 from training_profiler.recording.known_sections import (
     DATA_LOADING,
     FIRST_FETCH,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
     ROLLOUT,
+    WITHIN,
     WORKER_START,
 )
 from training_profiler.recording.worker_sums import PHASES

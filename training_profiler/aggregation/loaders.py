@@ -13,7 +13,7 @@ from training_profiler.aggregation.span_matching import Events
 from training_profiler.aggregation.thread_blocks import EndedSpans
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
-from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
+from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.units import NS_PER_S
@@ -23,7 +23,7 @@ from training_profiler.units import NS_PER_S
 DATA, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(5)
 KINDS: Final = 5
 KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
-IN_VALIDATION: Final = f"{VALIDATION_EPOCH}/"
+IN_VALIDATION: Final = VALIDATION_EPOCH + WITHIN
 NEITHER, IS_OUTSIDE = -1, -2  # in the table from section to kind
 NO_LOADER: Final = 0  # the id of no loader
 MOST_CHANGES: Final = 4096  # changes of loader kept for sections that are still open

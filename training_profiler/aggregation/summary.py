@@ -10,13 +10,19 @@ import numpy as np
 from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
-from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
+from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
 from training_profiler.aggregation.step_change import halves, step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
 from training_profiler.aggregation.work import explained_by_calls, work_growth
-from training_profiler.recording.known_sections import ACTING_SECTIONS, DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
+from training_profiler.recording.known_sections import (
+    ACTING_SECTIONS,
+    DATA_LOADING,
+    STEP_PARTS,
+    SYNCHRONIZATION,
+    WITHIN,
+)
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,

@@ -128,13 +128,13 @@ def _written(arguments: argparse.Namespace) -> str:
         contents[arguments.annotate] = annotated(paths[0])
     if arguments.html is not None or arguments.csv is not None:
         traces = [analyse(path, with_graph=True) for path in paths]
-        ranks = _over_ranks(traces)
+        ranks, joined = _over_ranks(traces), _joined_graph(traces)
         if arguments.html is not None:
             thresholds = read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE)
-            page = render_traces(traces, thresholds, ranks, _joined_graph(traces))
+            page = render_traces(traces, thresholds, ranks, joined)
             contents[arguments.html] = page.encode("utf-8", "replace")
         if arguments.csv is not None:
-            contents |= _csv_files(traces, ranks, arguments.csv)
+            contents |= _csv_files(traces, ranks, joined, arguments.csv)
     for path, content in contents.items():
         if path.resolve() in given:
             raise TraceError(f"{path} is the trace that is read; write to another file")
@@ -146,8 +146,9 @@ def _written(arguments: argparse.Namespace) -> str:
     return "".join(f"{path}\n" for path in contents)
 
 
-def _csv_files(traces: Sequence[Analysis], ranks: Sequence[RankCollective], folder: Path) -> dict[Path, bytes]:
-    joined = _joined_graph(traces)
+def _csv_files(
+    traces: Sequence[Analysis], ranks: Sequence[RankCollective], joined: Graph | str | None, folder: Path
+) -> dict[Path, bytes]:
     tables = {"over_ranks": over_ranks_rows(ranks)} | {name: rows_of(joined) for name, rows_of in OVER_RANKS.items()}
     files = {folder / f"{name}.csv": csv_of(rows).encode("utf-8", "replace") for name, rows in tables.items() if rows}
     for trace in traces:

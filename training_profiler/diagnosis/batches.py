@@ -19,7 +19,7 @@ MOST_OF_THEM: Final = 0.9  # of the training's batches: from one loader
 
 @RULES.rule(TINY_BATCHES, threshold=0.25)  # of step time
 def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a training on the CPU with at most 4 samples a batch, whose operators take hardly longer than to start one.
+    """Flag a training on the CPU with at most 4 samples, or parts of a batch, at once, whose operators hardly compute.
 
     The shortest passes count: others may have been delayed. None where operators were not counted, or where each has
     much to do, as with one long sequence or one large graph.

@@ -9,7 +9,7 @@ from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
 from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
 from training_profiler.units import ms_text
 
@@ -133,11 +133,13 @@ def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]
 def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
-    if name is None or section is None or not _with_nested(name, snapshot)[1] or "lines" in finding.evidence:
+    if name is None or section is None or "lines" in finding.evidence:
+        return finding
+    places, whole = _with_nested(name, snapshot)
+    if not whole:
         return finding
     if finding.code in ABOUT_WORKERS and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
-    places, whole = _with_nested(name, snapshot)
     texts = [
         f"{place.place} {place.what} ({_of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
     ]
@@ -149,7 +151,7 @@ def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
 
 def _with_nested(name: str, snapshot: Snapshot) -> tuple[list[LineStats], float]:
     """Return the places of a section and its share, with those of what has its own name there: validation's passes."""
-    names = [each for each in snapshot.sections if each == name or each.startswith(f"{name}/")]
+    names = [each for each in snapshot.sections if each == name or each.startswith(name + WITHIN)]
     whole = sum(snapshot.sections[each].share for each in names)
     if len(names) == 1:
         return snapshot.hottest(name, of_steps=True), whole

@@ -95,7 +95,9 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     operator_s = backward_s / step.settled_count / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
         return None
-    potential_saving_s = (backward_s + (snapshot.total_of_step_s(OTHER) or 0.0)) * (1 - needed / operators)
+    # What a loss computes outside of modules takes about as long as its backward pass; the rest may be anything.
+    computing_s = backward_s + min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0)
+    potential_saving_s = computing_s * (1 - needed / operators)
     share = potential_saving_s / step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None

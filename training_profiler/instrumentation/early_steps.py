@@ -1,5 +1,8 @@
 """Looks in some early steps for what a program does twice, or keeps; later steps cost nothing."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -27,7 +30,7 @@ class EarlySteps:
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
-        self._spent_ns = 0  # on comparing calls
+        self._spent_ns = self._reported_ns = 0  # on looking at calls and backward passes
         self._adds_gradients = False  # the backward pass that begins adds to the gradients of all parameters
 
     def begin(self) -> None:
@@ -35,29 +38,32 @@ class EarlySteps:
         detector = self._context.detector
         if self._shadow is not None or detector is None:
             return
+        torch = sys.modules["torch"]
         self._context.watch_graphs(self)
         call_begins, call_ends, update_ends = detector.call_begins, detector.call_ends, detector.update_ends
         backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
 
         def seen_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
-            call = call_begins(module, inputs, may_explore, caller, function)
             self._calls += 1
             if self._calls > MOST_CALLS or self._spent_ns > MOST_NS:
                 self.stop()
-            elif not function:
-                begin_ns = perf_counter_ns()
+            if function or self._is_done:
+                return call_begins(module, inputs, may_explore, caller, function)
+            with self._looking():  # before the call's span
                 counts = Counts(detector.backwards, detector.updates, self._steps)
-                self._repeats.begins(call, module, inputs, caller, counts)
-                if call.has_grad and not call.is_explored:
+                has_grad = torch.is_grad_enabled()
+                self._repeats.begins(module, inputs, has_grad, caller, counts)
+                if has_grad:
                     self._slices.begins(module, inputs, caller, self._steps)
-                self._spent_ns += perf_counter_ns() - begin_ns
+            call = call_begins(module, inputs, may_explore, caller, function)
+            self._slices.begun(call)
+            self._repeats.begun(call)  # last: it reads the clock
             return call
 
         def seen_call_ends(call: Any, module: Any) -> None:
             call_ends(call, module)  # first: it reads the clock
-            begin_ns = perf_counter_ns()
-            self._repeats.ends(call, module)
-            self._spent_ns += perf_counter_ns() - begin_ns
+            with self._looking():
+                self._repeats.ends(call, module)
 
         def seen_update_ends(optimizer: Any, has_updated: bool = True) -> None:
             update_ends(optimizer, has_updated)
@@ -69,12 +75,14 @@ class EarlySteps:
 
         def seen_backward_begins() -> None:
             is_seen, self._adds_gradients = self._adds_gradients, False
-            self._repeats.backward_begins(is_seen)
+            with self._looking():
+                self._repeats.backward_begins(is_seen)
             backward_begins()
 
         def seen_backward_ends() -> None:
             backward_ends()
-            self._repeats.backward_ends()
+            with self._looking():
+                self._repeats.backward_ends()
 
         self._shadow = Shadow(
             detector,
@@ -89,6 +97,17 @@ class EarlySteps:
         """Handle the begin of a backward pass that is not a mere gradient. Does not raise."""
         self._adds_gradients = kwargs.get("inputs") is None and len(args) <= INPUTS
         self._graphs.backward_begins(args, kwargs, frame)
+
+    def pop_spent_ns(self) -> int:
+        """Return the training's time that was spent on looking since the last call, in ns."""
+        before_ns, self._reported_ns = self._reported_ns, self._spent_ns
+        return self._reported_ns - before_ns
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        begin_ns = perf_counter_ns()
+        yield
+        self._spent_ns += perf_counter_ns() - begin_ns
 
     def stop(self) -> None:
         """Restore the detector."""

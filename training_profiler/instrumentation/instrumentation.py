@@ -275,7 +275,7 @@ class Instrumentation:
         if latest is None or self.epochs.is_same(latest):
             return None
         boundary = self.epochs.next_boundary(latest, passes.is_alone(latest))
-        if boundary is None or detector is None:
+        if boundary is None:
             return boundary
         return boundary._replace(at_ns=detector.phases.with_workers(boundary.at_ns))
 

@@ -16,7 +16,6 @@ from training_profiler.snapshot.program import CallSite, KeptGraphs
 
 MARKED: Final = 16  # steps whose graphs are marked
 AFTER: Final = 8  # steps later, a graph that is alive is kept
-MOSTLY: Final = 0.9  # of the graphs that were followed; with fewer, what keeps them is not looked for
 DEPTH: Final = 8  # nodes behind the loss, where the graph of the model's output lies
 KEY: Final = "training_profiler"
 _LEAF: Final = "AccumulateGrad"  # a parameter's own node
@@ -63,7 +62,7 @@ class GraphMarks:
             _, marks = self._marks.pop(0)
             self._followed += 1
             self._kept += any(mark() is not None for mark in marks)
-            if self.is_over and self._kept >= MOSTLY * self._followed:
+            if self.is_over and self._kept:
                 self._look_for_lines()
 
     def _look_for_lines(self) -> None:

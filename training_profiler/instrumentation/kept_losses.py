@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,8 +18,9 @@ KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods tha
 
 def lines_that_keep(backward: CallSite) -> str:
     """Return the lines, as reports name them, that keep the loss of this backward pass; "" if none is seen."""
-    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.parse(read_file(backward.path, MOST_BYTES, follow=True))
+    with contextlib.suppress(Exception):
+        # Without escapes, some of which make Python 3.12 and newer warn; each keeps its place.
+        tree = ast.parse(re.sub(rb"\\[^\r\n]", b"__", read_file(backward.path, MOST_BYTES, follow=True)))
         lines = kept_at(tree, backward.line)[:MOST_LINES]
         return f"{backward.file}:{', '.join(map(str, lines))}" if lines else ""
     return ""

@@ -49,10 +49,10 @@ class ProgramReader:
         update_ends, call_ends = detector.update_ends, detector.call_ends
 
         def reading_update_ends(optimizer: Any, has_updated: bool = True) -> None:
+            update_ends(optimizer, has_updated)  # first: it reads the clock
             with contextlib.suppress(Exception):  # an optimizer that has other attributes is not described
                 self._read_optimizer(optimizer)
                 self._read_embedding(optimizer)
-            update_ends(optimizer, has_updated)
 
         def reading_call_ends(call: Any, module: Any) -> None:
             if call.has_grad and not self._autocast:
@@ -103,11 +103,12 @@ class ProgramReader:
         weight = _dense_weight(table)
         if weight is None or weight.grad is None or weight.grad.is_sparse:
             return
-        if any(each is weight for each in parameters) and weight.grad.any():
+        if any(each is weight for each in parameters):
             read = weight.grad[:: max(1, len(weight) // ROWS_READ)]
             used = float((read != 0).any(1).float().mean())
-            self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0)
-            self._updated = weight.numel()
+            if used:
+                self._embedding = EmbeddingFacts(type(table).__name__, len(weight), used, 0.0)
+                self._updated = weight.numel()
 
     def facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""

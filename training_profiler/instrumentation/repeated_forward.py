@@ -1,17 +1,15 @@
 """Finds modules that are called again with the same input, so that one call would do."""
 
 import contextlib
-import dataclasses
 import random
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from training_profiler.instrumentation.flops.eligibility import plain_classes
+from training_profiler.instrumentation.compared_values import are_same, input_values, state_of
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within, parameters_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -23,9 +21,6 @@ MOST_KEPT: Final = 32  # calls that later ones are compared with
 PARAMETERS: Final = 8  # of a module that are trained, whose versions show an update
 MOST_GRADIENTS: Final = 64  # of a module, which show that a backward pass went through it
 MOST_SEEN: Final = 2_000  # parameters among which they are looked for
-MOST_MODULES: Final = 500  # whose switches are compared
-MOST_INNER: Final = 8  # values of a list that may be a switch
-_PLAIN: Final = (int, float, str, bool, type(None), Enum)
 
 
 class Counts(NamedTuple):
@@ -39,7 +34,7 @@ class Counts(NamedTuple):
 class _Call(NamedTuple):
     """A call that has ended."""
 
-    tensors: list[ObjectIdentity]  # of its input
+    tensors: list[ObjectIdentity]  # of its input, and of its module's state
     parameters: tuple[Any, ...]
     counts: Counts  # before it
     has_grad: bool
@@ -51,19 +46,20 @@ class _Call(NamedTuple):
 class _Open(NamedTuple):
     """A call under way; ``earlier`` is the same call before it."""
 
-    call: ModuleCall
-    began_ns: int
     key: tuple[Any, ...]
     ended: _Call
     earlier: _Call | None
     generator: tuple[Any, ...] | None  # the state of torch's generators before a repeated call; None: taken for random
     place: str
+    call: ModuleCall | None = None
+    began_ns: int = 0
 
 
 class RepeatedForward:
     """Compares the outermost calls of some steps.
 
-    Nothing of the program is kept alive: an input is recognized by weak references and the versions of its tensors.
+    Nothing of the program is kept alive: inputs and states are recognized by weak references and the versions of their
+    tensors.
 
     Args:
         place_of: returns the user's line of a stack, "" if unknown.
@@ -105,29 +101,37 @@ class RepeatedForward:
                     self._ended[key] = call._replace(trained=())
             self._gradients.clear()
 
-    def begins(self, call: ModuleCall, module: Any, inputs: tuple[Any, ...], caller: Any, counts: Counts) -> None:
-        """Handle the begin of an outermost call. Does not raise."""
+    def begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:
+        """Handle an outermost call that is about to begin. Does not raise."""
         with contextlib.suppress(Exception):  # of tensors that are not torch's own
-            if self._open is None and not call.is_explored and not is_bare(module):
-                self._begins(call, module, inputs, caller, counts)
+            if self._open is None and not is_bare(module):
+                self._begins(module, inputs, has_grad, caller, counts)
 
-    def _begins(self, call: ModuleCall, module: Any, inputs: tuple[Any, ...], caller: Any, counts: Counts) -> None:
+    def _begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:
         tensors: list[Any] = []
-        values = tuple(islice(_keys(inputs, tensors), MOST_VALUES + 1))
+        values = tuple(islice(input_values(inputs, tensors), MOST_VALUES + 1))
         if not tensors or len(values) > MOST_VALUES:
             return
-        key = (id(module), module.training, _switches(module), values)
+        key = (id(module), values, state_of(module, tensors))
         owners = [ObjectIdentity(tensor) for tensor in tensors]
-        now = _Call(owners, _versions(module), counts, call.has_grad, 0, _trained(module) if call.has_grad else ())
+        now = _Call(owners, _versions(module), counts, has_grad, 0, _trained(module) if has_grad else ())
         earlier = self._ended.get(key)
-        if earlier is not None and not (_have_same_input(earlier, tensors) and _is_repeated(earlier, now)):
+        if earlier is not None and not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now)):
             earlier = None
         if earlier is not None and earlier.buffers != _buffers(module):
             earlier = None  # something has changed them since, such as a mask
-        is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
-        generator = None if earlier is None or is_random else _generator_state()
-        place = "" if earlier is None else self._place_of(caller)
-        self._open = _Open(call, time.perf_counter_ns(), key, now, earlier, generator, place)
+        if earlier is None:
+            self._open = _Open(key, now, None, None, "")
+        else:
+            is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
+            generator = None if is_random else _generator_state()
+            self._open = _Open(key, now, earlier, generator, self._place_of(caller))
+
+    def begun(self, call: ModuleCall) -> None:
+        """Take the call that was about to begin; one whose inner calls are recorded, too, may be a trainer's."""
+        if self._open is not None and self._open.call is None:
+            is_trainer = call.is_explored
+            self._open = None if is_trainer else self._open._replace(call=call, began_ns=time.perf_counter_ns())
 
     def ends(self, call: ModuleCall, module: Any) -> None:
         """Handle the end of an outermost call. Does not raise."""
@@ -174,10 +178,6 @@ class RepeatedForward:
         )
 
 
-def _have_same_input(earlier: _Call, tensors: Sequence[Any]) -> bool:
-    return all(before.matches(tensor) for before, tensor in zip(earlier.tensors, tensors, strict=True))
-
-
 def _is_repeated(earlier: _Call, now: _Call) -> bool:
     """Return whether one of two calls with the same input would do.
 
@@ -192,38 +192,6 @@ def _is_repeated(earlier: _Call, now: _Call) -> bool:
     if earlier.parameters == now.parameters:
         return not (earlier.has_grad and now.has_grad) or earlier.counts == now.counts or bool(earlier.trained)
     return earlier.has_grad and not now.has_grad and earlier.counts.updates != now.counts.updates
-
-
-def _keys(value: Any, tensors: list[Any]) -> Iterator[Any]:
-    """Yield what two equal inputs have in common, and add the tensors that own the memory to ``tensors``.
-
-    Raises:
-        TypeError: it cannot be compared.
-    """
-    kind = type(value)  # isinstance would ask an object that stands for another one
-    if issubclass(kind, _PLAIN):
-        yield kind, value
-    elif issubclass(kind, (list, tuple)):
-        yield len(value)
-        for inner in value:
-            yield from _keys(inner, tensors)
-    elif issubclass(kind, Mapping):
-        yield len(value)
-        for name, inner in value.items():
-            yield from _keys(name, tensors)
-            yield from _keys(inner, tensors)
-    elif kind in plain_classes(sys.modules["torch"]):
-        owner = value if value._base is None else value._base
-        tensors.append(owner)
-        place = value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
-        yield id(owner), value._version, value.requires_grad, *place
-    elif dataclasses.is_dataclass(kind):
-        yield kind
-        fields = vars(value)  # without its properties
-        for each in dataclasses.fields(kind):
-            yield from _keys(fields[each.name], tensors)
-    else:
-        raise TypeError(kind.__name__)
 
 
 def _versions(module: Any) -> tuple[Any, ...]:
@@ -259,34 +227,9 @@ def _gradients(trained: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _buffers(module: Any) -> tuple[int, ...]:
     """Return what changes with each write to a module's buffers."""
-    inner = islice(modules_within(module), MOST_MODULES)
-    return tuple(buffer._version for each in inner for buffer in each._buffers.values() if buffer is not None)
-
-
-def _switches(module: Any) -> tuple[Any, ...]:
-    """Return what a module may be switched by between two calls, such as adapters that are off in one of them.
-
-    Where a module counts its calls, or keeps a state of its own, nothing is known.
-    """
-    inner = islice(modules_within(module), MOST_MODULES)
-    plain = plain_classes(sys.modules["torch"])
     return tuple(
-        _switch(value, plain)
-        for each in inner
-        if not type(each).__module__.startswith("torch.nn.parallel")  # DDP counts its calls
-        for value in vars(each).values()
+        buffer._version for each in modules_within(module) for buffer in each._buffers.values() if buffer is not None
     )
-
-
-def _switch(value: Any, plain: Any) -> Any:
-    kind = type(value)
-    if issubclass(kind, _PLAIN):
-        return value
-    if kind in plain:
-        return id(value), value._version
-    if issubclass(kind, (list, tuple)) and len(value) <= MOST_INNER:
-        return tuple(inner if issubclass(type(inner), _PLAIN) else id(inner) for inner in value)
-    return len(value) if issubclass(kind, dict) else id(value)
 
 
 def _has_dropout(module: Any) -> bool:

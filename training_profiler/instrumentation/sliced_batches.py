@@ -2,20 +2,29 @@
 
 import contextlib
 import sys
-from collections import deque
 from collections.abc import Callable
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from training_profiler.instrumentation.compared_values import are_same, state_of
 from training_profiler.instrumentation.flops.eligibility import plain_classes
-from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within
+from training_profiler.instrumentation.loop_detection.modules import is_bare
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import SliceFacts
 
 MOSTLY: Final = 0.9  # of the calls
-MOST_MODULES: Final = 100  # among which a state is looked for
 _PLAIN: Final = (int, float, str, bool, type(None))
-_CONTAINERS: Final = (list, dict, set, deque)
+
+
+class _Part(NamedTuple):
+    """What a call gets of a batch."""
+
+    whole: Any
+    offset: int
+    rows: int
+    module: tuple[Any, ...]  # the module, the step, and the state before the call
+    tensors: list[Any]  # of that state
+    caller: Any
 
 
 class SlicedBatches:
@@ -33,43 +42,50 @@ class SlicedBatches:
         self._place_of = place_of
         self._calls = self._slices = self._rows = self._of_rows = 0
         self._whole: ObjectIdentity | None = None  # the batch whose parts are seen
-        self._module: tuple[int, int, Any] = 0, 0, ()  # that got them, the step, and its state before the last of them
+        self._module: tuple[Any, ...] = ()  # that got them, the step, and its state before the last of them
+        self._tensors: list[ObjectIdentity] = []  # of that state
         self._seen: set[int] = set()  # offsets of its parts
         self._seen_rows = 0
         self._place = ""
+        self._part: _Part | None = None  # of the call that is about to begin
+        self._is_bare = False  # so is its module
 
     def begins(self, module: Any, inputs: tuple[Any, ...], caller: Any, step: int) -> None:
-        """Handle the begin of an outermost call. Does not raise."""
-        with contextlib.suppress(Exception):  # of tensors that are not torch's own
-            if is_bare(module):
-                return
-            self._calls += 1
+        """Handle an outermost call that is about to begin. Does not raise."""
+        self._part, self._is_bare = None, is_bare(module)
+        with contextlib.suppress(Exception):  # of tensors that are not torch's own, or a state that cannot be compared
             others = [value for value in inputs if type(value) not in _PLAIN]
-            if len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"]):
-                self._add(module, others[0], caller, step)
+            if len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"]) and not self._is_bare:
+                self._part = _part(module, others[0], caller, step)
 
-    def _add(self, module: Any, tensor: Any, caller: Any, step: int) -> None:
-        whole = tensor._base
-        if whole is None or not whole.dim() or tensor.shape[1:] != whole.shape[1:] or tensor.dim() != whole.dim():
-            return
-        of_rows, rows = whole.shape[0], tensor.shape[0]
-        if not rows or 2 * rows > of_rows or whole.storage_offset() or tensor.stride() != whole.stride():
-            return
-        now = step, id(module), _state(module)
-        if self._whole is None or not self._whole.matches(whole) or self._module != now:
-            self._whole, self._module, self._seen_rows = ObjectIdentity(whole), now, 0
+    def begun(self, call: ModuleCall) -> None:
+        """Take the call that was about to begin; one whose inner calls are recorded, too, may be a trainer's."""
+        part, self._part = self._part, None
+        if call.has_grad and not (call.is_explored or self._is_bare):
+            self._calls += 1
+            if part is not None:
+                self._add(part)
+
+    def _add(self, part: _Part) -> None:
+        if (
+            self._whole is None
+            or not self._whole.matches(part.whole)
+            or self._module != part.module
+            or not are_same(self._tensors, part.tensors)
+        ):
+            self._whole, self._module, self._seen_rows = ObjectIdentity(part.whole), part.module, 0
+            self._tensors = [ObjectIdentity(tensor) for tensor in part.tensors]
             self._seen.clear()
-        offset = tensor.storage_offset()
-        if offset in self._seen:
+        if part.offset in self._seen:
             return
-        self._seen.add(offset)
-        self._seen_rows += rows
-        if self._seen_rows == of_rows:
+        self._seen.add(part.offset)
+        self._seen_rows += part.rows
+        if self._seen_rows == part.whole.shape[0]:
             self._slices += len(self._seen)
-            self._rows += of_rows
-            self._of_rows = of_rows
+            self._rows += self._seen_rows
+            self._of_rows = self._seen_rows
             self._whole = None
-            self._place = self._place or self._place_of(caller)
+            self._place = self._place or self._place_of(part.caller)
 
     def facts(self, steps: int) -> SliceFacts | None:
         """Return the slices of so many steps; None without any, or where most calls have something else."""
@@ -78,20 +94,13 @@ class SlicedBatches:
         return SliceFacts(steps, self._slices, self._rows / self._slices, self._of_rows, self._place)
 
 
-def _state(module: Any) -> tuple[Any, ...]:
-    """Return what changes where a module keeps something from one call to the next, as spiking neurons do."""
-    tensors = plain_classes(sys.modules["torch"])
-    return tuple(
-        _mark(value, tensors)
-        for inner in islice(modules_within(module), MOST_MODULES)
-        for value in (*vars(inner).values(), *inner._buffers.values())
-    )
-
-
-def _mark(value: Any, tensors: Any) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in tensors:
-        return id(value), value._version
-    return (id(value), len(value)) if kind in _CONTAINERS else id(value)
+def _part(module: Any, tensor: Any, caller: Any, step: int) -> _Part | None:
+    """Return the part of a batch that a call gets; None where its input is none."""
+    whole, rows = tensor._base, tensor.shape[0] if tensor.dim() else 0
+    if whole is None or not rows or tensor.dim() != whole.dim() or tensor.shape[1:] != whole.shape[1:]:
+        return None
+    if 2 * rows > whole.shape[0] or whole.storage_offset() or tensor.stride() != whole.stride():
+        return None
+    tensors: list[Any] = []
+    state = state_of(module, tensors)
+    return _Part(whole, tensor.storage_offset(), rows, (step, id(module), *state), tensors, caller)

@@ -27,6 +27,7 @@ class KnownSection(NamedTuple):
     """Whether a slow rank should look at its device."""
 
 
+WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 # What a capture adds to its trace: marks of the clock, and events of the category of sampled lines.
 CLOCK_MARK: Final = "training_profiler.clock"
 SAMPLED_LINE: Final = "training_profiler.line"

@@ -18,14 +18,13 @@ from training_profiler.reports.pauses import pause_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.snapshot import ANOMALIES, HOT_SHARE, EpochStats, Snapshot, StepStats
+from training_profiler.snapshot.snapshot import ANOMALIES, BETWEEN, HOT_SHARE, EpochStats, Snapshot, StepStats
 from training_profiler.text import printable_lines
 from training_profiler.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50
 _EPOCH_LABEL_WIDTH: Final = 25
-NO_TRAINERS: Final = (ANOMALIES,)  # phases, which rules are about
 _SHOWN_FROM_S: Final = 0.005
 _MOST_PHASES: Final = 6
 _CLEAR_CHANGE: Final = 0.02  # of the median step
@@ -154,7 +153,9 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
 def _phase_lines(snapshot: Snapshot) -> list[str]:
     """Return the phases of a trainer of a library, by its own names for them."""
     shown = {
-        phase: share for phase, share in snapshot.phases.items() if share >= HOT_SHARE and phase not in NO_TRAINERS
+        phase: share
+        for phase, share in snapshot.phases.items()
+        if share >= HOT_SHARE and ANOMALIES not in phase.split(BETWEEN)  # a rule is about that
     }
     phases = [f"{phase} {share:.1%}" for phase, share in shown.items()]
     return [f"Trainer's own phases, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []

@@ -40,7 +40,7 @@ class Shutdown:
         self._has_finished = threading.Event()  # on another thread than the main thread
         self._is_paused = False
         self._knows_forks = False
-        self._forking = threading.local()
+        self._forking: set[int] = set()  # threads in which SIGTERM waits meanwhile
         self._watcher: threading.Thread | None = None
         self._pipe: tuple[Descriptor, Descriptor] | None = (
             None  # receives the number of each signal before Python handles it
@@ -93,15 +93,14 @@ class Shutdown:
 
     def _hold(self) -> None:
         """Let SIGTERM wait while this thread forks: Python forgets, in a child, what came before the child's hooks."""
-        self._forking.holds = (
-            self._has_signal
-            and signal.getsignal(signal.SIGTERM) == self._at_sigterm
-            and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        )
+        if not self._has_signal or signal.getsignal(signal.SIGTERM) != self._at_sigterm:
+            return
+        if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}):
+            self._forking.add(threading.get_ident())
 
     def _release(self) -> None:
-        if getattr(self._forking, "holds", False):
-            self._forking.holds = False
+        if threading.get_ident() in self._forking:
+            self._forking.discard(threading.get_ident())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _pause(self) -> None:

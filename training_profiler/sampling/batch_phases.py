@@ -47,7 +47,6 @@ _DECODES: Final = re.compile(
     r"(?i)decode|decompress|imread|(read|load|open)_?(image|img|picture|audio|video|wav|jpe?g|png)"
 )
 _TRANSFORMS: Final = re.compile(r"(?i)transform|augment|pre_?process|tokeni[sz]e")
-_LOADS: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
 PINS: Final = "pin_memory"  # torch's function for a batch
 MOST_CODES: Final = 2000
 

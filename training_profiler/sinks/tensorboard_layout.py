@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import OTHER
@@ -98,7 +98,7 @@ class SectionRuns:
     @staticmethod
     def _means(name: str, row: MetricRow) -> dict[str, float]:
         mean_s = row.metrics.get(f"profiling/timing_{name}_avg")
-        is_outside = name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS
+        is_outside = name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
         return {} if mean_s is None else {MEAN_OUTSIDE if is_outside else MEAN: mean_s}
 
 

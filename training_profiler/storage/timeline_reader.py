@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, StepLanes, Stretch
@@ -199,7 +199,7 @@ class _Reading:
 
 
 def _is_outside_steps(name: str) -> bool:
-    return name == PROFILER or name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS
+    return name == PROFILER or name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
 
 
 def _counted(rows: Iterable[LineRow]) -> Counter[SampledLine | None]:

@@ -9,7 +9,7 @@ import numpy as np
 from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.trace_analysis.device_activity import STEP_NAME
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.nesting import Nesting, nesting_of
 from training_profiler.trace_analysis.scope import Scope
@@ -44,15 +44,21 @@ def call_tree(columns: Columns, launches: Launches, scope: Scope) -> Mapping[Pat
     host, device = np.zeros((2, len(paths), steps), np.int64)
     np.add.at(host, (branch[calls], step[calls]), nesting.self_ns[calls])
     np.add.at(device, (branch[operator[works]], step[works]), (columns.end_ns - columns.begin_ns)[works])
-    count = np.bincount(branch[calls], minlength=len(paths)) / steps
+    named = calls[~_is_transparent(columns)[calls]]
+    count = np.bincount(branch[named], minlength=len(paths)) / steps
     columns_of = [_means(count, own) for own in (host, _total(host, parent), device, _total(device, parent))]
     return {path: Branch(*parts) for path, *parts in zip(paths, *columns_of, strict=True)}
+
+
+def _is_transparent(columns: Columns) -> Bools:
+    """Return which events belong to the path around them."""
+    return columns.named(lambda name: name.startswith(_TRANSPARENT))
 
 
 def _paths(columns: Columns, nesting: Nesting) -> tuple[list[Path], list[int], Ints]:
     """Return the paths, the index of the path around each, and the index of that of each event; -1 for none."""
     names, name = numbered(columns.names)  # names that were cut can be the same
-    is_transparent = columns.named(lambda name: name.startswith(_TRANSPARENT))
+    is_transparent = _is_transparent(columns)
     found = Numbers()  # (path around, name)
     branch = np.full(len(columns.begin_ns), NONE, np.int64)
     for depth, rows in enumerate(nesting.levels):

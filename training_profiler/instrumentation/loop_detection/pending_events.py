@@ -144,10 +144,11 @@ class PendingEvents:
 
         ``first`` is an event at ``at_ns``, or one that would be recorded then. Without the spans, return ``at_ns``.
         """
-        events, at = self.events, self._find(at_ns, (first,))
-        if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
-            return at_ns
-        return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)
+        with self._buffer.rewrite_lock:
+            events, at = self.events, self._find(at_ns, (first,))
+            if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
+                return at_ns
+            return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)
 
     def last_of(self, codes: Container[int]) -> int:
         """Return the time of the last event of these codes; 0 without one."""

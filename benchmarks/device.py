@@ -69,7 +69,7 @@ def step_of(size: Size) -> Callable[[], None]:
     """Return a step of a training of this size."""
     import torch
 
-    kind = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
+    kind = torch.accelerator.current_accelerator().type
     layer = torch.nn.TransformerEncoderLayer(size.width, 8, 4 * size.width, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False).to(kind)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)

@@ -50,7 +50,7 @@ def _measured(children: int, run_s: float) -> tuple[int, int, int]:
         monitor.close()
         for worker in workers:
             worker.communicate()
-    return monitor.looks, monitor.cpu_ns, perf_counter_ns() - begin_ns
+    return monitor.samples, monitor.cpu_ns, perf_counter_ns() - begin_ns
 
 
 if __name__ == "__main__":

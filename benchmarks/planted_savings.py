@@ -133,12 +133,14 @@ def measure(name: str) -> Outcome:
     took_s, findings = findings_of(name)
     worth = [finding for finding in findings if finding["worth_s"]]
     changes = [finding for finding in worth if finding["code"] != "warm-up"]  # that asks for no change
-    first = changes[0] if changes else {"code": "none", "finding": "", "worth_s": 0.0}
+    first: dict[str, Any] = changes[0] if changes else {"code": "none", "finding": "", "worth_s": 0.0}
     low, high = first.get("worth_range_s") or (first["worth_s"], first["worth_s"])
     return Outcome(
         name,
         true_share(name),
-        *(seconds / took_s for seconds in (first["worth_s"], low, high)),
+        first["worth_s"] / took_s,
+        low / took_s,
+        high / took_s,
         first["code"],
         first["finding"],
         tuple(f"{finding['code']} {finding['worth_s'] / took_s:.0%}" for finding in worth),

@@ -171,7 +171,7 @@ def growth(points: Sequence[Point], name: str) -> float:
     """Return by how much a value is larger in the last fifth of a run than in the second fifth, by their medians."""
     fifth = max(1, len(points) // 5)
     early, late = points[fifth : 2 * fifth] or points[:1], points[-fifth:]
-    return median(getattr(point, name) for point in late) - median(getattr(point, name) for point in early)
+    return float(median(getattr(point, name) for point in late) - median(getattr(point, name) for point in early))
 
 
 def journal_mb_an_hour(points: Sequence[Point]) -> float:

@@ -193,7 +193,7 @@ def measure_floor(path: Path) -> dict[str, float]:
 
     from training_profiler.trace_analysis.load.reader import Event
 
-    file_type = msgspec.defstruct("File", [("traceEvents", list[Event])], gc=False)
+    file_type: Any = msgspec.defstruct("File", [("traceEvents", list[Event])], gc=False)
     gc.disable()
     begin_s = _cpu_s()
     content = path.read_bytes()

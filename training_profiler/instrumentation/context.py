@@ -19,10 +19,13 @@ Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is
 
 
 class BackwardWatch(Protocol):
-    """Receives the begin of each backward pass that adds to gradients."""
+    """Receives the begin of each backward pass."""
 
-    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
-        """Take the arguments of the backward pass and the frame that calls it."""
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
+        """Take the arguments, the frame that calls it, and whether it adds to gradients, as ``autograd.grad`` does not.
+
+        Must not raise.
+        """
 
 
 class WorkerHooks(NamedTuple):
@@ -54,10 +57,10 @@ class PatchContext:
     __slots__ = (
         "_create_detector",
         "_recorder",
+        "backward_watch",
         "calls",
         "detector",
         "gradient_sync",
-        "graph_marks",
         "has_grad_scaler",
         "has_optimizer",
         "is_compiling",
@@ -87,7 +90,7 @@ class PatchContext:
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
-        self.graph_marks: BackwardWatch | None = None  # while the graphs of losses are followed
+        self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
@@ -136,9 +139,9 @@ class PatchContext:
         """Count an optimizer update outside the training thread while a training runs."""
         self.updates_on_other_threads += self.detector is not None
 
-    def watch_graphs(self, marks: BackwardWatch | None) -> None:
-        """Mark the graphs of losses from now on; None: no longer."""
-        self.graph_marks = marks
+    def watch_backward(self, watch: BackwardWatch | None) -> None:
+        """Send the begins of backward passes to ``watch``, too, from now on; None: no longer."""
+        self.backward_watch = watch
 
     def note_kept_graph(self) -> None:
         """Count a backward pass that kept the graph for another one."""

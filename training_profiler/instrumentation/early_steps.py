@@ -31,7 +31,6 @@ class EarlySteps:
         self._is_done = False
         self._steps = self._calls = 0
         self._spent_ns = self._reported_ns = 0  # on looking at calls and backward passes
-        self._adds_gradients = False  # the backward pass that begins adds to the gradients of all parameters
 
     def begin(self) -> None:
         """Look at the steps from now on, once in a run."""
@@ -39,9 +38,9 @@ class EarlySteps:
         if self._shadow is not None or detector is None:
             return
         torch = sys.modules["torch"]
-        self._context.watch_graphs(self)
+        self._context.watch_backward(self)
         call_begins, call_ends, update_ends = detector.call_begins, detector.call_ends, detector.update_ends
-        backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
+        backward_ends = detector.backward_ends
 
         def seen_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
             self._calls += 1
@@ -73,12 +72,6 @@ class EarlySteps:
                 if self._graphs.is_over and self._steps > STEPS:
                     self.stop()
 
-        def seen_backward_begins() -> None:
-            is_seen, self._adds_gradients = self._adds_gradients, False
-            with self._looking():
-                self._repeats.backward_begins(is_seen)
-            backward_begins()
-
         def seen_backward_ends() -> None:
             backward_ends()
             with self._looking():
@@ -89,14 +82,15 @@ class EarlySteps:
             call_begins=seen_call_begins,
             call_ends=seen_call_ends,
             update_ends=seen_update_ends,
-            backward_begins=seen_backward_begins,
             backward_ends=seen_backward_ends,
         )
 
-    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
-        """Handle the begin of a backward pass that is not a mere gradient. Does not raise."""
-        self._adds_gradients = kwargs.get("inputs") is None and len(args) <= INPUTS
-        self._graphs.backward_begins(args, kwargs, frame)
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
+        """Handle the begin of a backward pass, as a ``BackwardWatch``."""
+        with self._looking():
+            self._repeats.backward_begins(trains and kwargs.get("inputs") is None and len(args) <= INPUTS)
+            if trains:
+                self._graphs.backward_begins(args, kwargs, frame)
 
     def pop_spent_ns(self) -> int:
         """Return the training's time that was spent on looking since the last call, in ns."""
@@ -114,7 +108,7 @@ class EarlySteps:
         if self._shadow is not None and not self._is_done:
             self._is_done = True
             self._shadow.end()
-            self._context.watch_graphs(None)
+            self._context.watch_backward(None)
             self._repeats.stop()
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:

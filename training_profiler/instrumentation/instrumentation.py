@@ -341,7 +341,7 @@ class Instrumentation:
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self.early_steps = EarlySteps(self.context)
-        self.context.watch_graphs(None)
+        self.context.watch_backward(None)
         self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()

@@ -52,11 +52,10 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                         training_thread.busy_with = FREE
                     if detector.inferred is not None:
                         look_for_update(context, detector, args, kwargs, trains)
-                    if trains:
-                        if len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
-                            context.note_kept_graph()
-                        if context.graph_marks is not None:
-                            context.graph_marks.backward_begins(args, kwargs, sys._getframe(1))
+                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
+                        context.note_kept_graph()
+                    if context.backward_watch is not None:
+                        context.backward_watch.backward_begins(args, kwargs, sys._getframe(1), trains)
                     detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)

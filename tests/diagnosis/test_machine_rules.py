@@ -16,10 +16,14 @@ def level(mean: float) -> Level:
     return Level(mean, mean, mean)
 
 
-def machine(wait: float = 0.5, process: float = 1.0, host: float = 1.0, **more) -> MachineStats:
-    """Return the stats of a machine with two CPUs."""
+def machine(wait: float = 0.5, process: float | None = None, host: float = 1.0, **more) -> MachineStats:
+    """Return the stats of a machine with two CPUs; by default the training has one thread."""
     figures = {"samples": 9, "cores": 2.0, "host_cores": 2}
-    levels = {"cpu_process": level(process), "cpu_host": level(host), "cpu_wait": level(wait)}
+    levels = {
+        "cpu_process": level(1.0 - wait if process is None else process),
+        "cpu_host": level(host),
+        "cpu_wait": level(wait),
+    }
     return MachineStats(**{**figures, **levels, **more})
 
 
@@ -56,11 +60,19 @@ def test_own_workers_are_no_other_programs():
     assert "own threads and processes compete for 2 CPUs" in finding.message
 
 
+def test_own_workers_on_one_cpu_are_no_other_programs():
+    stats = machine(wait=0.32, process=0.97, cores=1.0, cpu_allowed=level(1.0), allowed_cores=1)
+    assert machine_busy(run_on(stats)) is None
+    finding = cpu_oversubscribed(run_on(stats))
+    assert finding.evidence["lost_share"] == pytest.approx(0.29)  # 0.03 CPUs of 0.32 had others
+    assert "compete for 1 CPU:" in finding.message
+
+
 def test_more_threads_than_cpus_are_named_with_their_line_and_save_what_is_lost():
     call = CallFacts("threads", "torch.set_num_threads", CallSite("train.py", 3))
     run = replace(run_on(machine(wait=0.4, process=2.0)), program=ProgramFacts(threads=16, calls=(call,)))
     finding = cpu_oversubscribed(run)
-    assert "An operation of torch uses up to 16 threads (set at train.py:3), and there are 2 CPUs" in finding.message
+    assert "An operation of torch uses up to 16 threads (set at train.py:3), with 2 CPUs" in finding.message
     assert finding.potential_saving_s == pytest.approx(0.4 * run.wall_s)
     assert "torch.set_num_threads(2)" in finding.fix
     first = next(iter(diagnose(run)))
@@ -81,7 +93,7 @@ def test_others_on_cpus_outside_the_affinity_are_no_competition():
 
 def test_waiting_is_divided_among_others_and_own_processes():
     loss = cpu_loss(machine(wait=0.6, process=2.0, host_cores=4))
-    assert (loss.others, loss.own) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (loss.others, loss.own) == (pytest.approx(0.6 * 2.0 / 3.6), pytest.approx(0.6 * 1.6 / 3.6))
 
 
 def test_quota_takes_all_of_the_waiting():

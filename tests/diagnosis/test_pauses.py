@@ -50,7 +50,7 @@ def test_collections_are_the_time_that_long_steps_lost() -> None:
 @pytest.mark.parametrize(
     ("levels", "cause", "part"),
     [
-        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 1.0}, "CPUs busy with other programs", 0.2),
+        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 0.8}, "CPUs busy with other programs", 0.2),
         ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 2.0}, "CPUs busy with its own threads and processes", 0.2),
         ({"cpu_wait": 0.2, "cpu_throttled": 0.5}, "the container's CPU quota", 0.2),
         ({"cpu_steal": 0.2, "cpu_process": 0.5}, "CPUs that the hypervisor gave to others", 0.1),
@@ -99,7 +99,7 @@ def test_pages_that_a_disk_reads_back_count_once() -> None:
 
 
 def test_a_collection_that_waits_for_a_cpu_counts_once() -> None:
-    run = on(uneven(), cpu_wait=0.25, cpu_host=1.0, cpu_process=1.0)
+    run = on(uneven(), cpu_wait=0.25, cpu_host=1.0, cpu_process=0.75)
     found = {pause.cause: pause.seconds for pause in pauses(run)}
     assert found == {
         "CPUs busy with other programs": pytest.approx(3.0),
@@ -150,7 +150,9 @@ def simulated(seed: int) -> tuple[Snapshot, float]:
         sums.add_samples([MachineSample(round(end * tick_s * 1e9), values, weights, {"cores": 2, "host_cores": 2})])
     steps = 100
     run = snapshot_of({"forward_pass": 0.5}, steps=steps, step_s=float(in_steps.sum()) * tick_s / steps)
-    machine_stats = replace(sums.stats(), cpu_process=level(1.0))
+    stats = sums.stats()
+    own_wait = 0.0 if stats.cpu_wait_own is None else stats.cpu_wait_own.mean
+    machine_stats = replace(stats, cpu_process=level(1.0 - own_wait))
     return replace(run, wall_s=ticks * tick_s, machine=machine_stats), float((lost & in_steps).sum()) * tick_s
 
 
@@ -173,7 +175,7 @@ def test_the_interval_of_a_neighbour_holds_what_the_steps_lost_to_it() -> None:
 
 
 def test_time_that_no_sample_covers_widens_the_interval() -> None:
-    run = replace(on(EVEN, cpu_wait=0.5, cpu_host=1.0, cpu_process=1.0), wall_s=10.0)
+    run = replace(on(EVEN, cpu_wait=0.5, cpu_host=1.0, cpu_process=0.5), wall_s=10.0)
     (exact,) = pauses(run)
     assert (exact.least_s, exact.most_s) == (pytest.approx(5.0), pytest.approx(5.0))
     (wider,) = pauses(replace(run, machine=replace(run.machine, cpu_wait_known_s=8.0)))
@@ -181,6 +183,6 @@ def test_time_that_no_sample_covers_widens_the_interval() -> None:
 
 
 def test_a_helper_that_waits_longer_is_not_lost_for_sure() -> None:
-    levels = {"cpu_wait": 0.5, "cpu_wait_own": 0.3, "cpu_waiting": 0.7, "cpu_host": 1.0, "cpu_process": 1.0}
+    levels = {"cpu_wait": 0.5, "cpu_wait_own": 0.3, "cpu_waiting": 0.7, "cpu_host": 1.0, "cpu_process": 0.7}
     (pause,) = pauses(replace(on(EVEN, **levels), wall_s=10.0))
     assert (pause.seconds, pause.least_s, pause.most_s) == tuple(map(pytest.approx, (5.0, 3.0, 7.0)))

@@ -82,14 +82,14 @@ def _part_of_others(machine: MachineStats) -> float:
     """Return which part of the competition for CPUs came from processes of others, 0 to 1.
 
     The training thread competes with all that runs beside it on the CPUs it may use: its own threads, workers and
-    ranks, and others.
+    ranks, and others. It cannot have run itself while it waited.
     """
     shared = machine.shared_cpus
     if shared is None or machine.cpu_process is None:
         return 0.0
     own = machine.cpu_process.mean * machine.local_ranks
     others = max(0.0, shared[1] - own)
-    beside = max(0.0, own - 1.0)
+    beside = max(0.0, own - (1.0 - _mean(machine.cpu_wait_own or machine.cpu_wait)))
     return others / (others + beside) if others else 0.0
 
 
@@ -107,7 +107,7 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause = loss.cause
     waited = f"the training waited {duration_text(lost_s)} ({loss.to_others:.0%} of the run)"
     own = "" if machine.cpu_process is None else f"; it got {machine.cpu_process.mean:.2f}"
-    of = "" if machine.cores is None or not own else f" of {machine.cores:g} CPUs"
+    of = "" if machine.cores is None or not own else f" of {_cpus(machine.cores)}"
     message = {
         OTHERS: f"Other programs kept this machine's CPUs busy: {waited} for one{own}{of}",
         QUOTA: f"The CPU quota of its container stopped the training: {waited}{own}{of}",
@@ -145,7 +145,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     ranks = f" and {machine.local_ranks} ranks" if machine.local_ranks > 1 else ""
     return Finding(
         code=OVERSUBSCRIBED,
-        message=f"The training's own threads and processes compete for {machine.cores:g} CPUs: the training thread "
+        message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
         f"waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
         potential_saving_s=0.0,
@@ -161,7 +161,7 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
     where = f" (set at {places})" if places else ""
     return Finding(
         code=OVERSUBSCRIBED,
-        message=f"An operation of torch uses up to {threads} threads{where}, and there are {cores:g} CPUs: the "
+        message=f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
         f"training thread waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
         evidence={
             "lost_share": loss.own,
@@ -175,6 +175,10 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
         fix=f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small "
         "operations are fastest with one",
     )
+
+
+def _cpus(count: float) -> str:
+    return "1 CPU" if count == 1 else f"{count:g} CPUs"
 
 
 def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, transfer_fix, waiting_fix
+from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, stalls_fix, transfer_fix, waiting_fix
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.snapshot import DeviceTimingStats, LoaderStats, Snapshot
 
@@ -36,6 +36,22 @@ def test_no_worker_is_advised_where_all_cpus_are_busy():
     fix = waiting_fix(run(busy=7.8))
     assert fix.startswith("More workers would not help: all 8 CPUs are busy")
     assert "num_workers" not in fix
+
+
+def test_stalls_are_avoided_by_workers_only_where_cpus_are_free_for_them():
+    assert stalls_fix(run(busy=7.8)) == (
+        "Avoid data stalls: preprocess less per sample, above all in the slowest samples"
+    )
+    assert stalls_fix(run(busy=7.8, num_workers=2)) == (
+        "Avoid data stalls: a larger prefetch_factor, samples of more even cost"
+    )
+    assert stalls_fix(run(num_workers=2)) == (
+        "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost"
+    )
+
+
+def test_a_loader_without_workers_has_no_prefetch_factor_to_raise():
+    assert stalls_fix(run()) == ("Avoid data stalls: batches made in workers (num_workers), samples of more even cost")
 
 
 def test_only_what_is_not_set_is_advised():

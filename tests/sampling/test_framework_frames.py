@@ -202,3 +202,22 @@ def test_of_two_rows_that_match_the_first_of_the_table_holds() -> None:
     folder, file = LibraryFrame("/lib/", (ANY,), "folder"), LibraryFrame("/lib/a.py", (ANY,), "file")
     assert FrameTable((folder, file)).of_file("/x/lib/a.py") == [folder, file]
     assert FrameTable((file, folder)).of_file("/x/lib/a.py") == [file, folder]
+
+
+@pytest.mark.parametrize(
+    ("file", "iteration"),
+    [
+        ("tqdm/std.py", "tqdm.__iter__"),
+        ("tqdm/notebook.py", "tqdm_notebook.__iter__"),
+        ("tqdm/contrib/__init__.py", "tzip"),
+        ("ultralytics/utils/tqdm.py", "TQDM.__iter__"),
+    ],
+)
+def test_only_the_drawing_of_a_progress_bar_is_its_phase_and_not_what_it_iterates_over(
+    file: str, iteration: str
+) -> None:
+    bar = (f"{SITE}/{file}", iteration)
+    loader = (f"{TORCH}/utils/data/dataloader.py", "_BaseDataLoaderIter.__next__")
+    assert read(TRAIN, bar, loader).phase == ""
+    assert read(TRAIN, bar, loader, ("/project/data.py", "Images.__getitem__")).phase == ""
+    assert read(TRAIN, bar, (f"{SITE}/{file}", "tqdm.update")).phase == "progress bar"

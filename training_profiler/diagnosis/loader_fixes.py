@@ -114,6 +114,19 @@ def _as_next(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
 
 
+def stalls_fix(snapshot: Snapshot) -> str:
+    """Return what to change where some batches are waited for much longer than others."""
+    loader, free = slowest_loader(snapshot), free_cpus(snapshot)
+    has_cpus = free is None or free >= FREE_CPUS
+    if loader is not None and not loader.num_workers:
+        if has_cpus:
+            return "Avoid data stalls: batches made in workers (num_workers), samples of more even cost"
+        return "Avoid data stalls: preprocess less per sample, above all in the slowest samples"
+    if has_cpus:
+        return "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost"
+    return "Avoid data stalls: a larger prefetch_factor, samples of more even cost"
+
+
 def transfer_fix(snapshot: Snapshot) -> str:
     """Return what to change where moving batches to the device takes long."""
     loader = slowest_loader(snapshot)

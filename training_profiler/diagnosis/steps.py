@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.diagnosis.change import abrupt_rise, cause_of, when_text, work_of
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
-from training_profiler.diagnosis.loader_fixes import first_batch_fix
+from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
@@ -35,7 +35,7 @@ BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary b
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
-    DATA_LOADING: "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost",
+    DATA_LOADING: stalls_fix,
     DATA_GENERATION: "The cost of data varies: generate it ahead of time, in workers",
     DATA_TRANSFER: "Use pinned memory and .to(device, non_blocking=True)",
     FORWARD_PASS: "Check for shapes that change from batch to batch and for other work on the machine",

@@ -21,8 +21,11 @@ REPLAY: Final = "replay buffer"
 SAMPLER: Final = "sampler"
 MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_phases``
 HANDLERS: Final = "handlers"
+NO_PHASE: Final = ""
 
 ANY: Final = "*"
+# A bar's iteration contains the work of the iterable that it wraps: the loader's next batch.
+ITERATION: Final = ("__iter__", "__anext__", "tzip", "tmap", "product")
 # Trainers call what users add to them by such names: on_step_end, on_train_batch_start, _on_rollout_end.
 HOOK: Final = re.compile(r"_?(on_[a-z][a-z0-9_]*)")
 
@@ -133,6 +136,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     ),
     LibraryFrame("/ultralytics/engine/validator.py", (ANY,), EVALUATION),
     LibraryFrame("/ultralytics/utils/callbacks/", (ANY,), LOGGING),
+    LibraryFrame("/ultralytics/utils/tqdm.py", ITERATION, NO_PHASE),
     LibraryFrame("/ultralytics/utils/tqdm.py", (ANY,), PROGRESS),
     LibraryFrame("/accelerate/tracking.py", (ANY,), LOGGING),
     LibraryFrame("/torch/utils/tensorboard/", (ANY,), LOGGING),
@@ -141,6 +145,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/mlflow/", (ANY,), LOGGING),
     LibraryFrame("/comet_ml/", (ANY,), LOGGING),
     LibraryFrame("/neptune/", (ANY,), LOGGING),
+    LibraryFrame("/tqdm/", ITERATION, NO_PHASE),
     LibraryFrame("/tqdm/", (ANY,), PROGRESS),
 )
 

@@ -460,6 +460,11 @@ class LoopDetector(ModuleCalls):
             else:
                 self._step_detector.updated(optimizer, now_ns)
 
+    def drop_update(self) -> None:
+        """Forget the update under way: it has changed nothing."""
+        self.update.end()
+        self.pending.drop_last_span(self.codes.optimizer)
+
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
         if not self.has_manual_steps:

@@ -64,6 +64,11 @@ class PendingEvents:
         """Append a span from ``begin_ns`` until now, in which nothing else was recorded."""
         self.events.extend((begin_ns, code, self.clock(), -code))
 
+    def drop_last_span(self, code: int) -> None:
+        """Remove the span of ``code`` that ended last, if there is nothing in it or after it."""
+        if self.events[-3::2] == [code, -code]:
+            del self.events[-4:]
+
     def ends_with(self, code: int) -> bool:
         """Return whether the last event is ``code``."""
         return bool(self.events) and self.events[-1] == code

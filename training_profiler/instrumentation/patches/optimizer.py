@@ -21,6 +21,7 @@ class OpenUpdates:
         # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its
         # locals alive, and the id of one that has ended may be that of a caller's, which has other code.
         self.open: list[tuple[int, int, CodeType | None]] = []
+        self._backwards = 0  # of the program, at the last update
 
     def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
         """Return whether this update is outermost, and whether one before it ended by an exception."""
@@ -40,6 +41,11 @@ class OpenUpdates:
             return not self.open
         return False
 
+    def follows_backward(self, backwards: int) -> bool:
+        """Return whether there are more backward passes than at the last update; remember them for the next."""
+        follows, self._backwards = backwards != self._backwards, backwards
+        return follows
+
 
 def _is_running(frame_id: int, code: CodeType | None, frame: FrameType | None) -> bool:
     frame = frame.f_back if frame is not None else None
@@ -57,6 +63,13 @@ def _was_skipped(optimizer: Any) -> bool:
     """
     found_inf = getattr(optimizer, "found_inf", None)
     return found_inf is not None and found_inf.device.type == "cpu" and bool(found_inf.item())
+
+
+def _changes_nothing(optimizer: Any) -> bool:
+    """Return whether no parameter has a gradient, as in a loop that plots a schedule: torch's own then do nothing."""
+    return type(optimizer).__module__.startswith("torch.optim.") and all(
+        parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]
+    )
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -127,7 +140,9 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
                 is_outermost = True
             else:
                 is_outermost = updates.end(optimizer)
-            if is_outermost:
+            if is_outermost and not updates.follows_backward(detector.backwards) and _changes_nothing(optimizer):
+                detector.drop_update()
+            elif is_outermost:
                 detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
         except Exception as error:
             context.on_error(error)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 MOST_BYTES = 9_000_000
+MOST_PARTS = 9_000_000
 RAW = "@raw@"
 
 
@@ -101,7 +102,20 @@ def _json(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
         return _bytes(data, random, others)
     for _ in range(random.choice([1, 1, 2, 5])):
         value = _changed(value, random)
-    return written(value)
+    # A part that was repeated may lie in one that was repeated later: written out, that takes gigabytes.
+    try:
+        is_large = _count(value, {}) > MOST_PARTS
+    except RecursionError:
+        is_large = True
+    return _bytes(data, random, others) if is_large else written(value)
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """Return the number of parts of ``value``, each as often as it occurs."""
+    if id(value) not in known:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        known[id(value)] = 1 + sum(_count(each, known) for each in inner)
+    return known[id(value)]
 
 
 def written(value: Any) -> bytes:

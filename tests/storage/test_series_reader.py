@@ -7,7 +7,7 @@ from training_profiler.storage.series_reader import SeriesReader
 
 
 def sample(wait, at_ns=0):
-    values = {"cpu_wait": wait, "cpu_process": 1.0, "cpu_host": 1.0}
+    values = {"cpu_wait": wait, "cpu_process": 1.0 - wait, "cpu_host": 1.0}
     return MachineSample(at_ns, values, facts={"host_cores": 4.0})
 
 

@@ -157,7 +157,6 @@ def test_many_collections_are_timed_in_a_part_of_the_time(watch: GarbageWatch) -
         dense.close()
     now_ns[0] += 10**12
     dense.poll()
-    assert dense.since_ns is None
     assert dense._callback not in gc.callbacks
 
 
@@ -201,3 +200,11 @@ def test_a_forked_child_has_no_callback(watch: GarbageWatch) -> None:
         os._exit(0 if watch._callback not in gc.callbacks and popped(watch) == [] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(popped(watch)) == 1
+
+
+def test_what_was_recorded_is_complete_after_the_end_and_not_when_it_is_switched_off(watch: GarbageWatch) -> None:
+    since_ns = watch.since_ns
+    watch.close()
+    assert watch.since_ns == since_ns is not None
+    watch.start(is_on=False)
+    assert watch.since_ns is None

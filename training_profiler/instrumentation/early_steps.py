@@ -30,7 +30,7 @@ class EarlySteps:
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
-        self._spent_ns = self._reported_ns = 0  # on looking at calls and backward passes
+        self._spent_ns = 0  # on looking at calls and backward passes
 
     def begin(self) -> None:
         """Look at the steps from now on, once in a run."""
@@ -91,11 +91,6 @@ class EarlySteps:
             self._repeats.backward_begins(trains and kwargs.get("inputs") is None and len(args) <= INPUTS)
             if trains:
                 self._graphs.backward_begins(args, kwargs, frame)
-
-    def pop_spent_ns(self) -> int:
-        """Return the training's time that was spent on looking since the last call, in ns."""
-        before_ns, self._reported_ns = self._reported_ns, self._spent_ns
-        return self._reported_ns - before_ns
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:

@@ -116,7 +116,6 @@ class Pipeline:
                 self._instrumentation.flops.counted,
                 self._instrumentation.flops.slow_steps,
             )
-            self._health_of_profiler.spend(self._instrumentation.early_steps.pop_spent_ns())
             work = self._instrumentation.pop_work()
             totals.with_grad = work.with_grad_count, work.with_grad_ns
             for step, elements in work.input_sizes:

@@ -56,26 +56,31 @@ class GarbageWatch:
         self._popped = 0  # since then
         self._training = threading.main_thread().ident
         self._resume_ns: int | None = None  # end of a rest
+        self._has_ended = False
         self._has_rested = False
 
     def start(self, *, is_on: bool) -> None:
         """Record from now on, or stop."""
         self.close()
+        self.since_ns = None
         if is_on and isinstance(get_ident, BuiltinFunctionType):  # gevent replaces it by one in Python
             self._record()
 
     def close(self) -> None:
-        """Stop. What was recorded stays until it is popped."""
-        self._resume_ns = None
-        self._pause()
+        """Stop. What was recorded stays until it is popped, and is complete up to now: no step comes after it."""
+        self._resume_ns, self._has_ended = None, True
+        self._remove()
 
     def _record(self) -> None:
-        self._popped, self._resume_ns = -(len(self._moments) // 2), None
+        self._popped, self._resume_ns, self._has_ended = -(len(self._moments) // 2), None, False
         self.since_ns = self._clock()
         gc.callbacks.append(self._callback)
 
     def _pause(self) -> None:
         self.since_ns = None
+        self._remove()
+
+    def _remove(self) -> None:
         # Not by value: a callback of the program may compare in its own way.
         places = [at for at, callback in enumerate(gc.callbacks) if callback is self._callback]
         for at in reversed(places):
@@ -84,6 +89,7 @@ class GarbageWatch:
     def after_fork_in_child(self) -> None:
         """Stop in a forked child, and forget what the parent recorded."""
         self.close()
+        self.since_ns = None
         self._moments.clear()
 
     def poll(self) -> None:
@@ -91,7 +97,7 @@ class GarbageWatch:
         now_ns = self._clock()
         if self._resume_ns is not None and now_ns >= self._resume_ns:
             self._record()
-        if self.since_ns is None:
+        if self.since_ns is None or self._has_ended:
             return
         cost_ns = COST_NS * (self._popped + len(self._moments) // 2)
         rest_ns = round(cost_ns / MOST_COST) - (now_ns - self.since_ns)

@@ -324,6 +324,20 @@ def test_torchrun_variables_are_read():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sleeps"),
+    [
+        ("OMP_WAIT_POLICY", "PASSIVE", True),
+        ("OMP_WAIT_POLICY", "active", False),
+        ("KMP_BLOCKTIME", "0", True),
+        ("KMP_BLOCKTIME", "200", False),
+        ("GOMP_SPINCOUNT", "0", True),
+    ],
+)
+def test_variables_that_make_openmp_sleep_are_read(name, value, sleeps):
+    assert read_settings(environ={name: value}).launch.openmp_sleeps == sleeps
+
+
 def test_default_run_id_of_torchrun_is_ignored():
     assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch(is_torchrun=True)
 

@@ -203,6 +203,8 @@ class Launch:
     """SLURM's job and job step, such as ``12.0``."""
     cuda_connections: int | None = None
     """``CUDA_DEVICE_MAX_CONNECTIONS``: queues of work to a CUDA device; 1 with Megatron."""
+    openmp_sleeps: bool = False
+    """Whether OpenMP's threads sleep while they wait, at once, as by ``OMP_WAIT_POLICY=passive``."""
     is_torchrun: bool = False
     """Whether torchrun set these variables. Otherwise a world size may be left over in a shell."""
 
@@ -380,6 +382,10 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
+# In the words of libgomp and of Intel's OpenMP.
+OPENMP_SLEEPS: Final = (("OMP_WAIT_POLICY", "passive"), ("KMP_BLOCKTIME", "0"), ("GOMP_SPINCOUNT", "0"))
+
+
 def _launch(environ: Mapping[str, str]) -> Launch:
     run_id = environ.get("TORCHELASTIC_RUN_ID")
     job, job_step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
@@ -393,6 +399,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         job=f"{job}.{job_step}" if job and job_step else None,
         cuda_connections=_number(environ, "CUDA_DEVICE_MAX_CONNECTIONS"),
+        openmp_sleeps=any(environ.get(name, "").strip().lower() == value for name, value in OPENMP_SLEEPS),
         is_torchrun=run_id is not None,
     )
 

@@ -54,6 +54,29 @@ def test_section_that_takes_longer_is_named_with_both_times():
     assert finding.potential_saving_s == pytest.approx(24.0)  # 600 steps, 40 ms each
 
 
+ALIKE = {"forward_pass": (0.04, 0.06), "backward_pass": (0.03, 0.043), "optimizer_step": (0.005, 0.007)}
+
+
+def test_sections_that_rise_alike_have_no_cause_among_them():
+    finding = slower_since(run_of(sections={**ALIKE, "other": (0.004, 0.006), "data_loading": (0.001, 0.001)}))
+    assert "moves_with" not in finding.evidence
+    assert finding.message.endswith(
+        "; all parts of a step alike (forward_pass by 50%, other by 50%, backward_pass by 43%, optimizer_step by 40%), "
+        "as on a machine that has become slower, or beside another thread of the program"
+    )
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        ALIKE,  # three parts may rise together: a larger model, or larger batches
+        {**ALIKE, "other": (0.004, 0.0045)},
+    ],
+)
+def test_sections_that_do_not_all_rise_show_the_largest(sections):
+    assert slower_since(run_of(sections=sections)).evidence["moves_with"] == "forward_pass"
+
+
 def test_jump_is_one_finding_and_its_seconds_are_claimed_once():
     run = run_of()
     assert "slower-since" in codes(run)

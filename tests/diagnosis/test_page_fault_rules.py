@@ -69,3 +69,10 @@ def test_no_finding_where_it_is_little_or_unknown(snapshot: Snapshot) -> None:
 def test_the_time_is_claimed_once() -> None:
     findings = {finding.code: finding.potential_saving_s for finding in diagnose(run())}
     assert sum(findings.values()) <= 10.0
+
+
+def test_page_faults_of_gradients_make_no_backward_pass_slow() -> None:
+    shares = {"forward_pass": 0.2, "backward_pass": 0.8}
+    with_faults, without = (replace(run(cost_s=cost_s), sections=snapshot_of(shares).sections) for cost_s in (6e-6, 0))
+    assert "backward-slow" not in codes(with_faults)  # 2.4 of its 8 s, so 2.8 forward passes are left
+    assert "backward-slow" in codes(without)

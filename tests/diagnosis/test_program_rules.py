@@ -15,6 +15,7 @@ from training_profiler.snapshot.program import (
     CpuSpeed,
     ForwardFacts,
     KeptGraphs,
+    LongOperators,
     OptimizerFacts,
     ProgramFacts,
     RepeatFacts,
@@ -49,6 +50,21 @@ def test_many_operators_that_compute_nothing_are_found():
     assert "healthy" not in findings_of(run)
 
 
+def test_a_layer_that_loops_by_itself_is_not_called_a_loop_of_the_program():
+    forward = ForwardFacts(12_000, 0.03, 0.2, "model.py:10", "GRU")
+    found = findings_of(run_with(ProgramFacts(ADAM, operators=12_000, forward=forward)))["small-operators"]
+    assert found.fix.startswith("torch computes this nn.GRU step by step: on the CPU nn.LSTM has one kernel")
+    packed = ProgramFacts(ADAM, operators=12_000, forward=forward._replace(layer="LSTM"))
+    fix = findings_of(run_with(packed))["small-operators"].fix
+    assert fix.startswith("torch computes this nn.LSTM step by step: on the CPU there is one kernel")
+    assert "differ" in found.losses
+
+
+def test_a_run_too_short_to_measure_the_cpu_has_the_finding_too():
+    message = findings_of(run_with(ProgramFacts(ADAM, operators=12_000)))["small-operators"].message
+    assert message.startswith("The model takes 12000 small operators a step, 7.5 us each: mostly Python")
+
+
 def test_small_operators_of_a_loop_in_the_loss_have_its_line():
     sections = {"forward_pass": 0.05, "backward_pass": 0.5, "optimizer_step": 0.05}  # 40 ms are in no section
     run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=6_100, forward=LONG), sections)
@@ -69,12 +85,36 @@ def test_other_time_than_that_of_operators_is_not_saved_with_them():
     assert found["small-operators"].potential_saving_s == pytest.approx((3.0 + 3.0) * (1 - 120 / 6_000))
 
 
+def test_time_of_long_operators_is_not_saved_and_the_line_of_the_loop_is_named():
+    loop = ForwardFacts(12_000, 0.03, 0.2, "model.py:10")
+    # 62 of 90 ms are in operators that compute.
+    long_forward, long_backward = LongOperators(30, 0.022), LongOperators(70, 0.04)
+    facts = ProgramFacts(ADAM, None, "", 0, CPU, 12_100, forward=loop, long_forward=long_forward)
+    run = run_with(facts._replace(long_backward=long_backward))
+    lines = LineStats("model.py", 11, "forward", 0.3, 300), LineStats("model.py", 10, "forward", 0.1, 100)
+    found = findings_of(replace(run, lines={"forward_pass": lines}))["small-operators"]
+    assert "12000 small operators a step, 2.3 us each" in found.message
+    assert "above all in model.py:10 forward" in found.message
+    assert found.potential_saving_s == pytest.approx(2.8 * (1 - 120 / 12_000))
+
+
+def test_long_operators_of_a_slow_step_count_by_their_part_of_it():
+    # All took twice as long in the step in which they were timed: 124 of 180 ms, so 62 of 90.
+    facts = ProgramFacts(ADAM, cpu=CPU, operators=12_100, long_forward=LongOperators(100, 0.124, 0.18))
+    found = findings_of(run_with(facts))["small-operators"]
+    assert found.potential_saving_s == pytest.approx(2.8 * (1 - 120 / 12_000))
+
+
 @pytest.mark.parametrize(
     "facts",
     [
+        ProgramFacts(ADAM, cpu=CPU, operators=12_000, long_forward=LongOperators(400, 0.08)),
+        ProgramFacts(ADAM, cpu=CPU, operators=12_000, long_backward=LongOperators(400, 0.1)),
+        ProgramFacts(ADAM, cpu=CPU, operators=12_000, finds_anomalies=True),
         ProgramFacts(ADAM, cpu=CPU, operators=200),  # a few, each of them long
         ProgramFacts(ADAM, cpu=CPU, operators=5_000),  # 18 us each: they compute
-        ProgramFacts(ADAM, cpu=None, operators=12_000),  # on an accelerator, or a short run
+        ProgramFacts(ADAM._replace(devices=("cuda",)), cpu=None, operators=12_000),
+        ProgramFacts(ADAM, cpu=None, operators=7_000),  # 12.9 us each, and how long starting one takes is unknown
         ProgramFacts(None, cpu=CPU, operators=12_000),  # without an optimizer of torch
         ProgramFacts(ADAM._replace(tensors=1_500), cpu=CPU, operators=12_000),  # as many as its layers need
     ],

@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 
 READER = "load.py:9 decode"
 
@@ -54,6 +54,36 @@ def test_waiting_for_a_cpu_is_not_waiting_for_the_lock():
     busy = Level(0.2, 1.0, 0.2)
     machine = MachineStats(samples=10, cores=2.0, host_cores=2, cpu_wait=busy, cpu_host=Level(1.0, 1.0, 1.0))
     assert found(replace(run_with(line(0.5, 0.25)), machine=machine)) is None
+
+
+def of_one_thread(own: float = 0.25, cores: float = 2.0, **loader: int) -> Snapshot:
+    """Return a training that makes its batches itself and waits for a CPU for a quarter of the run."""
+    busy = Level(own, 1.0, own)
+    machine = MachineStats(samples=10, cores=cores, host_cores=2, cpu_wait=busy, cpu_host=Level(1.0, 1.0, 1.0))
+    run = run_with(line(0.5, 0.4))
+    loader = LoaderStats("0", **{"batches": 64, "samples": 64, "wait_s": 1.0, "num_workers": 0, **loader})
+    program = run.program._replace(threads=2)
+    return replace(run, machine=machine, loaders=(loader,), program=program)
+
+
+def test_a_thread_that_is_the_only_competitor_has_the_wait_for_the_cpu_too():
+    finding = found(of_one_thread())
+    assert finding is not None
+    assert finding.message == (
+        "The training waits for Python's lock or for a CPU for 40% of step time (50.0 ms per step), while a thread of "
+        "the program runs at load.py:9 decode"
+    )
+    assert finding.potential_saving_s == pytest.approx(3.2)
+    assert finding.fix.startswith("Do less of that work meanwhile; where a CPU is free, move it to a process")
+    finding = found(of_one_thread(own=0.5))
+    assert finding is not None
+    assert finding.message.startswith("The training waits for a CPU for 40% of step time")
+
+
+@pytest.mark.parametrize("run", [of_one_thread(num_workers=2), of_one_thread(cores=1.0)])
+def test_with_other_competitors_only_the_lock_counts(run):
+    finding = found(run)
+    assert finding is None or "or for a CPU" not in finding.message
 
 
 def test_a_step_outside_of_training_does_not_count():

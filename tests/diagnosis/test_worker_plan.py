@@ -8,7 +8,7 @@ import pytest
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import waiting_fix
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
 def waiting(run: Snapshot) -> Finding:
@@ -150,6 +150,36 @@ def test_the_ceiling_without_workers_is_all_cpu_time_of_a_batch_on_the_cpus_that
     )
     assert finding.potential_saving_s == pytest.approx(200 * 0.020)
     assert finding.evidence["least_batch_s"] == pytest.approx(0.020)
+
+
+def lines_of_making(part: float) -> dict[str, tuple[LineStats, ...]]:
+    called = {"np.load": part * 0.75}
+    decode = LineStats("data.py", 7, "DS.__getitem__", part * 0.75, 90, phase="decode", called=called)
+    loop = LineStats("train.py", 20, "main", 0.75 - decode.share, 10, phase="collate")
+    return {"data_loading": (decode, loop)}
+
+
+def test_doing_without_the_line_that_takes_longest_may_save_more_than_workers_can() -> None:
+    run = making(cores=2.0)
+    finding = waiting(replace(run, lines=lines_of_making(0.9)))
+    assert finding.potential_saving_s == pytest.approx(200 * 0.030 * 0.9)
+    assert finding.fix.startswith("Set DataLoader(num_workers=2), now 0")
+    assert "less work in data.py:7 can save more" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lines_of_making(0.5),  # less than workers save
+        {"data_loading": tuple(replace(line, called={}) for line in lines_of_making(0.9)["data_loading"])},
+        {"data_loading": tuple(replace(line, called={"next": 0.6}) for line in lines_of_making(0.9)["data_loading"])},
+        {"data_loading": tuple(replace(line, samples=3) for line in lines_of_making(0.9)["data_loading"])},
+    ],
+)
+def test_other_lines_do_not_change_what_workers_save(lines: dict[str, tuple[LineStats, ...]]) -> None:
+    finding = waiting(replace(making(cores=2.0), lines=lines))
+    assert finding.potential_saving_s == pytest.approx(200 * 0.020)
+    assert "can save more" not in finding.fix
 
 
 def test_workers_would_not_help_where_no_cpu_is_free() -> None:

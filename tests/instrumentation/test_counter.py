@@ -1,6 +1,7 @@
 """FLOPs of one step of real trainings: equal to those of torch's own counter, with unchanged losses."""
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
-from training_profiler.instrumentation.flops.operations import Operations
+from training_profiler.instrumentation.flops.operations import MANY, Operations
 from training_profiler.recording.step_flops import StepFlops
+from training_profiler.sampling.call_sites import CallSiteReader
+from training_profiler.snapshot.program import LongOperators
 
 SHADOWED = ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
 
@@ -98,6 +101,83 @@ def test_operators_of_forward_passes_are_timed(instrumented):
     flops = instrumented.instrumentation.flops
     assert 0 < flops.forward.operators < flops.operators
     assert 0 < flops.forward.operators_s < flops.forward.calls_s
+
+
+def test_the_line_that_starts_most_operators_is_known(instrumented, monkeypatch):
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.sin()
+            for _ in range(1_000):
+                x = x.neg()
+            return self.inner(x)
+
+    monkeypatch.setattr(instrumented.context.calls, "_read_site", CallSiteReader().read)
+    trainer = Trainer(Loop, 32, 16, instrumented=instrumented)
+    for _ in range(3):
+        trainer.step()
+    flops, line = instrumented.instrumentation.flops, Loop.forward.__code__.co_firstlineno + 3
+    assert flops.forward.place == f"tests/instrumentation/test_counter.py:{line}"
+    assert flops.forward.layer == ""
+
+
+@pytest.mark.parametrize(("kind", "layer"), [(nn.GRU, "GRU"), (nn.RNN, "RNN"), (nn.GRUCell, "")])
+def test_a_recurrent_layer_of_torch_that_loops_by_itself_is_named(instrumented, kind, layer):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if layer:
+                return self.inner(x)[0]
+            state = x.new_zeros(2, 8)
+            for each in x:
+                state = self.inner(each, state)
+            return state
+
+    trainer = Trainer(Recurrent, 200, 2, 4, instrumented=instrumented)
+    for _ in range(3):
+        trainer.step()
+    assert instrumented.instrumentation.flops.forward.layer == layer
+
+
+def test_operations_that_take_many_times_the_median_are_long():
+    counts = Operations(torch, lambda frame: "")
+    for spent_ns in (1_000, 1_000, 1_000, 9_000):
+        counts.count_operator(spent_ns)
+    counts.is_backward = True
+    for spent_ns in (1_000, 50_000, 8_000):
+        counts.count_operator(spent_ns)
+    long_forward, long_backward = counts.long()
+    assert long_forward == LongOperators(1, 9e-6, pytest.approx(12e-6))
+    assert long_backward == LongOperators(1, 50e-6, pytest.approx(59e-6))
+    assert counts.forward_ns == 12_000
+
+
+def test_operators_of_many_lines_have_none():
+    lines = itertools.cycle(("a.py:1", "a.py:2", "a.py:3"))
+    counts = Operations(torch, lambda frame: next(lines))
+    for _ in range(4 * MANY):
+        counts.count_operator(1_000)
+    assert counts.most_start_at == ("", "")
+
+
+def test_operators_of_a_thread_without_python_are_counted(monkeypatch):
+    counts = Operations(torch, lambda frame: 1 / 0)
+    for _ in range(4 * MANY):
+        counts._add_place(None)
+    assert counts.most_start_at == ("", "")
+
+
+def test_few_operators_have_no_line():
+    counts = Operations(torch, lambda frame: "here")
+    for _ in range(MANY):
+        counts.count_operator(1_000)
+    assert counts.most_start_at == ("", "")
 
 
 def test_cpu_attention_is_counted(instrumented):
@@ -276,7 +356,7 @@ def test_attention_kernel_without_formula_is_named(instrumented, monkeypatch):
     formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
     kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
     monkeypatch.delitem(formulas, kernel, raising=False)
-    counts = Operations(torch)
+    counts = Operations(torch, lambda frame: "")
     q = torch.zeros(1, 2, 4, 8)
     counts.add(torch.ops.aten._scaled_dot_product_cudnn_attention.default, (), (q, q, q), {}, (q,))
     assert counts.why_not == "aten._scaled_dot_product_cudnn_attention has no formula"

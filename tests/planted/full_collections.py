@@ -38,7 +38,7 @@ def main() -> None:
     begin = time.perf_counter()
     for step in range(STEPS):
         optimizer.zero_grad()
-        model(torch.tensor(data[step : step + 128], dtype=torch.float32).expand(128, 64)).square().mean().backward()
+        model(torch.tensor(data[step : step + 384], dtype=torch.float32).expand(384, 64)).square().mean().backward()
         optimizer.step()
         kept.append([[step] for _ in range(10_000)])  # survives some young collections, as a replay buffer does
     took = time.perf_counter() - begin

@@ -10,7 +10,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     history: list[float] = []
-    for _ in range(600):
+    for _ in range(1000):
         loss = nn.functional.cross_entropy(model(torch.randn(128, 128)), torch.randint(10, (128,)))
         optimizer.zero_grad()
         loss.backward()

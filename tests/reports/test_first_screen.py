@@ -154,6 +154,17 @@ def test_small_savings_and_remarks_are_not_changes():
     assert important(gpu_run(), [small, warm_up, slowest]) == []
 
 
+def test_uneven_steps_matter_from_a_tenth_on_unless_their_cause_is_known():
+    run = gpu_run()
+    assert run.step is not None
+    saving_s = 0.08 * max(run.wall_s, run.step.total_s)
+    uneven = finding("step-time-varies", saving_s=saving_s)
+    of_garbage = replace(uneven, evidence={"moves_with": "garbage collection"})
+    assert important(run, [uneven]) == []
+    assert important(run, [of_garbage]) == [of_garbage]
+    assert important(run, [finding("step-time-varies", saving_s=2 * saving_s)])
+
+
 def test_memory_risks_are_changes_without_a_known_saving():
     risk = finding("gpu-memory-high", "GPU 0 is filled to 97.0% of 80.0 GiB at its peak", 0.0)
     assert important(gpu_run(), [risk]) == [risk]

@@ -18,6 +18,7 @@ from training_profiler.sampling.garbage_watch import COST_NS, MOST_COST, Collect
 @pytest.fixture
 def watch() -> Iterator[GarbageWatch]:
     gc.disable()  # no collection but those of the tests
+    gc.collect(0)  # else one may be due at the moment in which a test switches them on
     watch = GarbageWatch(FaultGuard().run, functools.partial(next, iter(range(0, 10**18, 10**9))))
     watch.start(is_on=True)
     yield watch

@@ -1,14 +1,17 @@
 """Which thread has Python's lock while the training thread waits for it, from the CPU times of threads."""
 
 import threading
+from pathlib import Path
 
 import pytest
+import torch
 
 from training_profiler.sampling.lock_watch import (
     LEAST_LOOK_NS,
     SEARCH_NS,
     LockWatch,
     PythonThread,
+    helper_threads,
     lock_watch,
     python_threads,
     thread_cpu_ns,
@@ -26,13 +29,28 @@ LOOKS = 400
 class Threads:
     """CPU times of threads that each use a constant part of the time."""
 
-    def __init__(self, training: float, other: float, helpers: float = 0.0, while_looked_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        training: float,
+        other: float,
+        helpers: float = 0.0,
+        while_looked_at: float = 0.0,
+        known_helpers: dict[int, float] | None = None,
+    ) -> None:
         self.now_ns = 0
         self.parts = {TRAINING.native_id: training, OTHER.native_id: other, OWN.native_id: 1.0}
+        self.known_helpers = None if known_helpers is None else list(known_helpers)
+        self.parts |= known_helpers or {}
         self.used_ns = dict.fromkeys(self.parts, 0.0)
         self.helpers, self.helpers_ns = helpers, 0.0
         self.while_looked_at = while_looked_at  # part of a look in which ``other`` computes
-        self.watch = LockWatch(self.cpu_ns, self.process_ns, lambda: [TRAINING, OTHER, OWN], lambda: self.now_ns)
+        self.watch = LockWatch(
+            self.cpu_ns,
+            self.process_ns,
+            lambda: [TRAINING, OTHER, OWN],
+            lambda: self.now_ns,
+            lambda: self.known_helpers,
+        )
 
     def cpu_ns(self, native_id: int) -> int | None:
         return None if native_id not in self.used_ns else int(self.used_ns[native_id])
@@ -48,7 +66,9 @@ class Threads:
         self.watch.look_begins(TRAINING.ident)
         self.now_ns += 2 * LEAST_LOOK_NS
         self.used_ns[OTHER.native_id] += self.while_looked_at * 2 * LEAST_LOOK_NS
-        return self.watch.look_ends()
+        holder = self.watch.look_ends()
+        self.watch.find_helpers()
+        return holder
 
     def part_held(self) -> float:
         looks = [self.look() for _ in range(LOOKS)]
@@ -75,6 +95,41 @@ def test_a_training_that_computes_does_not_wait():
 
 def test_a_training_whose_helpers_compute_may_wait_for_them():
     assert Threads(training=0.3, other=0.7, helpers=0.9).part_held() == 0.0
+
+
+def test_threads_that_spin_between_operators_are_not_waited_for():
+    assert Threads(training=0.3, other=0.7, helpers=0.9, known_helpers={}).part_held() == pytest.approx(0.7, abs=0.01)
+
+
+def test_a_thread_of_autograd_is_waited_for():
+    threads = Threads(training=0.3, other=0.7, helpers=0.9, known_helpers={14: 0.5})
+    assert threads.part_held() == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_helper_that_begins_is_noticed_and_its_past_is_not_counted():
+    threads = Threads(training=0.3, other=0.7, known_helpers={})
+    threads.part_held()
+    threads.known_helpers, threads.parts[14], threads.used_ns[14] = [14], 0.5, 5e9
+    assert threads.part_held() == pytest.approx(0.2, abs=0.01)
+
+
+def test_helpers_are_looked_for_only_beside_busy_threads():
+    found = []
+    threads = Threads(training=0.9, other=0.05)
+    threads.watch = LockWatch(
+        threads.cpu_ns, threads.process_ns, lambda: [TRAINING, OTHER], lambda: threads.now_ns, lambda: found.append(1)
+    )
+    threads.part_held()
+    assert not found
+
+
+def test_threads_of_openmp_are_no_helpers():
+    torch.zeros(1000, 1000).exp().sum()
+    helpers = helper_threads()
+    if helpers is None:
+        pytest.skip("no such files on this system")
+    assert threading.get_native_id() not in helpers
+    assert all(Path(f"/proc/self/task/{each}/comm").read_text().startswith("pt_") for each in helpers)
 
 
 def test_a_thread_that_mostly_sleeps_is_not_watched():

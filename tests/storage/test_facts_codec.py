@@ -8,6 +8,7 @@ from training_profiler.snapshot.program import (
     CompileFacts,
     CpuSpeed,
     ForwardFacts,
+    LongOperators,
     OptimizerFacts,
     ProgramFacts,
 )
@@ -22,7 +23,10 @@ FACTS = ProgramFacts(
     310,
     (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
     4,
-    ForwardFacts(100, 0.5, 0.75),
+    ForwardFacts(100, 0.5, 0.75, "model.py:10", "GRU"),
+    long_forward=LongOperators(3, 0.4, 0.5),
+    long_backward=LongOperators(5, 0.6),
+    epochs=40,
 )
 
 
@@ -47,5 +51,5 @@ def test_calls_are_mended_too():
 
 def test_facts_of_an_earlier_version_have_no_calls():
     assert checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts)) == FACTS._replace(
-        calls=(), threads=0, forward=None
+        calls=(), threads=0, forward=None, long_forward=LongOperators(), long_backward=LongOperators(), epochs=0
     )

@@ -118,6 +118,7 @@ def test_epochs_too_short_for_a_summary_are_left_out_and_counted(tmp_path: Path)
     shown = len(trained.epochs)
     assert 20 <= shown < 60
     (note,) = [note for note in trained.report["health"]["notes"] if "epochs have no figures" in note]
+    assert " - 60 epochs, " in trained.text
     assert trained.text.count(" Profiling Summary ===\nTotal time:") == shown
     assert note.startswith(f"{60 - shown} of 60 epochs")
 

@@ -26,7 +26,7 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
     share = spent_s / step.settled_s
     if share <= threshold or spent_s < MIN_SAVING_S:
         return None
-    places = ", ".join(call.site.place for call in snapshot.program.calls if call.kind == ANOMALY)
+    places = snapshot.program.places_of(ANOMALY)
     where = f", switched on at {places}" if places else ""
     return Finding(
         code=ANOMALY_DETECTION,

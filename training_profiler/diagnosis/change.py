@@ -26,6 +26,9 @@ STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
 RANKS_RESOLVE: Final = 1 / 8  # of the steps: how exactly a rank knows since when its work takes longer
+PART_OF_STEP: Final = 0.02  # a section with less than that says little
+PARTS_NEEDED: Final = 4
+ALIKE_FROM: Final = 0.5  # of the rise of the whole step
 CLOCK: Final = "the device's clock"
 _MACHINE: Final = {
     OTHERS: "other programs have the CPUs",
@@ -125,6 +128,8 @@ def cause_of(change: StepChange) -> tuple[str, str]:
             return THE_MACHINE, f"; since then {reason}"
     if slower := _slower_clock(change):
         return CLOCK, slower
+    if alike := _alike(change):
+        return "", alike
     added = {name: after - before for name, (before, after) in change.sections.items() if name != PROFILER}
     name = max(added, key=lambda name: added[name], default="")
     if not name or added[name] < CARRIES * added_s:
@@ -133,6 +138,27 @@ def cause_of(change: StepChange) -> tuple[str, str]:
     part = min(1.0, added[name] / added_s)
     times = f"({time_text(before_s)} before, {time_text(after_s)} after)"
     return name, f"; {part:.0%} of that is in {name} {times}{_line_text(change, name)}"
+
+
+def _alike(change: StepChange) -> str:
+    """Return how a message says that all parts of a step rise by about as much; "" where they do not.
+
+    What a step does more of is in one of them, or in few. A slower machine, such as one whose clock falls or whose host
+    gives its cores to others, makes all of them longer, and so does a thread that the program starts.
+    """
+    least_rise = ALIKE_FROM * (change.after_s / change.before_s - 1)
+    rises = {
+        name: after_s / before_s - 1
+        for name, (before_s, after_s) in change.sections.items()
+        if name != PROFILER and before_s >= PART_OF_STEP * change.before_s
+    }
+    if len(rises) < PARTS_NEEDED or min(rises.values()) < least_rise:
+        return ""
+    texts = [f"{name} by {rise:.0%}" for name, rise in sorted(rises.items(), key=lambda item: -item[1])]
+    return (
+        f"; all parts of a step alike ({', '.join(texts)}), as on a machine that has become slower, or beside another "
+        "thread of the program"
+    )
 
 
 def _line_text(change: StepChange, section: str) -> str:

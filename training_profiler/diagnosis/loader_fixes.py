@@ -6,12 +6,15 @@ from typing import Final
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.recording.worker_sums import PHASES
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 
 MOST_WORKERS: Final = 8  # to begin with
 BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
+NEXT: Final = "next"
+SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
     "prefetch_factor; otherwise use faster storage or preprocess less"
@@ -47,14 +50,39 @@ def waiting_fix(snapshot: Snapshot) -> str:
     is_said = words[0].endswith(PREPROCESS_LESS)
     if loader.is_remade and _begins_often(snapshot):
         words = [f"{REMADE}, with new workers", *(_as_next(word) for word in words if word != _as_next(REMADE))]
+    saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
+    if line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
+        return "; ".join([*words, f"less work in {line.place} can save more"])
     return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
 
 
 def waiting_saved(snapshot: Snapshot) -> float:
+    """Return the part of the waiting that more workers, or doing without the line that takes longest, can save."""
+    line = _hottest_of_making(snapshot)
+    return max(_saved_by_workers(snapshot), 0.0 if line is None else _part_of_waiting(snapshot, line))
+
+
+def _saved_by_workers(snapshot: Snapshot) -> float:
     """Return the part of the waiting for batches that more workers can save; 1 where no limit is known."""
     loader = slowest_loader(snapshot)
     plan = None if loader is None else _plan(snapshot, loader)
     return 1.0 if plan is None else plan.saved
+
+
+def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
+    """Return the line that takes longest where the training makes its batches itself; None if unknown.
+
+    Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``.
+    """
+    loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
+    if loader is None or loader.num_workers != 0 or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return None
+    return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
+
+
+def _part_of_waiting(snapshot: Snapshot, line: LineStats) -> float:
+    section = snapshot.sections.get(DATA_LOADING)
+    return min(1.0, line.share / section.share) if section is not None and section.share else 0.0
 
 
 def plan_of_workers(snapshot: Snapshot) -> Evidence:

@@ -25,6 +25,8 @@ ABOUT_UNEVEN_TIME: Final = (
     "backward-slow",
     "warm-up",
 )
+# Rules that have the loss itself, or have taken it off.
+WITHOUT_LOSS: Final = (MACHINE_BUSY, OVERSUBSCRIBED, "lock-held-by-thread")
 MANY_THREADS: Final = 1.5  # times the CPUs
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
@@ -157,7 +159,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
 def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold: float) -> Finding:
     """Return the finding where torch itself has more threads than there are CPUs: fewer save what is lost."""
     lost_s, threads = loss.own * snapshot.wall_s, snapshot.program.threads
-    places = ", ".join(call.site.place for call in snapshot.program.calls if call.kind == THREADS)
+    places = snapshot.program.places_of(THREADS)
     where = f" (set at {places})" if places else ""
     return Finding(
         code=OVERSUBSCRIBED,
@@ -197,7 +199,7 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
 
 
 def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
-    if finding.code in (MACHINE_BUSY, OVERSUBSCRIBED):
+    if finding.code in WITHOUT_LOSS:
         return finding
     if finding.code not in ABOUT_UNEVEN_TIME:
         return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))

@@ -7,6 +7,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.snapshot.program import LongOperators
 from training_profiler.snapshot.snapshot import OTHER, PYTHON, Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
@@ -23,6 +24,7 @@ SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
 # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
 BETWEEN_OPERATORS_S: Final = 40e-6
+START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its share of the backward pass
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
 PART_OF_FORWARD: Final = 0.3
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
@@ -35,20 +37,28 @@ TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model compute
 def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a model on the CPU whose time goes into starting operators, of which it has far more than its layers need.
 
-    None where the CPU's speed was not measured, where operators take longer than starting one does, and where there
-    are few: then nothing is known to be removable.
+    None where operators take longer than starting one does, and where there are few: then nothing is known to be
+    removable. None with anomaly detection, which starts several for each gradient. In a run that was too short to
+    measure the CPU, starting one takes as long as on a fast CPU.
     """
-    cpu, optimizer, step = snapshot.program.cpu, snapshot.program.optimizer, snapshot.step
-    if cpu is None or optimizer is None or step is None or not has_enough_steps(snapshot):
+    program, step = snapshot.program, snapshot.step
+    optimizer, start_s = program.optimizer, _start_s(snapshot)
+    if optimizer is None or start_s is None or step is None or not has_enough_steps(snapshot):
         return None
-    operators, computing_s = snapshot.program.operators, _computing_s(snapshot) / step.settled_count
-    if not operators or not cpu.operator_s or not optimizer.tensors:
+    if program.finds_anomalies:
+        return None
+    # Long operators compute, and would go on to do so.
+    operators = program.operators - program.long_forward.operators - program.long_backward.operators
+    computing_s = _without_long(
+        _computing_s(snapshot) / step.settled_count, program.long_forward, program.long_backward
+    )
+    if operators <= 0 or computing_s <= 0 or not optimizer.tensors:
         return None
     needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
     if _is_outside_modules(snapshot):
-        return _small_operators_outside(snapshot, threshold, needed)
+        return _small_operators_outside(snapshot, threshold, needed, start_s)
     operator_s = computing_s / operators
-    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
+    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
     potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
     share = potential_saving_s / step.settled_s
@@ -56,44 +66,86 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     return Finding(
         code=SMALL_OPERATORS,
-        message=f"The model takes {operators} small operators a step, {operator_s * 1e6:.1f} us each (starting one "
-        f"takes {cpu.operator_s * 1e6:.1f} us here): mostly Python and torch between operators, not computing",
+        message=f"The model takes {operators} small operators a step, {operator_s * 1e6:.1f} us each"
+        f"{_starting_one(snapshot)}: mostly Python and torch between operators, not computing{_above_all(snapshot)}",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
             "operators": operators,
             "seconds_per_operator": operator_s,
-            "least_seconds_per_operator": cpu.operator_s,
+            "least_seconds_per_operator": start_s,
             "parameter_tensors": optimizer.tensors,
+            **_line_of_most(snapshot),
         },
         potential_saving_s=potential_saving_s,
-        fix=_fewer_operators(snapshot),
+        fix=_fewer_operators(snapshot, "" if program.forward is None else program.forward.layer),
     )
+
+
+def _without_long(seconds: float, *passes: LongOperators) -> float:
+    """Return the time of a step's passes that is in no long operator.
+
+    The one step in which these were timed may have been slower than others, as an early one; so may all of it.
+    """
+    long_s, all_s = sum(each.seconds for each in passes), sum(each.all_s for each in passes)
+    return seconds - min(long_s, seconds * long_s / all_s if all_s else long_s)
+
+
+def _start_s(snapshot: Snapshot) -> float | None:
+    """Return how long starting an operator takes on the CPU; None for other devices."""
+    cpu, optimizer = snapshot.program.cpu, snapshot.program.optimizer
+    if cpu is not None:
+        return cpu.operator_s or None
+    return START_S if optimizer is not None and optimizer.devices == ("cpu",) else None
+
+
+def _starting_one(snapshot: Snapshot) -> str:
+    cpu = snapshot.program.cpu
+    return "" if cpu is None else f" (starting one takes {cpu.operator_s * 1e6:.1f} us here)"
+
+
+def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
+    """Return the line that starts most operators, as evidence; empty where that is unknown.
+
+    It need not be the one with most time, which may be in long operators.
+    """
+    forward = snapshot.program.forward
+    if forward is None or not forward.place:
+        return {}
+    functions = [line.what for line in snapshot.lines.get(FORWARD_PASS, ()) if line.place == forward.place]
+    return {"lines": " ".join([forward.place, *functions[:1]])}
+
+
+def _above_all(snapshot: Snapshot) -> str:
+    return "".join(f"; above all in {line}" for line in _line_of_most(snapshot).values())
 
 
 def _is_outside_modules(snapshot: Snapshot) -> bool:
     """Return whether backward passes have far more operators than modules called, as of a loop in the loss.
 
-    So have several backward passes of one forward pass, such as a penalty's or a Jacobian's, and checks of gradients.
+    So have several backward passes of one forward pass, such as a penalty's or a Jacobian's.
     """
     forward = snapshot.program.forward
-    if forward is None or not forward.operators or snapshot.program.finds_anomalies or snapshot.program.kept_graphs:
+    if forward is None or not forward.operators or snapshot.program.kept_graphs:
         return False
     if per_step(snapshot, BACKWARD_PASS) > SAME * per_step(snapshot, FORWARD_PASS):
         return False
     return snapshot.program.operators - forward.operators > OUTSIDE * forward.operators
 
 
-def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float) -> Finding | None:
+def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float, start_s: float) -> Finding | None:
     """Return the finding about operators that are in no module: their time is unattributed, and in backward passes."""
-    cpu, step, forward = snapshot.program.cpu, snapshot.step, snapshot.program.forward
-    assert cpu is not None
+    step, forward = snapshot.step, snapshot.program.forward
     assert step is not None
     assert forward is not None
-    operators = snapshot.program.operators - forward.operators
-    backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
+    long = snapshot.program.long_backward
+    operators = snapshot.program.operators - forward.operators - long.operators
+    backward_s = (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0) / step.settled_count
+    backward_s = _without_long(backward_s, long) * step.settled_count
+    if operators <= 0 or backward_s <= 0:
+        return None
     operator_s = backward_s / step.settled_count / operators
-    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
+    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
     # What a loss computes outside of modules takes about as long as its backward pass; the rest may be anything.
     computing_s = backward_s + min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0)
@@ -105,24 +157,31 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     above_all = f"; above all in {places[0]}" if places else ""
     return Finding(
         code=SMALL_OPERATORS,
-        message=f"Backward passes take {operators} small operators a step, {operator_s * 1e6:.1f} us each (starting "
-        f"one takes {cpu.operator_s * 1e6:.1f} us here), most of them of what is computed outside of modules, such as "
-        f"the loss{above_all}",
+        message=f"Backward passes take {operators} small operators a step, {operator_s * 1e6:.1f} us each"
+        f"{_starting_one(snapshot)}, most of them of what is computed outside of modules, such as the loss{above_all}",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
             "operators": operators,
             "seconds_per_operator": operator_s,
-            "least_seconds_per_operator": cpu.operator_s,
+            "least_seconds_per_operator": start_s,
             "outside_modules": 1,
             "lines": ", ".join(places),
         },
         potential_saving_s=potential_saving_s,
-        fix=_fewer_operators(snapshot),
+        fix=_fewer_operators(snapshot, ""),
     )
 
 
-def _fewer_operators(snapshot: Snapshot) -> str:
+def _fewer_operators(snapshot: Snapshot, layer: str) -> str:
+    """Return what to change; ``layer`` is torch's recurrent layer that starts the operators, "" for other code."""
+    if layer:
+        own = "" if layer == "LSTM" else "nn.LSTM has "
+        return (
+            f"torch computes this nn.{layer} step by step: on the CPU {own or 'there is '}one kernel for a whole "
+            "sequence, in float32 or bfloat16, padded and not packed, without proj_size; with larger batches each "
+            "operator does more"
+        )
     fix = "Compute a whole batch or sequence at once instead of looping over it in Python; use torch's fused functions"
     if snapshot.program.compiled is not None:
         return fix

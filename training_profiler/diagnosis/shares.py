@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
 from training_profiler.diagnosis.loader_fixes import plan_of_workers, transfer_fix, waiting_fix, waiting_saved
+from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Rule, Saving
@@ -263,7 +264,8 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     """Flag a backward pass that takes over three times the forward pass; None if either was not measured.
 
     Unattributed time counts as forward pass: functional code computes its loss outside of every module. With more
-    backward passes than forward passes, such as gradients of gradients, each is compared with a forward pass.
+    backward passes than forward passes, such as gradients of gradients, each is compared with a forward pass. Page
+    faults are another finding; all of them may be in the backward pass, whose gradients are new memory.
     """
     forward_s = snapshot.total_of_step_s(FORWARD_PASS)
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
@@ -272,6 +274,9 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
+    faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
+    if faults is not None and snapshot.step is not None and snapshot.step.total_s:
+        backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
     forward_s += 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
     forward_s *= max(1.0, _backwards_a_forward(snapshot))
     ratio = backward_s / forward_s

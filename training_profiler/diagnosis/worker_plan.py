@@ -55,7 +55,8 @@ class WorkerPlan(NamedTuple):
         times = f"making a batch takes {ms_text(self.making_s)}{where}, using it {ms_text(self.using_s)}"
         if self.needed <= self.now:
             why = ", but some take much longer" if self.is_uneven else ""
-            return f"The {self.now} workers are enough for batches of mean length{why}: {times}"
+            workers = "One worker is" if self.now == 1 else f"The {self.now} workers are"
+            return f"{workers} enough for batches of mean length{why}: {times}"
         if self.useful <= self.now:
             workers = "More workers" if self.now else "Workers"
             return (

@@ -154,6 +154,8 @@ class Instrumentation:
         facts = self.program.facts()._replace(
             operators=self.flops.operators,
             forward=self.flops.forward,
+            long_forward=self.flops.long_forward,
+            long_backward=self.flops.long_backward,
             calls=self.context.calls.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
         )

@@ -4,15 +4,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.claims import STEP_TIME_VARIES, section_of
 from training_profiler.diagnosis.lines import IN_WORKERS
+from training_profiler.diagnosis.machine import THE_MACHINE
 from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 from training_profiler.units import duration_text, ms_number
 
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
+UNEVEN_MATTERS_FROM: Final = 0.10
+_BY_CHANCE: Final = (None, THE_MACHINE, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
 NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
@@ -31,8 +35,14 @@ def _matters(snapshot: Snapshot, finding: Finding) -> bool:
     if finding.code in RISKS:
         return True
     saving_s = finding.potential_saving_s
-    of_steps = snapshot.step is not None and saving_s >= MATTERS_FROM * snapshot.step.total_s
-    return saving_s > 0 and (saving_s >= MATTERS_FROM * snapshot.wall_s or of_steps)
+    least = UNEVEN_MATTERS_FROM if _is_uneven_by_chance(finding) else MATTERS_FROM
+    of_steps = snapshot.step is not None and saving_s >= least * snapshot.step.total_s
+    return saving_s > 0 and (saving_s >= least * snapshot.wall_s or of_steps)
+
+
+def _is_uneven_by_chance(finding: Finding) -> bool:
+    """Return whether steps are uneven in no part or in computing, as on any machine that others use as well."""
+    return finding.code == STEP_TIME_VARIES and finding.evidence.get("moves_with") in _BY_CHANCE
 
 
 def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float] | None:

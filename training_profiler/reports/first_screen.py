@@ -51,8 +51,9 @@ def first_screen(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout
 def _run_line(snapshot: Snapshot, layout: Layout, program: str | None) -> list[str]:
     """Return the lines that describe the run."""
     counts = [_plural(snapshot.steps, "step")]
-    if snapshot.epochs:
-        counts.insert(0, _plural(len(snapshot.epochs), "epoch"))
+    epochs = max(len(snapshot.epochs), snapshot.program.epochs)
+    if epochs:
+        counts.insert(0, _plural(epochs, "epoch"))
     if snapshot.ranks is not None:
         counts.append(_plural(snapshot.ranks.world_size, "rank"))
     text = ", ".join(counts)

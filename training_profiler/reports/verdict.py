@@ -56,7 +56,7 @@ _CLASSES: Final = {
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
     "python-in-forward": "PYTHON",
-    "lock-held-by-thread": "LOCK HELD",
+    "lock-held-by-thread": "BUSY THREAD",
     "garbage-collection": "GARBAGE COLLECTION",
     "page-faults": "PAGE FAULTS",
     "double-precision": "FLOAT64",

@@ -316,13 +316,12 @@ class Pipeline:
 
     def notes(self) -> list[str]:
         """Return what the profiler costs, and a sentence on the epochs without figures."""
-        budget = self._parts.budget
-        if not budget.pace(EPOCHS).refused or self._instrumentation is None:
-            return budget.notes()
-        number = self._instrumentation.epochs.number
-        missing = number - len(self._sums.epochs) - self._sums.is_in_epoch
+        notes = self._parts.budget.notes()
+        missing, number = self._epochs_refused()
+        if not number:
+            return notes
         return [
-            *budget.notes(),
+            *notes,
             f"{missing} of {number} epochs have no figures: at this pace the profiler would cost over {SHARE:.1%} of "
             f"the run",
         ]
@@ -358,7 +357,14 @@ class Pipeline:
     def _program(self) -> ProgramFacts:
         """Return the facts of the program so far."""
         facts = NOTHING_KNOWN if self._instrumentation is None else self._instrumentation.program_facts()
-        return self._samplers.with_observed(facts)._replace(cpu=self._cpu)
+        return self._samplers.with_observed(facts)._replace(cpu=self._cpu, epochs=self._epochs_refused()[1])
+
+    def _epochs_refused(self) -> tuple[int, int]:
+        """Return how many epochs have no figures, for what they would cost, and of how many; zeros where all have."""
+        if not self._parts.budget.pace(EPOCHS).refused or self._instrumentation is None:
+            return 0, 0
+        number = self._instrumentation.epochs.number
+        return number - len(self._sums.epochs) - self._sums.is_in_epoch, number
 
     def _measure_cpu(self, ended_by: str | None) -> None:
         """Measure what the CPU can do, unless the run was short, interrupted, or not on the CPU."""

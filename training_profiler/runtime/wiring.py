@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.native_sums import arithmetic_of
@@ -35,6 +36,7 @@ from training_profiler.safety.cost_budget import LINES, MACHINE, WORKERS, CostBu
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.garbage_watch import GarbageWatch
 from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.lock_watch import lock_watch
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings import Settings
@@ -255,7 +257,13 @@ def _build_samplers(
 ) -> Samplers:
     recorder = context.recorder
     return Samplers(
-        LineSampler(recorder.clock, guard.run, startup=context.startup, pace=budget.pace(LINES)),
+        LineSampler(
+            recorder.clock,
+            guard.run,
+            startup=context.startup,
+            watch=partial(lock_watch, settings.launch.openmp_sleeps),
+            pace=budget.pace(LINES),
+        ),
         DeviceTime(recorder, accumulator, guard.run, health.spend, settings.launch.cuda_connections),
         MachineSampler(
             recorder.clock,

@@ -153,6 +153,7 @@ class LineSampler:
         place = self._place(frame)
         holder = self._watch.look_ends()
         held_at = None if place is None or holder is None else self._place(frame_of(holder))
+        self._watch.find_helpers()
         return place if place is None or held_at is None else place._replace(holder=held_at.users)
 
     def locate(self, frame: FrameType | None) -> Location | None:

@@ -2,9 +2,15 @@
 
 Python's own figures do not say which thread has the lock. Two facts about threads do. A thread that computes without
 the lock goes on using its CPU while the sampler holds it; a thread that runs Python code stands still. And the training
-thread waits for the lock only while it uses no CPU, and neither do the helpers of torch for it.
+thread waits for the lock only while it uses no CPU, and neither do the helpers of torch that it may wait for.
+
+Those are the threads of autograd, which run the backward pass of a device. The threads of OpenMP are none: while they
+share an operator the training thread computes or spins, and between operators they spin themselves for milliseconds.
+Where OpenMP sleeps instead, or has more threads than there are CPUs, the training sleeps until they are
+ready, and all other threads count as helpers.
 """
 
+import os
 import sys
 import threading
 import time
@@ -21,6 +27,9 @@ BUSY_FROM: Final = 0.2  # of the time between two searches, on a CPU
 LOOKS_NEEDED: Final = 10  # until a thread is known to compute with the lock, or without
 LEAST_LOOK_NS: Final = 4 * NS_PER_US  # shorter ones show nothing
 COMPUTES_FROM: Final = 0.5  # of a look, on a CPU
+HELPERS: Final = b"pt_autograd"  # what torch calls the threads of autograd: pt_autograd_0
+TASKS: Final = "/proc/self/task"
+MOST_TASKS: Final = 512  # read in a search
 SELDOM: Final = 0.1  # of the looks
 
 _CPU_OF_THREAD: Final = 6  # CPUCLOCK_SCHED of one thread, in the numbers that Linux gives to clocks
@@ -55,6 +64,27 @@ def python_threads() -> list[PythonThread]:
     ]
 
 
+def helper_threads() -> list[int] | None:
+    """Return the native ids of torch's threads that the training may wait for; None if these cannot be read."""
+    helpers = []
+    try:
+        names = os.listdir(TASKS)[:MOST_TASKS]
+    except OSError:
+        return None
+    for name in names:
+        try:
+            with open(f"{TASKS}/{name}/comm", "rb") as file:
+                is_helper = file.read().startswith(HELPERS)
+        except OSError:  # it has just ended
+            continue
+        helpers += [int(name)] * is_helper
+    return helpers
+
+
+def _any_thread() -> None:
+    """Return None: the training may wait for any thread."""
+
+
 class _Watched:
     """A busy thread."""
 
@@ -85,6 +115,8 @@ class LockWatch:
         process_ns: returns the CPU time of the whole process in ns.
         threads: returns Python's threads.
         now_ns: a clock in ns.
+        helpers: returns the native ids of threads that the training may wait for; None if it may be any. Files that
+            it reads give up the lock.
     """
 
     def __init__(
@@ -93,7 +125,11 @@ class LockWatch:
         process_ns: Callable[[], int] = time.process_time_ns,
         threads: Callable[[], Iterable[PythonThread]] = python_threads,
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        helpers: Callable[[], list[int] | None] = _any_thread,
     ) -> None:
+        self._read_helpers = helpers
+        self._helpers: list[int] | None = None
+        self._needs_helpers = False  # since the latest search
         self._cpu_ns, self._process_ns, self._threads, self._now_ns = cpu_ns, process_ns, threads, now_ns
         self._search_at_ns = now_ns()
         self._searched_ns = 0  # when the latest search was
@@ -101,7 +137,7 @@ class LockWatch:
         self._watched: dict[int, _Watched] = {}  # by native id
         self._training: PythonThread | None = None
         self._begin_ns = 0  # of this look
-        self._before: tuple[int, int, int] | None = None  # time, CPU time of training and of all at the look before
+        self._before: tuple[int, int, int] | None = None  # time, CPU time of training and of others at the look before
         self._training_ns = 0
         self._owed = 0.0  # part of a sample that the training has waited and that no sample showed so far
 
@@ -133,14 +169,16 @@ class LockWatch:
         end_ns = self._now_ns()
         for native_id, watched in self._watched.items():
             watched.look_ends(self._cpu_ns(native_id), end_ns - self._begin_ns)
-        before, self._before = self._before, (end_ns, self._training_ns, self._process_ns())
+        before, self._before = self._before, (end_ns, self._training_ns, self._others_ns())
         if before is None:
             return None
-        since_ns, training_ns, all_ns = (now - then for now, then in zip(self._before, before, strict=True))
+        since_ns, training_ns, others_ns = (now - then for now, then in zip(self._before, before, strict=True))
         holders = [watched for watched in self._watched.values() if watched.runs_python]
         if not holders or since_ns <= 0:
             return None
-        helpers_ns = max(0, all_ns - training_ns - sum(watched.used_ns for watched in self._watched.values()))
+        helpers_ns = others_ns
+        if self._helpers is None:
+            helpers_ns = max(0, others_ns - training_ns - sum(watched.used_ns for watched in self._watched.values()))
         held_ns = sum(watched.used_ns for watched in holders)
         waited_ns = max(0, min(held_ns, since_ns - training_ns - helpers_ns))
         self._owed = min(2.0, self._owed + waited_ns / since_ns)
@@ -148,6 +186,20 @@ class LockWatch:
             return None
         self._owed -= 1.0
         return max(holders, key=lambda watched: watched.used_ns).thread.ident
+
+    def find_helpers(self) -> None:
+        """Find the helpers again if a search has found busy threads. Call it when all of a look has been read."""
+        if self._needs_helpers:
+            self._needs_helpers, before = False, self._helpers
+            self._helpers = self._read_helpers()
+            if self._helpers != before:
+                self._before = None
+
+    def _others_ns(self) -> int:
+        """Return the CPU time of the helpers, or of the whole process where these may be any threads."""
+        if self._helpers is None:
+            return self._process_ns()
+        return sum(self._cpu_ns(native_id) or 0 for native_id in self._helpers)
 
     def _search(self, training: int, now_ns: int) -> None:
         """Watch the threads that have used a CPU for a good part of the time since the last search."""
@@ -165,11 +217,20 @@ class LockWatch:
         busiest = sorted(used, key=lambda native_id: -used[native_id])[:MOST_WATCHED]
         busy = [native_id for native_id in busiest if used[native_id] >= BUSY_FROM * since_ns]
         self._watched = {native_id: self._watched.get(native_id) or _Watched(*cpu_ns[native_id]) for native_id in busy}
+        self._needs_helpers = bool(busy)
 
 
-def lock_watch() -> LockWatch | None:
-    """Return the watch of this process; None where Python has no such lock, or a thread's CPU time is not known."""
+def lock_watch(openmp_sleeps: bool = False) -> LockWatch | None:
+    """Return the watch of this process; None where Python has no such lock, or a thread's CPU time is not known.
+
+    Called on the training thread: OpenMP's number of threads is that of the thread that asks.
+
+    Args:
+        openmp_sleeps: OpenMP's threads sleep while they wait, instead of spinning first.
+    """
     has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     if sys.platform != "linux" or not has_lock or thread_cpu_ns(threading.get_native_id()) is None:
         return None
-    return LockWatch()
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    sleeps = openmp_sleeps or count is None or count() > len(os.sched_getaffinity(0))
+    return LockWatch(helpers=_any_thread if sleeps else helper_threads)

@@ -88,6 +88,16 @@ class ForwardFacts(NamedTuple):
     operators: int  # of torch
     operators_s: float  # in them, without Python between them
     calls_s: float  # of all; counting makes it longer by some microseconds an operator
+    place: str = ""  # the user's line that starts half of them or more; "" where they are few
+    layer: str = ""  # torch's recurrent layer that starts them there: "GRU"
+
+
+class LongOperators(NamedTuple):
+    """Operators of the counted step that took many times as long as half of them did: they compute."""
+
+    operators: int = 0
+    seconds: float = 0.0
+    all_s: float = 0.0  # in all operators of these passes; 0 is unknown
 
 
 class RepeatFacts(NamedTuple):
@@ -140,6 +150,13 @@ class ProgramFacts(NamedTuple):
     finds_anomalies: bool = False  # autograd's anomaly detection was on
     embedding: EmbeddingFacts | None = None  # None: no table is large
     slices: SliceFacts | None = None  # None: no call of a module had a part of a tensor
+    long_forward: LongOperators = LongOperators()
+    long_backward: LongOperators = LongOperators()
+    epochs: int = 0  # so far, where some have no figures; else 0
+
+    def places_of(self, kind: str) -> str:
+        """Return the lines that make calls of a kind, as reports name them; "" without any."""
+        return ", ".join(call.site.place for call in self.calls if call.kind == kind)
 
 
 NOTHING_KNOWN: Final = ProgramFacts()

@@ -10,6 +10,7 @@ from training_profiler.snapshot.program import (
     EmbeddingFacts,
     ForwardFacts,
     KeptGraphs,
+    LongOperators,
     OptimizerFacts,
     ProgramFacts,
     RepeatFacts,
@@ -40,6 +41,9 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         facts.finds_anomalies,
         None if facts.embedding is None else _embedding(facts.embedding),
         None if facts.slices is None else _slices(facts.slices),
+        _long(facts.long_forward),
+        _long(facts.long_backward),
+        int(_number(facts.epochs)),
     )
 
 
@@ -83,7 +87,17 @@ def _compiled(facts: CompileFacts) -> CompileFacts:
 
 
 def _forward(facts: ForwardFacts) -> ForwardFacts:
-    return ForwardFacts(int(_number(facts.operators)), _number(facts.operators_s), _number(facts.calls_s))
+    return ForwardFacts(
+        int(_number(facts.operators)),
+        _number(facts.operators_s),
+        _number(facts.calls_s),
+        printable(facts.place),
+        printable(facts.layer),
+    )
+
+
+def _long(facts: LongOperators) -> LongOperators:
+    return LongOperators(int(_number(facts.operators)), _number(facts.seconds), _number(facts.all_s))
 
 
 def _repeats(facts: RepeatFacts) -> RepeatFacts:

@@ -39,7 +39,7 @@ from training_profiler.trace_analysis.phases import Phases, phases_of
 from training_profiler.trace_analysis.roofline import Roofline, roofline_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
-from training_profiler.trace_analysis.step_work import StepWork, step_work
+from training_profiler.trace_analysis.step_work import StepWork, step_work, steps_of
 from training_profiler.trace_analysis.timeline import Timeline, main_thread, step_at, timeline_of
 
 
@@ -187,6 +187,7 @@ def analyse_columns(
     doubts = doubts_of(columns, launches, communicates, steps, scope)
     long, code = _gaps_and_code(columns, device, devices, launches, communicates)
     conversions, converting = host_activity.conversions(columns, nesting, launches)
+    event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns),
         path=path,
@@ -221,8 +222,8 @@ def analyse_columns(
         waiting=_waiting(columns, scope, in_scope, reads),
         memory=tuple(memory_of(columns, steps, _main_sections(columns))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
-        step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
-        call_tree=call_tree(columns, launches, scope) if with_step_work else None,
+        step_work=step_work(columns, nesting, launches, event_steps) if event_steps else None,
+        call_tree=call_tree(columns, launches, event_steps) if event_steps else None,
         graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
 

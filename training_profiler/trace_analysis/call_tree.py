@@ -12,8 +12,7 @@ from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.nesting import Nesting, nesting_of
-from training_profiler.trace_analysis.scope import Scope
-from training_profiler.trace_analysis.step_work import PerStep, steps_of
+from training_profiler.trace_analysis.step_work import EventSteps, PerStep
 
 Path = tuple[str, ...]  # names, the outermost first
 _TRANSPARENT: Final = (STEP_NAME, CLOCK_MARK)  # each has a number of its own in its name
@@ -29,14 +28,14 @@ class Branch:
     device_total: PerStep
 
 
-def call_tree(columns: Columns, launches: Launches, scope: Scope) -> Mapping[Path, Branch]:
+def call_tree(columns: Columns, launches: Launches, event_steps: EventSteps) -> Mapping[Path, Branch]:
     """Return the branches of the tree, each after the one around it; device work belongs to the step that launched it.
 
     A step is not a part of a path. Operators of the backward pass run on a thread of their own and begin a path there.
     """
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation"))
     paths, parent, branch = _paths(columns, nesting)
-    step, steps = steps_of(columns, launches, scope), len(scope.parts)
+    step, steps = event_steps
     calls = np.flatnonzero((branch != NONE) & (step != NONE))
     operator = launches.operator
     works = np.flatnonzero((operator != NONE) & (step != NONE))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,9 +41,16 @@ class StepWork:
     host_shapes: PerStepOf
 
 
-def step_work(columns: Columns, nesting: Nesting, launches: Launches, scope: Scope) -> StepWork:
+class EventSteps(NamedTuple):
+    """The steps that events belong to."""
+
+    step: Ints  # of each event, its index; -1 for none
+    steps: int  # how many there are
+
+
+def step_work(columns: Columns, nesting: Nesting, launches: Launches, event_steps: EventSteps) -> StepWork:
     """Return the work per step; of the whole recording if no steps are marked."""
-    times = _Times(columns, launches, scope)
+    times = _Times(event_steps)
     kernels = np.flatnonzero(columns.is_of("kernel"))
     length_ns = columns.end_ns - columns.begin_ns
     kinds, kind = numbered([kernel_names.kind_of(name) for name in columns.names])
@@ -64,25 +72,24 @@ def step_work(columns: Columns, nesting: Nesting, launches: Launches, scope: Sco
     )
 
 
-def steps_of(columns: Columns, launches: Launches, scope: Scope) -> Ints:
-    """Return the index of the step of each event, of device work that of its launch; -1 for none.
+def steps_of(columns: Columns, launches: Launches, scope: Scope) -> EventSteps:
+    """Return the step of each event, of device work that of its launch.
 
     Without marked steps all is one: the call that launched the first work precedes it.
     """
     if not scope.is_steps:
-        return np.zeros(len(columns.begin_ns), np.int64)
+        return EventSteps(np.zeros(len(columns.begin_ns), np.int64), len(scope.parts))
     by = np.where(launches.call != NONE, launches.call, launches.operator)
     at_ns = np.where(by != NONE, columns.begin_ns[by], columns.begin_ns)
     begins, ends = ([getattr(part, key) for part in scope.parts] for key in ("begin_ns", "end_ns"))
-    return step_at(begins, ends, at_ns)
+    return EventSteps(step_at(begins, ends, at_ns), len(scope.parts))
 
 
 class _Times:
     """Adds up times by step and group."""
 
-    def __init__(self, columns: Columns, launches: Launches, scope: Scope) -> None:
-        self._steps = len(scope.parts)
-        self._step = steps_of(columns, launches, scope)
+    def __init__(self, event_steps: EventSteps) -> None:
+        self._step, self._steps = event_steps
 
     def by(self, rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
         """Return the means of each group that has ``rows``."""

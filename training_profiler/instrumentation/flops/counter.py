@@ -7,6 +7,7 @@ something that counting might break.
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
@@ -16,7 +17,7 @@ from training_profiler.instrumentation.loop_detection.loop_detector import LoopD
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.snapshot.program import ForwardFacts
+from training_profiler.snapshot.program import ForwardFacts, LongOperators
 from training_profiler.units import NS_PER_S
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
@@ -34,6 +35,7 @@ class Flops:
         self.counted: StepFlops | None = None
         self.operators = 0  # of torch, in the counted step
         self.forward: ForwardFacts | None = None  # of the counted step
+        self.long_forward, self.long_backward = LongOperators(), LongOperators()
         self.why_not: str | None = None
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
@@ -55,8 +57,9 @@ class Flops:
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
                 if self.counted is not None:
                     self.operators, self.forward = counting.operators, counting.forward
+                    self.long_forward, self.long_backward = counting.long()
             if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
-                self._counting = Counting(detector, sys.modules["torch"])
+                self._counting = Counting(detector, sys.modules["torch"], self._context.calls.place)
                 self._counting.begin()
         except Exception as error:  # a failure here must cost neither the training nor the patches
             self.why_not = f"{type(error).__name__}: {error}"
@@ -83,12 +86,12 @@ class Counting:
     So no call has to ask whether FLOPs are being counted. The fast path is switched off meanwhile.
     """
 
-    def __init__(self, detector: LoopDetector, torch: Any) -> None:
+    def __init__(self, detector: LoopDetector, torch: Any, place_of: Callable[[FrameType | None], str]) -> None:
         self._detector = detector
         self._shadow: Shadow | None = None
         self._torch = torch
         self._mode: Any = None
-        self._counts = Operations(torch)
+        self._counts = Operations(torch, place_of)
         self._forward_ns = self._begun_ns = 0  # time in counted forward passes; when the latest call began
         self._open: list[object] = []  # counted calls and backward passes under way, outermost first
         self._why_not: str | None = None
@@ -158,7 +161,12 @@ class Counting:
     def forward(self) -> ForwardFacts:
         """The operations of forward passes, and their time so far."""
         counts = self._counts
-        return ForwardFacts(counts.in_forward, counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S)
+        forward_s, calls_s = counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S
+        return ForwardFacts(counts.in_forward, forward_s, calls_s, *counts.most_start_at)
+
+    def long(self) -> tuple[LongOperators, LongOperators]:
+        """Return the operations that took much longer than others: of forward and of backward passes."""
+        return self._counts.long()
 
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
         """Return the counted FLOPs, or why they are unusable; two None to try another step.

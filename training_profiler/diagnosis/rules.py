@@ -24,6 +24,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     repeated_forward,
     samplers,
     shares,
+    startup,
     steps,
     stragglers,
     threads,

@@ -63,6 +63,7 @@ ADVISED: Final = (
     Price("fewer workers", EXACT_IF, NO_RANDOM, "fewer (DataLoader )?workers|threads (and|or fewer) workers"),
     Price("less preprocessing", EXACT_IF, "if samples stay the same", "preprocess less per|less work in"),
     Price("data made ahead of time", EXACT_IF, "if the data stays the same", "ahead of time"),
+    Price("results kept in a file", EXACT_IF, NOT_DRAWING, "result in a file"),
     Price("data mapped into memory", EXACT, words="mmap"),
     Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
     Price("another order of batches", CHANGES, words="in_order=False"),

@@ -49,6 +49,7 @@ _CLASSES: Final = {
     "validation-with-gradients": "VALIDATION",
     "sampling-heavy": "SAMPLING",
     "checkpointing-heavy": "CHECKPOINTS",
+    "slow-startup": "SLOW START",
     "unexplained": "UNATTRIBUTED",
     "step-time-varies": "UNEVEN STEPS",
     "slowing-down": "SLOWING DOWN",

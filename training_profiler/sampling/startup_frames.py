@@ -13,6 +13,7 @@ DEVICE: Final = "device"
 COMPILE: Final = "compile"
 OPTIMIZER: Final = "optimizer"
 PROCESS_GROUP: Final = "process group"
+REST: Final = "other code"
 BEFORE_TORCH: Final = "until torch was imported"  # imports of other packages, mostly
 
 IMPORT_SYSTEM: Final = "<frozen importlib"  # the begin of its files' names

@@ -259,6 +259,21 @@ def test_saving_is_the_mean_over_devices(tmp_path):
     assert found["launch-bound"] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        ("cudaLaunchKernel", 'Use torch.compile(mode="reduce-overhead") or CUDA graphs, larger'),
+        ("runFunction - job_prep_and_submit_for_execution", "Use torch.compile, larger"),
+    ],
+)
+def test_graphs_are_advised_where_the_runtime_has_them(call, advice, tmp_path):
+    trace = stepped().op("aten::mm", 100, 300).kernel("k", 0, 100, launched=(0, 1), by=call)
+    trace.kernel("k", 400, 600, launched=(398, 1), by=call)
+    finding = RULES["launch-bound"](trace.analysed(tmp_path))
+    assert finding.fix.startswith(advice)
+    assert finding.message.endswith("of step time")  # nothing on short kernels, of which there are none
+
+
 def test_what_happens_outside_of_the_steps_does_not_count(tmp_path):
     """A model is moved to the device before the first step; the step itself copies for 2 of 100 ms."""
     direction = "HtoD (Pageable -> Device)"

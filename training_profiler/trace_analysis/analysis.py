@@ -37,6 +37,7 @@ from training_profiler.trace_analysis.operators import Operator, operators
 from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
 from training_profiler.trace_analysis.roofline import Roofline, roofline_of
+from training_profiler.trace_analysis.runtime_calls import HAS_GRAPHS
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work, steps_of
@@ -123,6 +124,7 @@ class Analysis:
     memory: tuple[DeviceMemory, ...]
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
+    has_graphs: bool  # whether the device's runtime can replay work as a graph; True if no call of it was recorded
     step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
     call_tree: Mapping[CallPath, Branch] | None  # the same
     graph: Graph | str | None  # what waits for what; or why that is unknown; None if it was not asked for
@@ -230,6 +232,7 @@ def analyse_columns(
 
 def _of_file(columns: Columns) -> dict[str, Any]:
     """Return the fields of an analysis that the file itself has."""
+    calls = np.unique(columns.name[columns.is_of("cuda_runtime")]).tolist()
     return {
         "events": columns.events,
         "device_names": columns.device_names,
@@ -238,6 +241,7 @@ def _of_file(columns: Columns) -> dict[str, Any]:
         "world_size": columns.world_size,
         "notes": columns.notes,
         "compute_capability": columns.compute_capability,
+        "has_graphs": not calls or any(HAS_GRAPHS.match(columns.names[name]) for name in calls),
     }
 
 

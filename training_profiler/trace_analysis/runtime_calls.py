@@ -20,6 +20,7 @@ ALLOCATE: Final = re.compile(rf"{_RUNTIME}(Malloc|Free)(Async|Managed|Pitch)?$")
 ALLOCATE_ANY: Final = re.compile(
     rf"{_RUNTIME}(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|MemCreate|MemMap)"
 )
+HAS_GRAPHS: Final = re.compile(rf"{_RUNTIME}[A-Z]")  # a call of CUDA or HIP, whose work can be replayed as a graph
 COPY_OR_FILL: Final = re.compile(rf"{_RUNTIME}Mem(cpy|set)|{_DRIVER}Memcpy")
 COPY_OR_WAIT: Final = re.compile(rf"{_RUNTIME}(Memcpy|StreamSynchronize|EventSynchronize)")
 LAUNCH_KERNEL: Final = re.compile(

@@ -108,13 +108,15 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
+    kernels = analysis.kernels
+    short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
+    replay = 'torch.compile(mode="reduce-overhead") or CUDA graphs' if analysis.has_graphs else "torch.compile"
     return Finding(
         "launch-bound",
-        f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time} "
-        f"({analysis.kernels.short_count} of {analysis.kernels.count} kernels take under 10 us)",
-        {"share_of_step": share, "threshold": threshold, "short_kernels": analysis.kernels.short_count},
+        f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
+        {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
         (ns - reads_gap_ns(analysis, LAUNCH_BOUND, PYTHON)) / NS_PER_S,
-        'Use torch.compile(mode="reduce-overhead") or CUDA graphs, larger batches, a fused optimizer, fused operators',
+        f"Use {replay}, larger batches, a fused optimizer, fused operators",
     )
 
 

@@ -10,7 +10,7 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-SOURCES = ("columns", "events", "matching", "module", "section_lookup", "section_writers", "sums")
+SOURCES = ("columns", "events", "handover_lock", "matching", "module", "section_lookup", "section_writers", "sums")
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],

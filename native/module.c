@@ -8,9 +8,12 @@ static int module_fill(PyObject *module)
     state->events_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &events_spec, NULL);
     state->writer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &writer_spec, NULL);
     state->lookup_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &lookup_spec, NULL);
+    state->handover_lock_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &handover_lock_spec, NULL);
     if (state->events_type == NULL || state->writer_type == NULL || state->lookup_type == NULL)
         return -1;
     if (PyModule_AddType(module, state->events_type) < 0 || PyModule_AddType(module, state->lookup_type) < 0)
+        return -1;
+    if (state->handover_lock_type == NULL || PyModule_AddType(module, state->handover_lock_type) < 0)
         return -1;
     return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
@@ -21,6 +24,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->events_type);
     Py_VISIT(state->writer_type);
     Py_VISIT(state->lookup_type);
+    Py_VISIT(state->handover_lock_type);
     return 0;
 }
 
@@ -30,6 +34,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->events_type);
     Py_CLEAR(state->writer_type);
     Py_CLEAR(state->lookup_type);
+    Py_CLEAR(state->handover_lock_type);
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /* The recorder in C: events of a thread as 64-bit integers, the functions that write them, the sections of a thread,
-and what is added up from a block of events.
+what is added up from a block of events, and the lock on which samplers sleep.
 
-Each has its equal in Python: python_recorder.py and aggregation/numpy_sums.py serve where this was not built, and tests
-hold them equal. _native.pyi has the signatures. Everything runs under the GIL. Arrays cannot change their size while
+Each has its equal in Python: python_recorder.py, aggregation/numpy_sums.py and threading.Lock serve where this was not
+built, and tests hold them equal. _native.pyi has the signatures. Everything but the lock runs under the GIL. Arrays cannot change their size while
 they are borrowed, and what was checked of them is read once, or no Python code runs between the check and its use. */
 
 #ifndef TRAINING_PROFILER_NATIVE_H
@@ -14,7 +14,7 @@ they are borrowed, and what was checked of them is read once, or no Python code 
 
 #include <stdint.h>
 
-#define INTERFACE 2 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 3 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -24,10 +24,10 @@ typedef struct {
 } Events;
 
 typedef struct {
-    PyTypeObject *events_type, *writer_type, *lookup_type;
+    PyTypeObject *events_type, *writer_type, *lookup_type, *handover_lock_type;
 } ModuleState;
 
-extern PyType_Spec events_spec, writer_spec, lookup_spec;
+extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec;
 
 /* Return 0 if `events` may change; -1 with an exception if it is a slice. */
 int events_check_not_slice(Events *events);

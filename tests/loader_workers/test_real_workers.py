@@ -1,6 +1,7 @@
 """Real workers of a DataLoader, forked from this process with the patch of the loop."""
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from tests.support.recording import implementation_of
 from training_profiler.instrumentation.context import PatchContext, WorkerHooks
 from training_profiler.instrumentation.patches import loader_worker
 from training_profiler.instrumentation.patching import Patches
@@ -48,6 +50,7 @@ def spend(cpu_s: float) -> None:
 
 # Wall time of the planted parts in the worker: on a busy machine it is not divided as their CPU time.
 spent_s: Counter[str] = Counter()
+BLOCK = b"x" * 200_000
 OF_CPU = {"read": 0.6, "transform": 0.3, "collate": 0.1}
 
 
@@ -184,6 +187,41 @@ def test_a_loader_without_workers_is_divided_within_three_points() -> None:
     assert made.total() > 200
     for part, phase in (("read", "fetch"), ("transform", "transform"), ("collate", "collate")):
         assert_near(made[phase] / made.total(), part, spent_s)
+
+
+class Rows(Dataset):
+    """Reads by much Python and one small operator a sample, which gives up the GIL for a moment."""
+
+    def __len__(self) -> int:
+        return 12_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begin_s = time.perf_counter()
+        row = torch.tensor([float(sum(range(1500)))] * 40)
+        spent_s["read"] += time.perf_counter() - begin_s
+        return row
+
+
+def collate_rows(samples: list[torch.Tensor]) -> torch.Tensor:
+    begin_s = time.perf_counter()
+    batch = torch.stack(samples)
+    hashlib.sha256(BLOCK)  # gives up the GIL for longer than a thread needs to wake up
+    spent_s["collate"] += time.perf_counter() - begin_s
+    return batch
+
+
+def test_small_operators_do_not_hide_the_code_around_them() -> None:
+    spent_s.clear()
+    new_stop = implementation_of("C").new_stop
+    sampler = LineSampler(time.perf_counter_ns, FaultGuard().run, new_stop=new_stop)
+    sampler.start(400, time.perf_counter_ns())
+    for _ in DataLoader(Rows(), batch_size=64, collate_fn=collate_rows):
+        pass
+    sampler.close()
+    made = Counter(location.making for _, location in sampler.pop_samples() if location and location.making)
+    assert made.total() > 50
+    assert made["collate"] / made.total() == pytest.approx(spent_s["collate"] / spent_s.total(), abs=0.1)
+    assert sampler.handed_over_ns > 0
 
 
 def test_batches_are_the_same_and_all_counted(observed: Observed) -> None:

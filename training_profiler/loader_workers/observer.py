@@ -17,7 +17,7 @@ from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.loader_workers.worker_stacks import WorkerStackReader
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.recording.worker_sums import IDLE, WorkerMemory, WorkerSums, largest_lines
-from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
@@ -27,6 +27,8 @@ from training_profiler.units import NS_PER_S
 
 PART: Final = "worker sampler"
 EVERY_S: Final = 0.2  # between two samples
+FIRST_EVERY_S: Final = 0.05  # the same of the first ones: a worker may live for an epoch of seconds
+FIRST_SAMPLES: Final = 100
 MOST_COST: Final = 0.001  # of the time, in CPU time of the sampling thread; where it costs more, it samples more seldom
 COSTS: Final = 4  # of the latest samples; the smallest is the usual one
 SEND_S: Final = 2.0  # between two writings; the first ones follow sooner
@@ -84,21 +86,29 @@ class WorkerObserver:
         loop: the code of torch's loop of a worker.
         mailbox: where the figures go.
         clock: in ns.
+        new_stop: returns the lock that its thread sleeps on; None is one that hands over nothing.
     """
 
-    def __init__(self, loop: CodeType, mailbox: Mailbox, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        loop: CodeType,
+        mailbox: Mailbox,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        new_stop: Callable[[], StopLock] | None = None,
+    ) -> None:
         self.times = FetchTimes(clock)
         self._mailbox, self._clock, self._pid = mailbox, clock, os.getpid()
         self._stacks = WorkerStackReader(loop)
         self._samples: Counter[tuple[str, str, int, str, str]] = Counter()
-        self._idle = 0
+        self._idle = self._looks = 0
         self._costs_ns: deque[int] = deque(maxlen=COSTS)
         self._main = threading.get_ident()
         self._queue, self._queued_ns = RunQueue(python_threads=list), 0
         self._memory: WorkerMemory | None = None
         self._patches, self._switch_interval = Patches(), SwitchInterval()
         self._guard = FaultGuard()
-        self._thread = BackgroundThread("worker", self._run, self._guard.run, PART)
+        self._stop = (new_stop or closed_lock)()
+        self._thread = BackgroundThread("worker", self._run, self._guard.run, PART, self._stop)
 
     def start(self) -> None:
         """Start the thread, and time the fetches of this process.
@@ -124,14 +134,16 @@ class WorkerObserver:
             self._thread.join(LAST_WORD_S)
 
     def _run(self, thread: BackgroundThread) -> None:
-        phase, pause_s = 0.5, FIRST_SEND_S
+        phase, pause_s, waited_ns = 0.5, FIRST_SEND_S, 0
         next_write_ns = self._clock() + int(pause_s * NS_PER_S)
         self._queue.read()
         while not thread.wait_for_stop(self._pause_s() * (1 + JITTER * (2 * phase - 1))):
             phase = (phase + GOLDEN) % 1
-            begin_ns = time.thread_time_ns()
+            begin_ns, before_ns = time.thread_time_ns(), waited_ns
             self.sample()
-            self._costs_ns.append(time.thread_time_ns() - begin_ns)
+            waited_ns = handed_over_ns(self._stop)
+            self._costs_ns.append(time.thread_time_ns() - begin_ns + waited_ns - before_ns)
+            self._looks += 1
             if self._clock() >= next_write_ns:
                 self._write(thread)
                 pause_s = min(SEND_S, 2 * pause_s)
@@ -141,7 +153,8 @@ class WorkerObserver:
     def _pause_s(self) -> float:
         # A line that is seen for the first time costs more, once.
         usual_ns = min(self._costs_ns, default=0)
-        return max(EVERY_S, usual_ns / MOST_COST / NS_PER_S)
+        every_s = EVERY_S if self._looks >= FIRST_SAMPLES else min(EVERY_S, FIRST_EVERY_S)
+        return max(every_s, usual_ns / MOST_COST / NS_PER_S)
 
     def sample(self) -> None:
         """Look at the main thread once. No frame outlives this call."""
@@ -196,7 +209,7 @@ class WorkerObserver:
         self._memory = WorkerMemory(before.first, now, max(before.peak, now))
 
 
-def observe_worker(loop: CodeType) -> Callable[[], None]:
+def observe_worker(loop: CodeType, new_stop: Callable[[], StopLock] | None = None) -> Callable[[], None]:
     """Observe the worker that calls this; return the function that ends that.
 
     Does nothing if the training that it serves has no mailbox, or no thread can be started.
@@ -206,7 +219,7 @@ def observe_worker(loop: CodeType) -> Callable[[], None]:
         mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
         if not mailbox.is_safe():
             return _nothing
-        observer = WorkerObserver(loop, mailbox)
+        observer = WorkerObserver(loop, mailbox, new_stop=new_stop)
         observer.start()
     except (OSError, RuntimeError):  # no folder for temporary files, or too many threads
         return _nothing

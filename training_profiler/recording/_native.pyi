@@ -128,3 +128,19 @@ class SectionLookup:
 
     def drop(self, sections: dict[Any, Any]) -> None:
         """Let go of the sections of a thread that has ended."""
+
+class HandoverLock:
+    """A closed lock on which a thread sleeps; when its sleep ends, the main thread hands over the GIL to it."""
+
+    def acquire(self, blocking: bool, timeout: float, /) -> bool:
+        """Sleep until ``release`` or for ``timeout`` seconds; return whether it was released."""
+
+    def release(self) -> None:
+        """Wake the thread that sleeps, once; from then on nothing is handed over.
+
+        Raises:
+            RuntimeError: it was released before.
+        """
+
+    def waited_ns(self) -> int:
+        """Return how long the main thread has waited for the sleeping thread to take over, in ns."""

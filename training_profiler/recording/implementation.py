@@ -21,6 +21,7 @@ class Implementation(NamedTuple):
     event_writer: Callable[[list[int], Clock, int], Callable[[], None]]  # see python_recorder.py
     section_writers: Callable[[int, Any, Clock, Callable[[], None]], tuple[Any, Any, Any]]
     lookup: Callable[[Callable[[str], Any]], Any] | None = None  # see SectionLookup in _native.pyi; None in Python
+    new_stop: Callable[[], Any] | None = None  # see HandoverLock, for threads that sample; None in Python
     native: Any = None  # the module in C, which also adds up; None in Python
 
     def describe(self) -> str:
@@ -33,7 +34,7 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 2  # of native/native.h
+_INTERFACE: Final = 3  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
@@ -69,6 +70,7 @@ def native_implementation() -> Implementation:
         event_writer,
         section_writers,
         _native.SectionLookup,
+        _native.HandoverLock,
         _native,
     )
 

@@ -117,7 +117,8 @@ class Process:
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():
-                self._startup = StartupSampler(self.recorder.clock, begin_ns, imported)
+                new_stop = self.recorder.implementation.new_stop
+                self._startup = StartupSampler(self.recorder.clock, begin_ns, imported, new_stop=new_stop)
                 self._startup.start(self.settings.sample_hz)
 
     def _expect_workers(self) -> None:
@@ -133,7 +134,7 @@ class Process:
         if self._startup is not None:  # it was spawned: only now is it known not to train
             self._startup.stop()
             self._startup = None
-        return observe_worker(loop)
+        return observe_worker(loop, self.recorder.implementation.new_stop)
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""

@@ -263,6 +263,7 @@ def _build_samplers(
             startup=context.startup,
             watch=partial(lock_watch, settings.launch.openmp_sleeps),
             pace=budget.pace(LINES),
+            new_stop=recorder.implementation.new_stop,
         ),
         DeviceTime(recorder, accumulator, guard.run, health.spend, settings.launch.cuda_connections),
         MachineSampler(

@@ -6,11 +6,40 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from training_profiler.safety.fault_guard import Guard
 
 OWN_THREADS: Final = "training_profiler "  # the names of the profiler's threads begin so
+
+
+class StopLock(Protocol):
+    """A closed lock on which a thread sleeps until it shall end."""
+
+    def acquire(self, blocking: bool, timeout: float, /) -> bool:
+        """Sleep until ``release`` or for ``timeout`` seconds; return whether it was released."""
+
+    def release(self) -> None:
+        """Wake the thread.
+
+        Raises:
+            RuntimeError: it was released before.
+        """
+
+
+def closed_lock() -> StopLock:
+    """Return a lock that can be waited for without running a condition's Python code."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def handed_over_ns(stop: StopLock | None) -> int:
+    """Return how long the main thread waited for a thread that slept on ``stop`` to take over the GIL, in ns.
+
+    It is 0 for a lock that hands over nothing.
+    """
+    return int(getattr(stop, "waited_ns", int)())
 
 
 class BackgroundThread:
@@ -22,14 +51,20 @@ class BackgroundThread:
     Args:
         name: follows ``OWN_THREADS`` in the name of the thread.
         work: called with this object; returns soon after ``wait_for_stop`` returns True.
+        stop: the lock that it sleeps on, closed.
     """
 
-    def __init__(self, name: str, work: Callable[["BackgroundThread"], None], guard: Guard, part: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[["BackgroundThread"], None],
+        guard: Guard,
+        part: str,
+        stop: StopLock | None = None,
+    ) -> None:
         self.cpu_ns = 0  # as of the latest ``measure_cpu``
         self._work, self._guard, self._part = work, guard, part
-        # A lock can be waited for without running a condition's Python code.
-        self._stop = threading.Lock()
-        self._stop.acquire()
+        self._stop = stop or closed_lock()
         self._thread = threading.Thread(target=self._run, name=f"{OWN_THREADS}{name}", daemon=True)
 
     def start(self) -> None:
@@ -51,7 +86,7 @@ class BackgroundThread:
     def wait_for_stop(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for ``stop``, on the thread itself; return whether it was called."""
         self.measure_cpu()
-        return self._stop.acquire(timeout=timeout_s)
+        return self._stop.acquire(True, timeout_s)
 
     def measure_cpu(self) -> None:
         """Update ``cpu_ns``, on the thread itself."""

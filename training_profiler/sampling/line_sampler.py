@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Final
 
 from training_profiler.recording.section import Clock
-from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
 from training_profiler.safety.cost_budget import Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import StackOfThread, frame_of
@@ -43,6 +43,7 @@ class LineSampler:
         startup: StartupSampler | None = None,
         watch: Callable[[], LockWatch | None] = lock_watch,
         pace: Pace | None = None,
+        new_stop: Callable[[], StopLock] | None = None,
     ) -> None:
         self.samples = 0
         self._sampled = StackOfThread(threading.get_ident())
@@ -50,6 +51,8 @@ class LineSampler:
         self._guard = guard
         self._places = places
         self._pace = pace or unlimited()
+        self._new_stop = new_stop
+        self._stop: StopLock | None = None
         self._startup = startup
         self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
@@ -58,13 +61,18 @@ class LineSampler:
         self._watch: LockWatch | None = None
         self._hz = 0
         self._thread: BackgroundThread | None = None
-        self._ended_cpu_ns = 0  # of threads that have ended
+        self._ended_cpu_ns = self._ended_wait_ns = 0  # of threads that have ended
         self._switch_interval = SwitchInterval()
 
     @property
     def cpu_ns(self) -> int:
         """CPU time that sampling took so far, in ns."""
         return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
+
+    @property
+    def handed_over_ns(self) -> int:
+        """Time that the main thread waited for the sampler to take over the GIL, in ns; 0 if nothing measures it."""
+        return self._ended_wait_ns + handed_over_ns(self._stop)
 
     def start(self, hz: int, since_ns: int) -> None:
         """Sample ``hz`` times a second from now on; 0 stops sampling. Never raises.
@@ -106,6 +114,7 @@ class LineSampler:
         thread.stop()
         thread.join(PATIENCE_S)
         self._ended_cpu_ns += thread.cpu_ns
+        self._ended_wait_ns, self._stop = self.handed_over_ns, None
         self._switch_interval.restore()
 
     def after_fork_in_child(self) -> None:
@@ -117,12 +126,15 @@ class LineSampler:
         """Return a sentence with the number of samples and their cost; None without samples."""
         if self._stacks is None:
             return None
-        return f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
+        text = f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
+        waited_s = self.handed_over_ns / NS_PER_S
+        return f"{text}, for which the training waited {time_text(waited_s)}" if waited_s else text
 
     def _start(self) -> None:
         self._stacks = StackReader(UserCode(self._places()))
         self._watch = self._make_watch()
-        thread = BackgroundThread("lines", self._run, self._guard, PART)
+        self._stop = (self._new_stop or closed_lock)()
+        thread = BackgroundThread("lines", self._run, self._guard, PART, self._stop)
         thread.start()
         self._thread = thread
         self._switch_interval.shorten()
@@ -135,7 +147,8 @@ class LineSampler:
 
     def _pause_s(self, thread: BackgroundThread) -> float:
         thread.measure_cpu()
-        return self._pace.pause_s(1 / max(1, self._hz), self._ended_cpu_ns + thread.cpu_ns, FIRST_SAMPLES)
+        cost_ns = self._ended_cpu_ns + thread.cpu_ns + self.handed_over_ns
+        return self._pace.pause_s(1 / max(1, self._hz), cost_ns, FIRST_SAMPLES)
 
     def _sample(self) -> None:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this

@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Final
 
 from training_profiler.recording.section import Clock
-from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock
 from training_profiler.safety.cost_budget import SHARE
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.frames import StackOfThread
@@ -41,6 +41,7 @@ class StartupSampler:
         begin_ns: when the process began.
         torch: when and where torch was imported; None is unknown.
         places: the paths of this process.
+        new_stop: returns the lock that its thread sleeps on; None is one that hands over nothing.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class StartupSampler:
         begin_ns: int,
         torch: ImportOfTorch | None = None,
         places: Callable[[], Places] = places_of_this_process,
+        new_stop: Callable[[], StopLock] | None = None,
     ) -> None:
         self._clock, self._begin_ns = clock, begin_ns
         self._sampled = StackOfThread(threading.get_ident())
@@ -59,7 +61,7 @@ class StartupSampler:
         if torch is not None:
             self._add_import(*torch)
         self._guard = FaultGuard()
-        self._thread = BackgroundThread("startup", self._run, self._guard.run, PART)
+        self._thread = BackgroundThread("startup", self._run, self._guard.run, PART, (new_stop or closed_lock)())
 
     def _add_import(self, import_ns: int, stack: Sequence[tuple[CodeType, int]]) -> None:
         frame = None

@@ -163,14 +163,27 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
+    first_ns = analysis.waiting.first_allocation_ns
+    one, fix = (
+        "",
+        (
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do not call empty_cache() in the loop, and keep "
+            "shapes constant"
+        ),
+    )
+    if calls > 1 and 2 * first_ns > ns:
+        one = f", {first_ns / NS_PER_MS:.1f} ms of it the first call"
+        fix = (
+            "The first call of a run initialises the device: record later, with "
+            "torch.profiler.schedule(wait=..., warmup=...)"
+        )
     return Finding(
         "allocations",
         f"{counted(calls, 'call')} of cudaMalloc and cudaFree (or HIP's) {'takes' if calls == 1 else 'take'} "
-        f"{share:.1%} of {analysis.scope.time}",
-        {"share_of_step": share, "threshold": threshold, "calls": calls},
+        f"{share:.1%} of {analysis.scope.time}{one}",
+        {"share_of_step": share, "threshold": threshold, "calls": calls, "first_call_ms": first_ns / NS_PER_MS},
         (min(ns, gap_ns(analysis, ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do not call empty_cache() in the loop, and keep "
-        "shapes constant",
+        fix,
     )
 
 

@@ -1,12 +1,12 @@
 /* The lock on which a sampler sleeps between two samples. When the sleep ends, the main thread hands over the GIL.
 
-A thread that waits for the GIL asks for it only when nobody has given it up for a switch interval. Small operators of
+A thread that waits for the GIL asks for it only when it has not been given up for a switch interval. Small operators of
 torch give it up more often than that, each for less time than the waiting thread needs to wake up. So the sampler would
 get it in the long operators alone, and the lines with the short ones would have no samples. A pending call is run by
 the main thread between two instructions of Python, wherever it is, and waits there until the sampler has the GIL.
 
 Works for the main thread only: Python runs pending calls nowhere else. None may be added to an interpreter that is gone,
-while a sampler that nobody has stopped still sleeps: the end of the interpreter stops all. */
+while a sampler that was not stopped still sleeps: the end of the interpreter stops all. */
 
 #include "native.h"
 
@@ -35,7 +35,7 @@ while a sampler that nobody has stopped still sleeps: the end of the interpreter
 typedef struct Handover {
     struct Handover *next;    /* of all that were made */
     long process;             /* that made it: in a fork its sampler does not exist, and may have left the gate held */
-    PyThread_type_lock stop;  /* open once: the sampler shall end */
+    PyThread_type_lock stop;  /* open once: the sampler must end */
     PyThread_type_lock taken; /* open once the sampler has the GIL that it had asked for */
     PyThread_type_lock gate;  /* held while a pending call is added: none may be, once Python may end */
     volatile long is_asking;  /* the sampler sleeps no more, and has no GIL yet */

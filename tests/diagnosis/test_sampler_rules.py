@@ -16,7 +16,9 @@ def line(number: int, share: float, phase: str = "sampler", samples: int = 100) 
 
 def run_with(*lines: LineStats, section: str = "data_loading", steps: int = 100) -> Snapshot:
     run = snapshot_of({"data_loading": 0.5, "forward_pass": 0.2, "backward_pass": 0.3}, steps=steps)
-    extra = {section: section_stats(section, 0.4, parent="data_loading")} if section not in run.sections else {}
+    extra = (
+        {section: section_stats(section, 0.4, count=5, parent="data_loading")} if section not in run.sections else {}
+    )
     return replace(run, lines={section: lines}, sections={**run.sections, **extra})
 
 

@@ -107,7 +107,7 @@ sys.exit(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit() is of glibc")
-def test_a_sampler_that_nobody_stops_asks_nothing_of_an_interpreter_that_is_gone():
+def test_a_sampler_that_is_left_alone_asks_nothing_of_an_interpreter_that_is_gone():
     implementation_of("C")
     ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (1, "")

@@ -275,7 +275,7 @@ def test_graphs_are_advised_where_the_runtime_has_them(call, advice, tmp_path):
 
 
 @pytest.mark.parametrize(("first_us", "advice"), [(300, "The first call of a run"), (20, "Set PYTORCH_CUDA_ALLOC")])
-def test_a_slow_first_allocation_is_no_matter_of_the_cache(first_us, advice, tmp_path):
+def test_a_slow_first_allocation_does_not_blame_the_cache(first_us, advice, tmp_path):
     trace = stepped().call("cudaFree", 0, first_us).call("cudaMalloc", 400, 20).call("cudaMalloc", 500, 20)
     finding = RULES["allocations"](busy(trace).analysed(tmp_path))
     assert finding.fix.startswith(advice)

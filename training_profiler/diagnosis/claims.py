@@ -10,6 +10,7 @@ from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
+from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
 from training_profiler.diagnosis.page_faults import PAGE_FAULTS
@@ -58,6 +59,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "loader-slow": (DATA_LOADING,),
     "first-batch-slow": (DATA_LOADING,),
     SAMPLER_SLOW: (DATA_LOADING,),
+    LOADER_RESTARTED: (DATA_LOADING,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -82,6 +84,7 @@ _CAUSES: Final = (
     LOCK_HELD,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
+    LOADER_RESTARTED,
     SAMPLER_SLOW,
     RECOMPILES,
     PYTHON_IN_FORWARD,

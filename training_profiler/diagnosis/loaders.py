@@ -2,12 +2,16 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import ms_text
 
+LOADER_RESTARTED: Final = "loader-restarted"
+PASSES_NEEDED: Final = 10
+NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass
 BATCHES_NEEDED: Final = 8  # of a loader before its mean is compared: the first batches fill queues
 SLOW_SHARE: Final = 0.01  # of the run, spent waiting for the loader
 CHANCE: Final = 3.0  # standard deviations of a random mix; exceeded by chance in 0.3 % of runs
@@ -41,6 +45,35 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         },
         potential_saving_s=potential_saving_s,
         fix=f"Raise num_workers and prefetch_factor for loader {slow.name} only, or do less work in its dataset",
+    )
+
+
+@RULES.rule(LOADER_RESTARTED, threshold=0.05)  # of step time
+def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a loader that begins a pass for each batch, as `next(iter(loader))` does, over 5 % of step time.
+
+    None where epochs are known: a loop over a loader of a single batch makes such passes too, and needs them.
+    """
+    step, first = snapshot.step, snapshot.sections.get(FIRST_FETCH)
+    fetches, start = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(WORKER_START)
+    if step is None or first is None or fetches is None or not has_enough_steps(snapshot) or not step.total_s:
+        return None
+    if snapshot.epochs or snapshot.program.epochs or first.count < max(PASSES_NEEDED, NEARLY_ALL * fetches.count):
+        return None
+    spent_s = first.total_s + (0.0 if start is None else start.total_s)
+    share = min(1.0, spent_s / step.total_s)
+    potential_saving_s = share * step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code=LOADER_RESTARTED,
+        message=f"{first.count} of {fetches.count} batches are the first of a new pass over the data loader, as "
+        f"next(iter(loader)) makes it: {ms_text(spent_s / first.count)} each, {share:.0%} of step time. A pass begins "
+        f"with {'starting workers' if start is not None and start.count else 'an order of all samples'}",
+        evidence={"share_of_step": share, "threshold": threshold, "passes": first.count, "batches": fetches.count},
+        potential_saving_s=potential_saving_s,
+        fix="Take all batches of a pass: for batch in loader, or batches = iter(loader) once and next(batches) in each "
+        "step, and iter(loader) again at StopIteration",
     )
 
 

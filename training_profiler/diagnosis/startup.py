@@ -10,7 +10,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 SLOW_STARTUP: Final = "slow-startup"
-SHORT_S: Final = 10.0  # nobody waits long for this, and a trial of a few steps has it too
+SHORT_S: Final = 10.0  # a trial of a few steps has it, too
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
 PREPARED: Final = (DATA_SET, MODEL, REST)
 PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}

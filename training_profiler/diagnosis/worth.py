@@ -14,6 +14,7 @@ CONFIDENCE: Final = 2.0  # standard errors of the mean step
 _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-loading-bound": (0.5, 1.0),
     "first-batch-slow": (0.5, 1.0),
+    "loader-restarted": (0.5, 1.0),
     "sampler-slow": (0.5, 1.0),
     "data-generation-bound": (0.5, 1.0),
     "data-transfer": (0.3, 1.0),

@@ -66,6 +66,7 @@ ADVISED: Final = (
     Price("results kept in a file", EXACT_IF, NOT_DRAWING, "result in a file"),
     Price("data mapped into memory", EXACT, words="mmap"),
     Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
+    Price("whole passes", CHANGES, "because batches come in another order", "all batches of a pass"),
     Price("another order of batches", CHANGES, words="in_order=False"),
     Price("accumulated gradients", CHANGES, words="accumulat"),
     Price("shorter history", CHANGES, words="history_size"),

@@ -23,6 +23,7 @@ _CLASSES: Final = {
     "data-loading-bound": "INPUT-BOUND",
     "loader-slow": "INPUT-BOUND",
     "first-batch-slow": "INPUT-BOUND",
+    "loader-restarted": "INPUT-BOUND",
     "sampler-slow": "INPUT-BOUND",
     "data-generation-bound": "INPUT-BOUND",
     "data-transfer": "TRANSFER-BOUND",

@@ -14,7 +14,7 @@ OWN_THREADS: Final = "training_profiler "  # the names of the profiler's threads
 
 
 class StopLock(Protocol):
-    """A closed lock on which a thread sleeps until it shall end."""
+    """A closed lock on which a thread sleeps until it must end."""
 
     def acquire(self, blocking: bool, timeout: float, /) -> bool:
         """Sleep until ``release`` or for ``timeout`` seconds; return whether it was released."""

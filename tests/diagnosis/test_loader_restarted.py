@@ -1,4 +1,4 @@
-"""The rule about a loader that begins anew for each batch."""
+"""The rule about a loader that begins a pass for each batch."""
 
 from dataclasses import replace
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.recording.known_sections import FORWARD_WITHOUT_GRAD
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.findings import important
 from training_profiler.reports.layout import Layout
@@ -185,6 +186,12 @@ def test_compute_bound_run_without_findings():
         " VERDICT  COMPUTE-BOUND, no bottleneck found",
         "          96% of step time is forward, backward and optimizer",
     ]
+
+
+def test_a_teacher_that_computes_counts():
+    shown = verdict(snapshot_of({FORWARD_WITHOUT_GRAD: 0.9, "forward_pass": 0.02, "backward_pass": 0.03}), [])
+    assert shown.headline == "COMPUTE-BOUND, no bottleneck found"
+    assert shown.detail == "95% of step time is no-grad forward, forward, backward and optimizer"
 
 
 def test_no_bottleneck_without_a_claim_about_computing():

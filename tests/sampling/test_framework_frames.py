@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
 from training_profiler.integrations.phases import OWN_CALLBACKS
 from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
 from training_profiler.sampling.framework_frames import ANY, FRAMES, FileRows, FrameTable, LibraryFrame
@@ -156,6 +157,17 @@ def test_modules_that_are_imported_are_no_phases() -> None:
     )
     users = IMPORT, ("/project/task.py", "<module>"), (f"{SB3}/logger.py", "Logger.dump")
     assert read(TRAIN, *users).phase == "logging"  # a module of the user's that trains while it is imported
+
+
+# A function that stands for one of torch's has the file of this one: warnings do not count its frames.
+HIDDEN = (SKIPPED_BY_WARNINGS, "__next__")
+LOADER = f"{TORCH}/utils/data/dataloader.py"
+
+
+def test_functions_hidden_from_warnings_are_no_imports() -> None:
+    assert read(TRAIN, HIDDEN, (LOADER, "_BaseDataLoaderIter._next_index")).phase == "sampler"
+    starts = (LOADER, "_MultiProcessingDataLoaderIter.__init__")
+    assert read(TRAIN, HIDDEN, starts).activity == "workers"
 
 
 ACTIVITIES = [

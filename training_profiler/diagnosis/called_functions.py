@@ -40,8 +40,18 @@ ACTIVITIES: Final = (
         frozenset(
             (
                 *("print", "write", "writelines", "writerow", "flush", "fsync", "dump", "dumps", "save", "savez"),
-                *("savetxt", "savefig", "to_csv", "info", "debug", "warning", "add_scalar", "add_scalars"),
-                *("add_histogram", "add_image", "log_metric", "log_metrics", "wandb.log", "run.log", "format", "repr"),
+                *("savetxt", "savefig", "to_csv", "commit", "executemany", "info", "debug", "warning", "add_scalar"),
+                *(
+                    "add_scalars",
+                    "add_histogram",
+                    "add_image",
+                    "log_metric",
+                    "log_metrics",
+                    "wandb.log",
+                    "run.log",
+                    "format",
+                    "repr",
+                ),
             )
         ),
         "Write every n-th step, and only what is new",

@@ -28,8 +28,9 @@ from training_profiler.units import NS_PER_S
 PART: Final = "worker sampler"
 EVERY_S: Final = 0.2  # between two samples
 FIRST_EVERY_S: Final = 0.05  # the same of the first ones: a worker may live for an epoch of seconds
-FIRST_SAMPLES: Final = 100
+FIRST_SAMPLES: Final = 60
 MOST_COST: Final = 0.001  # of the time, in CPU time of the sampling thread; where it costs more, it samples more seldom
+FIRST_COST: Final = 0.005  # the same of the first samples
 COSTS: Final = 4  # of the latest samples; the smallest is the usual one
 SEND_S: Final = 2.0  # between two writings; the first ones follow sooner
 FIRST_SEND_S: Final = 0.5
@@ -153,8 +154,10 @@ class WorkerObserver:
     def _pause_s(self) -> float:
         # A line that is seen for the first time costs more, once.
         usual_ns = min(self._costs_ns, default=0)
-        every_s = EVERY_S if self._looks >= FIRST_SAMPLES else min(EVERY_S, FIRST_EVERY_S)
-        return max(every_s, usual_ns / MOST_COST / NS_PER_S)
+        every_s, most_cost = EVERY_S, MOST_COST
+        if self._looks < FIRST_SAMPLES:
+            every_s, most_cost = min(EVERY_S, FIRST_EVERY_S), max(MOST_COST, FIRST_COST)
+        return max(every_s, usual_ns / most_cost / NS_PER_S)
 
     def sample(self) -> None:
         """Look at the main thread once. No frame outlives this call."""

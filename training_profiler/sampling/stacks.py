@@ -133,7 +133,7 @@ class StackReader:
         else:
             is_library = self._user_code.shown_library(filename) is not None
             rows, *others = self._rows_of(filename, is_library)
-            is_import = filename.startswith(IMPORT_SYSTEM)
+            is_import = filename == IMPORT_SYSTEM
             startup, unseen = (each.phase_of(name) for each in others)
             found = _Code(code, False, False, is_library, is_import, rows.phase_of(name), "", startup, unseen)
         self._codes[id(code)] = found

@@ -16,7 +16,8 @@ PROCESS_GROUP: Final = "process group"
 REST: Final = "other code"
 BEFORE_TORCH: Final = "until torch was imported"  # imports of other packages, mostly
 
-IMPORT_SYSTEM: Final = "<frozen importlib"  # the begin of its files' names
+# The file of the frames that every import has. Wrappers of ours have the name of the other one, which warnings skip.
+IMPORT_SYSTEM: Final = "<frozen importlib._bootstrap>"
 
 # The first row that matches a frame holds. Among frames of a stack, the outermost below the user's line does.
 STARTUP: Final[tuple[LibraryFrame, ...]] = (

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_reports_and_comparisons_are_those_of_the_commands(runs, capsys):
 
 def test_a_run_or_a_folder_may_be_given_alone(runs, tmp_path):
     served = ServedRuns([runs / "20261121-142530", tmp_path / "elsewhere"])
-    assert len(served.list_runs()) == 2
+    assert [Path(row["folder"]).name for row in served.list_runs()] == ["20261121-142532", "20261121-142530"]
     assert served.findings("20261121-142532")["steps"] == 60
     with pytest.raises(RunFolderError, match="is not a run that is served"):
         served.findings(str(runs / "20261121-142531-candidate"))

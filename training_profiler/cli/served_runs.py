@@ -42,6 +42,8 @@ class ServedRuns:
         rows = []
         for root in self._folders():
             rows += [listed_run(root)] if self._is_run(root) else list_runs(root)
+        if len(self._roots) > 1:
+            rows.sort(key=lambda row: Path(row.folder).name, reverse=True)
         data: list[dict[str, Any]] = printable_data([asdict(row) for row in rows[:MOST_RUNS]])
         return data
 

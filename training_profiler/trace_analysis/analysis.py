@@ -76,7 +76,7 @@ class Waiting:
     data_names: tuple[str, ...]  # the names of these waits
     allocation_ns: int  # in calls that allocate or free device memory
     allocations: int
-    first_allocation_ns: int  # of the first such call of the recording, which may initialise the device
+    longest_allocation_ns: int  # of these calls
     read_ns: int  # in operators that read a value from the device
     reads: tuple[host_activity.ModuleCalls, ...]  # these operators, by name
     side_work_ns: dict[str, int]  # by name of the section
@@ -280,20 +280,11 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
         names,
         scope.within(host_activity.span_of(columns, allocations)),
         int(allocations.sum()),
-        scope.within(host_activity.span_of(columns, _first(columns, allocations))),
+        int((columns.end_ns - columns.begin_ns)[allocations].max(initial=0)),
         scope.within(host_activity.span_of(columns, reads)),
         tuple(sorted(host_activity.calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
         {name: scope.within(span) for name, span in host_activity.side_work(columns).items()},
     )
-
-
-def _first(columns: Columns, is_wanted: Bools) -> Bools:
-    """Return the earliest of these events; none of none."""
-    rows = np.flatnonzero(is_wanted)
-    earliest = np.zeros(len(is_wanted), np.bool_)
-    if len(rows):
-        earliest[rows[np.argmin(columns.begin_ns[rows])]] = True
-    return earliest
 
 
 def _pageable(columns: Columns, scope: Scope) -> host_activity.ModuleCalls:

@@ -163,7 +163,7 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
-    first_ns = analysis.waiting.first_allocation_ns
+    longest_ns = analysis.waiting.longest_allocation_ns
     one, fix = (
         "",
         (
@@ -171,17 +171,17 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
             "shapes constant"
         ),
     )
-    if calls > 1 and 2 * first_ns > ns:
-        one = f", {first_ns / NS_PER_MS:.1f} ms of it the first call"
+    if calls > 1 and 2 * longest_ns > ns:
+        one = f", {longest_ns / NS_PER_MS:.1f} ms of it one call"
         fix = (
-            "The first call of a run initialises the device: record later, with "
-            "torch.profiler.schedule(wait=..., warmup=...)"
+            "Where the device or a library is used for the first time, this call initialises it, once in a run: record "
+            "later, with torch.profiler.schedule(wait=..., warmup=...)"
         )
     return Finding(
         "allocations",
         f"{counted(calls, 'call')} of cudaMalloc and cudaFree (or HIP's) {'takes' if calls == 1 else 'take'} "
         f"{share:.1%} of {analysis.scope.time}{one}",
-        {"share_of_step": share, "threshold": threshold, "calls": calls, "first_call_ms": first_ns / NS_PER_MS},
+        {"share_of_step": share, "threshold": threshold, "calls": calls, "longest_call_ms": longest_ns / NS_PER_MS},
         (min(ns, gap_ns(analysis, ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
         fix,
     )

@@ -24,6 +24,7 @@ def test_these_are_the_thresholds():
         "loader-slow": 2.0,
         "loader-mix": 0.01,
         "loader-restarted": 0.05,
+        "few-threads": 0.15,
         "forward-dominates": 0.60,
         "backward-slow": 3.0,
         "optimizer-heavy": 0.15,

@@ -9,6 +9,7 @@ from training_profiler.diagnosis.batches import TINY_BATCHES
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
+from training_profiler.diagnosis.few_threads import FEW_THREADS
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
@@ -65,6 +66,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "unexplained": (OTHER,),
     SMALL_OPERATORS: (FORWARD_PASS, BACKWARD_PASS),
     PYTHON_IN_FORWARD: (FORWARD_PASS,),
+    FEW_THREADS: (FORWARD_PASS, BACKWARD_PASS),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     ANOMALY_DETECTION: (FORWARD_PASS, OTHER, BACKWARD_PASS),
@@ -94,6 +96,7 @@ _CAUSES: Final = (
     TINY_BATCHES,
     REPEATED_BACKWARD,
     VALIDATION_WITH_GRADIENTS,
+    FEW_THREADS,
 )
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause

@@ -13,6 +13,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     claims,
     device,
     embeddings,
+    few_threads,
     garbage,
     lines,
     loaders,

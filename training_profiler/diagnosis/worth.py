@@ -15,6 +15,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-loading-bound": (0.5, 1.0),
     "first-batch-slow": (0.5, 1.0),
     "loader-restarted": (0.5, 1.0),
+    "few-threads": (0.2, 1.25),
     "sampler-slow": (0.5, 1.0),
     "data-generation-bound": (0.5, 1.0),
     "data-transfer": (0.3, 1.0),

@@ -42,7 +42,7 @@ TRIED: Final = (
     Price("pin_memory", EXACT, words="pin_memory=True|pinned memory"),
     Price("non_blocking", EXACT),
     Price("BatchSampler", EXACT),
-    Price("set_num_threads", CLOSE, words="set_num_threads|fewer threads"),
+    Price("set_num_threads", CLOSE, words="set_num_threads|(fewer|more) threads"),
     Price("foreach", EXACT_IF, "on the CPU", r"foreach=True|torch\._foreach"),
     Price("fused", CLOSE, words="fused=True|fused functions"),
     Price("set_to_none", EXACT_IF, "if the program does not read gradients that are zero"),

@@ -37,6 +37,7 @@ _CLASSES: Final = {
     "waits-for-device": "SYNC-BOUND",
     "machine-busy": "MACHINE BUSY",
     "cpu-oversubscribed": "TOO FEW CPUS",
+    "few-threads": "TOO FEW THREADS",
     "rank-silent": "RANK SILENT",
     "straggler": "STRAGGLER",
     "host-slow": "SLOW HOST",

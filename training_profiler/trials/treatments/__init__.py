@@ -116,6 +116,7 @@ WORTH_TRYING: Final = {
     "backward-slow": _COMPUTING,
     "small-operators": ("compile", "num_threads", "gc_freeze"),
     "cpu-oversubscribed": ("num_threads", "num_workers"),
+    "few-threads": ("num_threads",),
     "synchronization-heavy": _EXCHANGE,
     "checkpointing-heavy": ("no_checkpoints",),
     "validation-heavy": ("no_validation",),

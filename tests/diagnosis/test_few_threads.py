@@ -37,7 +37,7 @@ def test_one_thread_of_two_cpus_is_named_with_its_line():
     assert finding.losses == "differ by rounding"
 
 
-def test_one_thread_of_many_cpus_is_no_choice_of_torchs():
+def test_torch_does_not_choose_one_thread_of_many_cpus():
     many = machine(wait=0.0, process=1.0, host=0.1, cores=8.0, host_cores=8)
     assert findings_of(run_with(stats=many))["few-threads"].evidence["threads"] == 1
 

@@ -12,6 +12,10 @@ from tests.support.one_rank import one_rank
 from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.recording.recorder import Recorder
 
+# The end of a DDP module waits, with the GIL, for Gloo's thread. That may just drop the work of the last backward pass,
+# with which torch keeps an object of Python, and so wait for the GIL: the test would never end.
+KEPT = []
+
 
 @pytest.fixture
 def rank_patches(clock):
@@ -27,6 +31,7 @@ def test_ddp_modules_and_sync_points_are_recorded(rank_patches, clock):
     with one_rank():
         torch.distributed.barrier()
         model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        KEPT.append(model)
         for step in range(3):
             model(torch.ones(1)).sum().backward()
             rank_patches.context.gradient_sync.step_ended(step, clock())

@@ -127,7 +127,12 @@ def test_internal_error_leaves_no_profiler_behind(tmp_path):
 
 
 def test_captured_steps_are_excluded_from_step_time(tmp_path):
-    text = "train(60, lambda: advance(0.5 if 4 <= len(losses) < 8 else 0.02))"
+    text = (
+        "def each():\n"
+        "    advance(0.5 if 4 <= len(losses) < 8 else 0.02)\n"
+        "    while len(losses) == 9 and any('capture' in t.name for t in threading.enumerate()): time.sleep(0.01)\n"
+        "train(60, each)"  # steps are slowed until the file is written, which takes real time
+    )
     outcome = trained(tmp_path, START + text, before=FAKE_CLOCK)
     step = outcome.report["step_time"]
     assert step["disturbed_count"] >= 4

@@ -127,3 +127,23 @@ def test_signal_handled_by_the_program_is_not_handled(shutdown, monkeypatch):
     assert not shutdown._is_stuck()
     signal.signal(signal.SIGTERM, before)
     assert shutdown._is_stuck()
+
+
+def test_error_of_a_signal_handler_at_the_exit_does_not_lose_the_end():
+    calls = []
+
+    def handler(number, frame):
+        raise RuntimeError("a worker crashed")
+
+    def finish(ended_by):
+        calls.append(ended_by)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return True
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        Shutdown(finish)._at_exit()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(calls) == 2

@@ -16,12 +16,14 @@ def reraise_if_foreign(error: Exception) -> None:
     Raises:
         Exception: ``error`` itself.
     """
-    if _is_from_signal_handler(error):
+    if is_from_signal_handler(error):
         raise error
 
 
-def _is_from_signal_handler(error: Exception) -> bool:
-    codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+def is_from_signal_handler(error: Exception) -> bool:
+    """Return whether a signal handler of the program raised ``error``."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {code for handler in handlers if (code := code_of_handler(handler)) is not None}
     traceback = error.__traceback__
     while traceback is not None and codes:
         if traceback.tb_frame.f_code in codes:
@@ -30,7 +32,7 @@ def _is_from_signal_handler(error: Exception) -> bool:
     return False
 
 
-def _code_of(handler: Any) -> CodeType | None:
+def code_of_handler(handler: Any) -> CodeType | None:
     """Return the code of a Python handler; None for other handlers and for ours."""
     handler = getattr(handler, "func", handler)  # functools.partial
     code = getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -18,6 +18,7 @@ from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS
+from training_profiler.safety.handler_errors import held_handler_errors
 from training_profiler.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
@@ -225,10 +226,22 @@ class Session:
         Returns:
             False if a signal interrupted this thread during its drain or the final summary. The interrupted
             work then finishes the session and ends the process.
+
+        Raises:
+            Exception: raised by a signal handler of the program meanwhile.
         """
         if self._busy_thread == threading.get_ident():
             self._ended_by = ended_by
             return False
+        with held_handler_errors() as held:
+            self._close(ended_by)
+        if self._ended_by is not None:
+            self._shutdown.exit_by_sigterm()
+        if held:
+            raise held[0]
+        return True
+
+    def _close(self, ended_by: str | None) -> None:
         is_free = self._busy.acquire(timeout=WAIT_FOR_DRAIN_S)  # also for another thread's final summary
         self._busy_thread = threading.get_ident()
         try:
@@ -242,9 +255,6 @@ class Session:
             self._busy_thread = None
             if is_free:
                 self._busy.release()
-        if self._ended_by is not None:
-            self._shutdown.exit_by_sigterm()
-        return True
 
     def before_fork(self) -> None:
         """Prepare for a fork of the process."""

@@ -13,6 +13,7 @@ from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.recording.foreign_errors import is_from_signal_handler
 from training_profiler.safety import descriptors
 from training_profiler.safety.descriptors import Descriptor, identity, raised
 from training_profiler.sampling.frames import frame_of
@@ -179,9 +180,16 @@ class Shutdown:
 
     def _at_exit(self) -> None:
         # Ctrl-C at the end, often the second one, ends at once and without a traceback of ours.
-        if os.getpid() == self._pid:
-            with suppress(KeyboardInterrupt):
-                self._finish(_uncaught())
+        if os.getpid() != self._pid:
+            return
+        for _ in range(2):  # a handler may raise before the end holds what handlers raise
+            try:
+                with suppress(KeyboardInterrupt):
+                    self._finish(_uncaught())
+                return
+            except Exception as error:
+                if not is_from_signal_handler(error):  # the program has ended, nothing is left that it could stop
+                    raise
 
     def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._is_handled = True

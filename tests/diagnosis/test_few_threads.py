@@ -7,17 +7,24 @@ import pytest
 from tests.diagnosis.test_machine_rules import machine
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot.program import THREADS, CallFacts, CallSite, ProgramFacts
+from training_profiler.snapshot.program import THREADS, CallFacts, CallSite, LongOperators, ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
 
 SET = CallFacts(THREADS, "torch.set_num_threads", CallSite("train.py", 4, "<module>"), {"threads": "1"})
 
 
-def run_with(*calls, threads=1, operators=100, stats=None, **shares):
-    """Return a run of 100 steps of 100 ms on two CPUs, of which the training uses one."""
+def run_with(*calls, threads=1, operators=100, counted_s=0.09, stats=None, **shares):
+    """Return a run of 100 steps of 100 ms on two CPUs, of which the training uses one.
+
+    ``counted_s`` is the time in the operators of the counted step.
+    """
     stats = stats or machine(wait=0.0, process=1.05, host=0.55)
     run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55}, steps=100)
-    return replace(run, machine=stats, program=ProgramFacts(threads=threads, operators=operators, calls=calls))
+    forward, backward = (LongOperators(all_s=share * counted_s) for share in (0.4, 0.6))
+    program = ProgramFacts(
+        threads=threads, operators=operators, calls=calls, long_forward=forward, long_backward=backward
+    )
+    return replace(run, machine=stats, program=program)
 
 
 def findings_of(run):
@@ -49,6 +56,7 @@ def test_torch_does_not_choose_one_thread_of_many_cpus():
         run_with(SET, threads=2),
         run_with(SET, operators=2000),
         run_with(SET, operators=0),
+        run_with(SET, operators=10, counted_s=0.03),
         run_with(SET, stats=machine(wait=0.0, process=1.9, host=0.95)),
         run_with(SET, stats=machine(wait=0.0, process=1.0, host=1.0)),
         run_with(SET, stats=machine(wait=0.0, process=1.0, host=0.5, local_ranks=2)),
@@ -60,6 +68,7 @@ def test_torch_does_not_choose_one_thread_of_many_cpus():
         "all CPUs",
         "short operators",
         "not counted",
+        "an episode in other steps",
         "workers",
         "a busy machine",
         "two ranks",

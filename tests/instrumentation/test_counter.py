@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
+from training_profiler.instrumentation.flops import operations
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.flops.operations import MANY, Operations
 from training_profiler.recording.step_flops import StepFlops
@@ -326,6 +327,29 @@ def test_dispatch_mode_of_the_program_prevents_counting(instrumented):
         for _ in range(3):
             trainer.step()
     assert instrumented.instrumentation.flops.note() == "FLOPs were not counted: another dispatch mode is active"
+
+
+def test_step_of_a_whole_episode_is_not_counted_to_its_end(instrumented, monkeypatch):
+    """An agent that acts 600,000 times before an update took ten times as long: operations went through Python."""
+    monkeypatch.setattr(operations, "MOST_COUNTING_NS", 1_000_000)
+    monkeypatch.setattr(operations, "COUNTING_NS", 1_000_000)  # more than any of these operations takes
+    counted: list[int] = []
+    count_operator = Operations.count_operator
+    monkeypatch.setattr(
+        Operations, "count_operator", lambda self, spent_ns: (counted.append(1), count_operator(self, spent_ns))[1]
+    )
+
+    class Agent(Trainer):
+        def step(self, micro_batches: int = 1) -> None:
+            for _ in range(100):
+                self.model(self.x)
+            super().step()
+
+    note = refused(instrumented, Agent(mlp, 1, 16, instrumented=instrumented))
+    assert note == (
+        "FLOPs were not counted: a step starts so many short operations that counting would take longer than they do"
+    )
+    assert 0 < len(counted) < 50
 
 
 def test_custom_operation_is_named_in_the_note(instrumented):

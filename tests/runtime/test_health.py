@@ -5,7 +5,7 @@ import pytest
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.implementation import best_implementation, python_implementation
-from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
+from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
 from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.safety.fault_guard import FaultGuard
@@ -57,3 +57,17 @@ def test_other_programs_do_not_make_a_section_look_expensive():
         return now_ns
 
     assert measure_section_cost_ns(python_implementation("for a test"), clock) == pytest.approx(200, rel=0.01)
+
+
+@pytest.mark.parametrize(("apart_us", "sections"), [(0, 4), (25, 4), (50, 4), (223.6, 8), (1_000, 12), (50_000, 12)])
+def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, sections):
+    assert patch_cost(apart_us * 1e3) == pytest.approx(sections, abs=0.01)
+
+
+@pytest.mark.parametrize(("has_patches", "cost_ns"), [(False, 1_000), (True, 12_000)])
+def test_cost_of_sections_counts_the_patches_that_record_them(has_patches, cost_ns):
+    run = FakeRun()
+    totals = Totals(0)
+    totals.training_spans, totals.end_ns = 10, 10**9
+    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), has_patches)
+    assert health.sections_ns(totals) == 10 * cost_ns

@@ -7,11 +7,12 @@ from training_profiler.diagnosis.machine import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
-from training_profiler.snapshot.program import THREADS
+from training_profiler.snapshot.program import THREADS, ProgramFacts
 from training_profiler.snapshot.snapshot import MachineStats, Snapshot
 
 FEW_THREADS: Final = "few-threads"
 LONG_OPERATOR_S: Final = 100e-6  # on average: torch divides shorter ones among threads with little gain, or not at all
+UNLIKE: Final = 2.0  # x the counted step's operators: where all steps take longer on average, they are others
 PARALLEL: Final = 0.8  # of what twice the threads could save at best; products of matrices reach 0.9
 # torch's own choice is one thread for each core, and a core has at most two CPUs here: with three, one was asked for.
 CHOSEN_FROM: Final = 3
@@ -34,8 +35,7 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
         return None
     computing_s = sum(snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
-    operators = snapshot.program.operators * step.settled_count
-    if not operators or computing_s / operators < LONG_OPERATOR_S or not step.settled_s:
+    if not step.settled_s or not _has_long_operators(snapshot.program, computing_s / step.settled_count):
         return None
     potential_saving_s = PARALLEL * (1 - threads / wanted) * computing_s
     share = potential_saving_s / step.settled_s
@@ -56,6 +56,17 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
         },
         potential_saving_s=potential_saving_s,
         fix=f"Use more threads: torch.set_num_threads({wanted}) or OMP_NUM_THREADS={wanted}",
+    )
+
+
+def _has_long_operators(program: ProgramFacts, computing_s: float) -> bool:
+    """Return whether the operators of a step, in which computing takes ``computing_s``, are long on average.
+
+    Those of the counted step are known. Other steps may do something else as well, such as an agent's whole episode.
+    """
+    counted_s = program.long_forward.all_s + program.long_backward.all_s
+    return program.operators > 0 and (
+        counted_s >= program.operators * LONG_OPERATOR_S and computing_s <= UNLIKE * counted_s
     )
 
 

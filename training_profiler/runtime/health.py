@@ -1,5 +1,6 @@
 """The cost of the profiler and the notes under "Profiler health"."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -16,9 +17,10 @@ from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
 
 CALIBRATION_ROUNDS, CALIBRATION_SPANS = 5, 400  # about 1 ms together
-# Cost of a patched call in empty sections. Measured: 8 with steps of 0.1 ms, and 18 with steps of 5 ms, where the
-# training evicts the code of the patches from the caches (benchmarks/switched.py).
-PATCH_COST: Final = 12
+# Cost of a patched call in empty sections, by the time between two such calls. Measured: 2 to 5 where they are 30 us
+# apart (an agent that acts; the smallest step of benchmarks/patches.py). With longer steps the training evicts the code
+# of the patches from the caches: 8 to 18 (benchmarks/switched.py).
+PATCH_COSTS: Final = {50_000: 4.0, 1_000_000: 12.0}  # apart, in ns -> sections; in between by its logarithm
 REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, and first epochs, at any cost
 REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 
@@ -41,16 +43,26 @@ def measure_section_cost_ns(implementation: Implementation, clock: Clock = perf_
     return sorted(rounds)[CALIBRATION_ROUNDS // 2]
 
 
+def patch_cost(apart_ns: float) -> float:
+    """Return the cost of a patched call in empty sections, if such calls begin ``apart_ns`` after each other."""
+    (near_ns, near), (far_ns, far) = PATCH_COSTS.items()
+    part = math.log(max(apart_ns, 1.0) / near_ns) / math.log(far_ns / near_ns)
+    return near + (far - near) * min(1.0, max(0.0, part))
+
+
 class ProfilerHealth:
     """Adds up the cost of the profiler on the training thread and keeps notes for the report."""
 
-    def __init__(self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard) -> None:
+    def __init__(
+        self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard, has_patches: bool = False
+    ) -> None:
         self.spent_ns = 0
         self.collecting_ns = 0
         self.notes: list[str] = []
         self._guard = guard
         self._recorder = recorder
         self._section_cost_ns = section_cost_ns
+        self._has_patches = has_patches  # which record nearly all sections then
 
     def spend(self, ns: int) -> None:
         """Add profiler cost that lies within the time of the training thread."""
@@ -62,7 +74,9 @@ class ProfilerHealth:
 
     def sections_ns(self, run: Totals) -> float:
         """Return what recording the sections of a run has cost so far."""
-        return run.training_spans * self._section_cost_ns
+        calls = run.training_spans
+        each = patch_cost(run.wall_ns / calls) if self._has_patches and calls else 1.0
+        return calls * each * self._section_cost_ns
 
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""

@@ -21,7 +21,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.hang_watch import HangWatch
-from training_profiler.runtime.health import PATCH_COST, ProfilerHealth
+from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
@@ -68,7 +68,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     session: Session  # some parts call back into it while it runs
 
     guard = FaultGuard()
-    health = ProfilerHealth(recorder, context.section_cost_ns * (PATCH_COST if is_inferred else 1), guard)
+    health = ProfilerHealth(recorder, context.section_cost_ns, guard, is_inferred)
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
     arithmetic = arithmetic_of(recorder.implementation)
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred, arithmetic)

@@ -26,6 +26,7 @@ COUNTED_BY: Final = 12  # complete steps after which counting ends
 # the forward pass ran outside modules and was missed.
 MAX_BACKWARD_RATIO: Final = 4
 TRIES: Final = 3
+TOO_COSTLY: Final = "a step starts so many short operations that counting would take longer than they do"
 
 
 class Flops:
@@ -193,7 +194,7 @@ class Counting:
             if is_profiled(self._torch):
                 self._is_incomplete = True
                 return
-            self._why_not = why_not()
+            self._why_not = TOO_COSTLY if self._counts.are_costly else why_not()
             if self._why_not is None:
                 if self._mode is None:
                     self._mode = counting_mode(self._counts)

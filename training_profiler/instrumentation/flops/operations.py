@@ -30,6 +30,8 @@ CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no f
 RECURRENT_LAYERS: Final = os.path.join("torch", "nn", "modules", "rnn.py")
 LONG: Final = 8.0  # x the median of all operators
 MANY: Final = 500  # operators of a forward pass; from there on it is of interest which line starts them
+COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
+MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
 READ_EACH: Final = 7  # of those: reading a line takes about 10 us
 
 
@@ -49,6 +51,7 @@ class Operations:
         self.is_backward = False
         self.is_over = False
         self.why_not: str | None = None
+        self.spent_ns = 0  # in operations
         self._torch = torch
         self._place_of = place_of
         self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
@@ -78,6 +81,7 @@ class Operations:
         """Count an operation that has run for so long."""
         if self.is_over:
             return
+        self.spent_ns += spent_ns
         if self.is_backward:
             self._backward_times_ns.append(spent_ns)
             return
@@ -93,6 +97,11 @@ class Operations:
     def operators(self) -> int:
         """The operations so far."""
         return self.in_forward + len(self._backward_times_ns)
+
+    @property
+    def are_costly(self) -> bool:
+        """Whether counting takes long, and longer than the operations, as in a step with an agent's whole episode."""
+        return self.operators * COUNTING_NS > max(MOST_COUNTING_NS, self.spent_ns)
 
     @property
     def in_forward(self) -> int:

@@ -18,6 +18,7 @@ def test_these_are_the_thresholds():
         "data-loading-bound": 0.15,
         "anomaly-detection": 0.03,
         "slow-startup": 0.50,
+        "outside-steps": 0.40,
         "dense-embedding": 0.15,
         "data-generation-bound": 0.30,
         "data-transfer": 0.10,

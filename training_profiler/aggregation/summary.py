@@ -10,6 +10,7 @@ import numpy as np
 from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.outside_lines import outside_samples
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
 from training_profiler.aggregation.step_change import halves, step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
@@ -152,7 +153,7 @@ def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[L
     for (id, location), count in totals.lines.items():
         if id > 0:
             counts.setdefault(shown[id], Counter())[location] += count
-    for name, uncovered in _uncovered_lines(totals).items():
+    for name, uncovered in _uncovered_lines(totals, names).items():
         counts[name] = counts.get(name, Counter()) + uncovered
     return counts
 
@@ -178,30 +179,41 @@ def settled_line_stats(
 ) -> dict[str, tuple[LineStats, ...]]:
     """Return the same from the samples after warm-up, for sections that have enough of them.
 
-    Within its section, each line has its part of these samples. ``counts`` are of the whole run.
+    Within its section, each line has its part of these samples. ``counts`` are of the whole run. Outside of steps, they
+    are those after the begin of the first one.
     """
+    outside = _settled_outside(totals, names, counts)
     if not warmup:
-        return {}
+        return outside
     later = totals.history.lines(warmup, totals.steps.count)
     shown = _plain_where_alone(totals, names, {id for id, _ in later if id > 0})
     settled: dict[str, Counter[Location | None]] = {}
     for (id, location), count in later.items():
         settled.setdefault(OTHER if id == IN_STEPS else shown[id], Counter())[location] += count
     callers = lines_with_loops(counts)
-    return {
+    return outside | {
         name: lines_of(sections[name].share, samples, callers)
         for name, samples in settled.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
 
 
-def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
+def _settled_outside(
+    totals: Totals, names: Mapping[int, str], counts: Mapping[str, Counter[Location | None]]
+) -> dict[str, tuple[LineStats, ...]]:
+    found = outside_samples(totals, set(names.values()))
+    if found.after.total() < SAMPLES_NEEDED or set(found.after) == {None} or not totals.wall_ns:
+        return {}
+    share = found.after_ns / totals.wall_ns
+    return {OUTSIDE_STEPS: lines_of(share, found.after, lines_with_loops(counts))}
+
+
+def _uncovered_lines(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the samples in no section, split in the same way as ``_uncovered`` splits the time."""
-    everywhere = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})
-    in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
     if len(_uncovered(totals)) == 1:
-        return {OTHER: everywhere}
-    return {OTHER: in_steps, OUTSIDE_STEPS: everywhere - in_steps}
+        return {OTHER: Counter({location: count for (id, location), count in totals.lines.items() if id == 0})}
+    in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
+    return {OTHER: in_steps, OUTSIDE_STEPS: outside_samples(totals, set(names.values())).evenly()}
 
 
 def _parents(totals: Totals) -> dict[int, int]:

@@ -103,13 +103,10 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
     places = snapshot.hottest(OTHER, of_steps=True)
-    line_texts = [f"{line.place} {line.what} ({_of_it(line, other.share)})" for line in places]
-    callers = list(dict.fromkeys(line.caller for line in places if line.caller))
-    if callers:
-        line_texts[-1] += f"; called at {', '.join(callers)}"
-    if line_texts:
-        evidence["lines"] = ", ".join(line_texts)
-        message += f": {evidence['lines']}"
+    lines = places_text(places, other.share)
+    if lines:
+        evidence["lines"] = lines
+        message += f": {lines}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     if spent:
         fix = "; ".join(each.activity.fix for each in spent)
@@ -117,6 +114,13 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         message += "; it includes the forward pass, which calls no module"
         total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
+
+
+def places_text(places: Sequence[LineStats], share: float) -> str:
+    """Return the places with their parts of the time that is ``share`` of the run; "" for none."""
+    texts = [f"{place.place} {place.what} ({_of_it(place, share)})" for place in places]
+    callers = list(dict.fromkeys(place.caller for place in places if place.caller))
+    return ", ".join(texts) + (f"; called at {', '.join(callers)}" if callers else "")
 
 
 def _has_hidden_forward(snapshot: Snapshot) -> bool:

@@ -19,6 +19,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     loaders,
     machine,
     memory,
+    outside_steps,
     page_faults,
     program,
     ranks,

@@ -35,6 +35,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "anomaly-detection": (0.8, 2.0),
     "dense-embedding": (0.7, 1.3),
     "unexplained": (0.5, 1.0),
+    "outside-steps": (0.0, 1.0),
     "recompiles": (0.7, 1.0),
     "lock-held-by-thread": (0.7, 1.5),
     "garbage-collection": (0.0, 1.0),

@@ -53,6 +53,7 @@ _CLASSES: Final = {
     "sampling-heavy": "SAMPLING",
     "checkpointing-heavy": "CHECKPOINTS",
     "slow-startup": "SLOW START",
+    "outside-steps": "OUTSIDE STEPS",
     "unexplained": "UNATTRIBUTED",
     "step-time-varies": "UNEVEN STEPS",
     "slowing-down": "SLOWING DOWN",

@@ -1,0 +1,69 @@
+"""The rule about a run whose time lies outside its training steps, as with an agent that acts for long between them."""
+
+from dataclasses import replace
+from typing import Final
+
+from training_profiler.diagnosis.lines import places_text
+from training_profiler.diagnosis.registry import RULES, has_enough_steps
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, Snapshot
+
+MOSTLY_OUTSIDE: Final = "outside-steps"
+SHORT_S: Final = 10.0
+SAMPLES_NEEDED: Final = 30  # of the lines
+PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
+NAMED_FROM: Final = 0.01  # of the run
+MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those of that time
+
+
+@RULES.rule(MOSTLY_OUTSIDE, threshold=0.40, saving=Saving.RUN)  # share of the run
+def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag time after the first step in no section or in forward passes, but in no step: over 40 % of the run and 10 s.
+
+    None where no lines are known.
+    """
+    step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
+    if (
+        step is None
+        or step.before_s is None
+        or outside is None
+        or not snapshot.wall_s
+        or not has_enough_steps(snapshot)
+    ):
+        return None
+    passes = {
+        name: section.self_s - section.step_self_s
+        for name in PASSES
+        if (section := snapshot.sections.get(name)) is not None
+    }
+    rest_s, passes_s = max(0.0, outside.self_s - step.before_s), sum(passes.values())
+    share = (rest_s + passes_s) / snapshot.wall_s
+    if share <= threshold or rest_s + passes_s <= SHORT_S:
+        return None
+    lines = list(snapshot.settled_lines.get(OUTSIDE_STEPS, ()))
+    for name, seconds in passes.items():
+        if seconds >= MOSTLY * snapshot.sections[name].self_s:
+            lines += snapshot.lines.get(name, ())
+    if sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return None
+    ordered = tuple(sorted(lines, key=lambda line: -line.share))
+    text = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share)
+    if not text:
+        return None
+    return Finding(
+        MOSTLY_OUTSIDE,
+        f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
+        {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
+        rest_s + passes_s,
+        'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
+    )
+
+
+def _of(passes_s: float, rest_s: float, wall_s: float) -> str:
+    parts = {"in forward passes": passes_s, "in no section": rest_s}
+    seen = {what: seconds / wall_s for what, seconds in parts.items() if seconds >= NAMED_FROM * wall_s}
+    if len(seen) == 1:
+        return f", {next(iter(seen))}"
+    return ": " + ", ".join(f"{share:.1%} {what}" for what, share in seen.items())

@@ -37,7 +37,7 @@ def _scaled(samples: Samples, weight: float) -> Samples:
 
 
 def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSamples:
-    """Return the samples outside of steps; ``section_names`` tell what has its own section before the first step."""
+    """Return the samples outside of steps; before the first one, ``section_names`` may have some as well."""
     outside: Samples = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})
     outside.subtract({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
     before: Samples = Counter()

@@ -55,6 +55,29 @@ def test_import_inside_a_function_is_detected(tmp_path: Path) -> None:
     assert ours == Ended(0, "started True\n5\n", "")
 
 
+@pytest.mark.parametrize("options", [[], ["-u", "-X", "utf8"]])
+@pytest.mark.parametrize("name", ["torch.distributed.run", "torchrun", "other"])
+def test_a_launcher_is_not_profiled_and_the_processes_it_starts_are(
+    tmp_path: Path, name: str, options: list[str]
+) -> None:
+    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, "", LIVE)])
+    (tmp_path / "train.py").write_text("import torch")
+    starts_it = "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'])"
+    if name.startswith("torch."):
+        package = tmp_path / "stand_ins" / "torch" / "distributed"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "run.py").write_text(starts_it)
+        words = ["-m", name]
+    else:
+        (tmp_path / name).write_text(f"import torch\n{starts_it}")
+        words = [name]
+    ended = execute(tmp_path, [sys.executable, *options, *words], "1", path)
+    assert ended.stdout == "started True\n" * (2 if name == "other" else 1)
+    why = "" if name == "other" else f"{WHY}no process that {name} started has trained\n"
+    assert ended == Ended(0, ended.stdout, why)
+
+
 # An import hook as trackers, coverage tools and wrapt have them: before ours, after it, or past all others.
 HOOK = """
 import importlib.machinery, importlib.util, sys

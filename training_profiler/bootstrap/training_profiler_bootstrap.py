@@ -30,6 +30,8 @@ NEWEST = 20  # run folders searched for one of a child process
 # Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
 HELPERS = ("-c", "pip", "ensurepip", "venv", "virtualenv", *OWN_COMMANDS)
+# These import torch to start the processes that train.
+LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 # Frames of this file are left out of tracebacks of failed imports, and not counted by warnings.
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 
@@ -124,8 +126,8 @@ class ProcessHook:
         self._runs = _absolute(_variable("_DIR")[1].strip() or DEFAULT_DIR)
 
     def start_profiler(self) -> None:
-        """Start the profiler after the import of torch, unless this is a command of our own."""
-        if _program_name() in OWN_COMMANDS:
+        """Start the profiler after the import of torch, unless this is a command of our own or a launcher."""
+        if _program_name() in OWN_COMMANDS or _command() in LAUNCHERS:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
@@ -173,6 +175,8 @@ class ProcessHook:
             if self.finder.began_import:
                 return "importing torch failed"
             return "the program never imported torch"
+        if _command() in LAUNCHERS:
+            return "no process that " + _command() + " started has trained"
         api = sys.modules.get(PACKAGE + ".api")
         if api is None:
             return "torch was imported in a way that the profiler cannot detect"
@@ -277,6 +281,22 @@ def _program_name() -> str:
     path = sys.argv[0] if sys.argv else ""
     name = os.path.basename(path)
     return os.path.basename(os.path.dirname(path)) if name == "__main__.py" else name
+
+
+def _command() -> str:
+    """Return the script's name or the module after ``-m`` with which this process was started; "" for neither.
+
+    A child that multiprocessing spawned has the ``sys.argv`` of its parent, and is started by other words.
+    """
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word in ("-c", "-m"):
+            return next(words, "") if word == "-m" else ""
+        if not word.startswith("-"):
+            return os.path.basename(word)
+        if word in ("-W", "-X"):
+            next(words, "")
+    return ""
 
 
 def _text_of(path: str) -> str:

@@ -49,17 +49,17 @@ def test_it_comes_before_findings_about_the_few_steps():
 
 
 def test_forward_passes_of_steps_are_not_its_lines():
-    run = run_with(passes_s=1.0, rest_s=60.0)
+    run = run_with(passes_s=1.0, rest_s=60.0, lines=(replace(ENVIRONMENT, share=0.6),))
     assert mostly_outside(run).message == (
         "61.0% of the run lies outside its training steps: 1.0% in forward passes, 60.0% in no section: "
-        "dqn.py:95 main (41% of it)"
+        "dqn.py:95 main (98% of it)"
     )
 
 
 def test_time_of_one_kind_has_one_share():
-    run = run_with(passes_s=0.0, rest_s=50.0)
+    run = run_with(passes_s=0.0, rest_s=50.0, lines=(replace(ENVIRONMENT, share=0.5),))
     assert mostly_outside(run).message == (
-        "50.0% of the run lies outside its training steps, in no section: dqn.py:95 main (50% of it)"
+        "50.0% of the run lies outside its training steps, in no section: dqn.py:95 main (100% of it)"
     )
 
 
@@ -70,11 +70,12 @@ def test_time_of_one_kind_has_one_share():
         run_with(rest_s=0.0, passes_s=0.0, before_s=90.0),
         run_with(lines=(), passes_s=0.5, rest_s=80.0),
         run_with(lines=(replace(ENVIRONMENT, samples=9),), passes_s=0.5, rest_s=80.0),
+        run_with(passes_s=0.5, rest_s=90.0),
         run_with(steps=9),
         replace(run_with(passes_s=5.0, rest_s=4.0), wall_s=12.0),
         replace(run_with(), step=None),
     ],
-    ids=["most in steps", "start-up", "no lines", "few samples", "few steps", "a short run", "no steps"],
+    ids=["most in steps", "start-up", "no lines", "few samples", "a notebook between cells", "few steps", "a short run", "no steps"],
 )
 def test_other_runs_are_not_flagged(run):
     assert mostly_outside(run) is None

@@ -22,7 +22,8 @@ MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those o
 def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag time after the first step in no section or in forward passes, but in no step: over 40 % of the run and 10 s.
 
-    None where no lines are known.
+    Time in no line of the program is left out, such as that of a notebook between two cells. None where no lines are
+    known.
     """
     step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
     if (
@@ -38,11 +39,12 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         for name in PASSES
         if (section := snapshot.sections.get(name)) is not None
     }
-    rest_s, passes_s = max(0.0, outside.self_s - step.before_s), sum(passes.values())
+    lines = list(snapshot.settled_lines.get(OUTSIDE_STEPS, ()))
+    seen_s = sum(line.share for line in lines) * snapshot.wall_s
+    rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s)), sum(passes.values())
     share = (rest_s + passes_s) / snapshot.wall_s
     if share <= threshold or rest_s + passes_s <= SHORT_S:
         return None
-    lines = list(snapshot.settled_lines.get(OUTSIDE_STEPS, ()))
     for name, seconds in passes.items():
         if seconds >= MOSTLY * snapshot.sections[name].self_s:
             lines += snapshot.lines.get(name, ())

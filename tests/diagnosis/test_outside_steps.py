@@ -75,7 +75,16 @@ def test_time_of_one_kind_has_one_share():
         replace(run_with(passes_s=5.0, rest_s=4.0), wall_s=12.0),
         replace(run_with(), step=None),
     ],
-    ids=["most in steps", "start-up", "no lines", "few samples", "a notebook between cells", "few steps", "a short run", "no steps"],
+    ids=[
+        "most in steps",
+        "start-up",
+        "no lines",
+        "few samples",
+        "a notebook between cells",
+        "few steps",
+        "a short run",
+        "no steps",
+    ],
 )
 def test_other_runs_are_not_flagged(run):
     assert mostly_outside(run) is None

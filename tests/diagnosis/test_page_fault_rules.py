@@ -7,10 +7,11 @@ import pytest
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.pauses import pauses
 from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 STEPS = {"forward_pass": 0.6, "backward_pass": 0.4}
 
@@ -69,6 +70,15 @@ def test_no_finding_where_it_is_little_or_unknown(snapshot: Snapshot) -> None:
 def test_the_time_is_claimed_once() -> None:
     findings = {finding.code: finding.potential_saving_s for finding in diagnose(run())}
     assert sum(findings.values()) <= 10.0
+
+
+def test_they_are_of_no_line_because_only_their_number_in_all_sections_is_known() -> None:
+    forward = (LineStats("model.py", 19, "forward", share=0.6, samples=400),)
+    with_lines = replace(run(), lines={"forward_pass": forward}, settled_lines={"forward_pass": forward})
+    finding = next(finding for finding in diagnose(with_lines) if finding.code == "page-faults")
+    assert section_of(finding) is None
+    assert "model.py" not in finding.message
+    assert "lines" not in finding.evidence
 
 
 def test_page_faults_of_gradients_make_no_backward_pass_slow() -> None:

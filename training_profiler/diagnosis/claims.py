@@ -98,14 +98,16 @@ _CAUSES: Final = (
     VALIDATION_WITH_GRADIENTS,
     FEW_THREADS,
 )
+# In which of their sections the seconds lie is not measured.
+_IN_ANY_SECTION: Final = (PAGE_FAULTS, LOCK_HELD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
 
 def section_of(finding: Finding) -> str | None:
-    """Return the section whose line a finding is about; None if it is about none."""
-    return next(iter(_sections_of(finding)), None)
+    """Return the section whose line a finding is about; None if it is about none, or if that is unknown."""
+    return None if finding.code in _IN_ANY_SECTION else next(iter(_sections_of(finding)), None)
 
 
 def _sections_of(finding: Finding) -> tuple[str, ...]:

@@ -26,12 +26,18 @@ class SectionSeries:
         while end > MOST_BLOCKS * self.steps_a_block:
             self._halve()
         blocks = -(-end // self.steps_a_block)
-        missing = (blocks - len(self.sums_ns), max(0, width - self.sums_ns.shape[1]))
-        self.sums_ns = np.pad(self.sums_ns, ((0, missing[0]), (0, missing[1])))
+        self._make_room(blocks, width)
         first = self.steps // self.steps_a_block
         begins = np.maximum(np.arange(first, blocks) * self.steps_a_block - self.steps, 0)
         self.sums_ns[first:blocks, :width] += np.add.reduceat(self_ns, begins)
         self.steps = end
+
+    def _make_room(self, blocks: int, width: int) -> None:
+        known_blocks, known_width = self.sums_ns.shape
+        if blocks > known_blocks or width > known_width:
+            sums_ns = np.zeros((max(blocks, known_blocks), max(width, known_width)), np.int64)
+            sums_ns[:known_blocks, :known_width] = self.sums_ns
+            self.sums_ns = sums_ns
 
     def restore(self, sums_ns: Ints, steps: int, steps_a_block: int) -> None:
         """Take over the sums of a series that was written to a journal."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ class Events(NamedTuple):
 
     times_ns: Ints
     codes: Ints  # may carry TIME_ONLY
+
+
+_NO_EVENTS: Final = Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class Spans(NamedTuple):
@@ -74,7 +77,7 @@ def read_events(flat: list[int]) -> Events:
 
 def no_events() -> Events:
     """Return an empty stream of events."""
-    return Events(np.empty(0, np.int64), np.empty(0, np.int64))
+    return _NO_EVENTS
 
 
 def match_spans(events: Events, still_open: Events, cuts_ns: Ints, outside: OutsideSections) -> MatchedSpans:

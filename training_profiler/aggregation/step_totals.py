@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.around_capture import AroundFirstCapture
-from training_profiler.aggregation.arrays import Bools, Floats, Ints
-from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
+from training_profiler.aggregation.arrays import Bools, Floats
+from training_profiler.aggregation.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 from training_profiler.aggregation.work import StepPoint
 
 
@@ -60,26 +60,33 @@ class Spread:
 class Moments:
     """Count, mean, sum of squared deviations, and the longest of the steps that are not kept one by one."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self.m2 = 0.0
-        self.longest = (-1, 0)  # (ns, step counted from 1)
+    def __init__(self, count: int = 0, mean: float = 0.0, m2: float = 0.0, longest: tuple[int, int] = (-1, 0)) -> None:
+        self.count = count
+        self.mean = mean
+        self.m2 = m2
+        self.longest = longest  # (ns, step counted from 1)
 
-    def add(self, durations_ns: Ints, numbers: Ints) -> None:
-        """Add steps with these durations and numbers."""
-        count = len(durations_ns)
-        if not count:
+    @classmethod
+    def of(cls, durations_ns: Sequence[int], numbers: Sequence[int]) -> "Moments":
+        """Return those of steps with these durations and numbers."""
+        if not durations_ns:
+            return cls()
+        longest = max(range(len(durations_ns)), key=durations_ns.__getitem__)
+        mean = sum(durations_ns) / len(durations_ns)
+        m2 = _squared_deviations(durations_ns, mean)
+        return cls(len(durations_ns), mean, m2, (durations_ns[longest], numbers[longest]))
+
+    def add(self, later: "Moments") -> None:
+        """Add those of later steps."""
+        if not later.count:
             return
-        longest = int(durations_ns.argmax())
-        if durations_ns[longest] > self.longest[0]:
-            self.longest = (int(durations_ns[longest]), int(numbers[longest]))
-        mean = float(durations_ns.mean())
-        together = self.count + count
-        delta = mean - self.mean
-        self.m2 += float(((durations_ns - mean) ** 2).sum())
-        self.m2 += delta**2 * self.count * count / together
-        self.mean += delta * count / together
+        if later.longest[0] > self.longest[0]:
+            self.longest = later.longest
+        together = self.count + later.count
+        delta = later.mean - self.mean
+        self.m2 += later.m2
+        self.m2 += delta**2 * self.count * later.count / together
+        self.mean += delta * later.count / together
         self.count = together
 
 
@@ -118,34 +125,36 @@ class StepSums:
     def _add_some(self, durations_ns: Sequence[int], slowed: Sequence[int], calls: Sequence[int]) -> None:
         if not durations_ns:
             return
-        array = np.asarray(durations_ns, np.int64)
-        is_own = np.ones(len(array), np.bool_)
-        is_own[list(slowed)] = False
-        np.add.at(self.bins, bins_of(array[is_own]), 1)
-        np.add.at(self._slowed_bins, bins_of(array[~is_own]), 1)
+        numbers: Sequence[int] = range(self.count + 1, self.count + 1 + len(durations_ns))
+        made = calls if len(calls) == len(durations_ns) else [0] * len(durations_ns)
         room = max(0, FIRST_STEPS - len(self.first_ns))
-        self._slowed_first.update(self.count + at for at in slowed if at < room)
         self.first_ns.extend(durations_ns[:room])
-        later, numbers, is_own_later = array[room:], self.count + room + 1 + np.arange(len(array[room:])), is_own[room:]
-        self._later.add(later, numbers)
-        self._later_normal.add(later[is_own_later], numbers[is_own_later])
-        self.count += len(array)
-        self.total_ns += int(array.sum())
-        made = np.asarray(calls, np.int64) if len(calls) == len(array) else np.zeros(len(array), np.int64)
-        self._add_points(array[is_own], made[is_own])
+        later = normal = Moments.of(durations_ns[room:], numbers[room:])
+        self.total_ns += sum(durations_ns)
+        self.count += len(durations_ns)
+        if slowed:
+            left_out = set(slowed)
+            self._slowed_first.update(numbers[at] - 1 for at in slowed if at < room)
+            count_durations(self._slowed_bins, [durations_ns[at] for at in slowed])
+            own = [at for at in range(len(durations_ns)) if at not in left_out]
+            own_later = [at for at in own if at >= room]
+            normal = Moments.of([durations_ns[at] for at in own_later], [numbers[at] for at in own_later])
+            durations_ns, made = [durations_ns[at] for at in own], [made[at] for at in own]
+        count_durations(self.bins, durations_ns)
+        self._later.add(later)
+        self._later_normal.add(normal)
+        self._add_points(durations_ns, made)
 
-    def _add_points(self, durations_ns: Ints, calls: Ints) -> None:
-        if self._points and len(durations_ns):
-            count, total, made = self._points[-1]
-            room = self._steps_a_point - count
-            fill, filled_calls = durations_ns[:room], calls[:room]
-            self._points[-1] = (count + len(fill), total + int(fill.sum()), made + int(filled_calls.sum()))
-            durations_ns, calls = durations_ns[len(fill) :], calls[len(fill) :]
-        if len(durations_ns):
-            begins = np.arange(0, len(durations_ns), self._steps_a_point)
-            counts = np.diff(begins, append=len(durations_ns))
-            sums, made_sums = np.add.reduceat(durations_ns, begins), np.add.reduceat(calls, begins)
-            self._points += zip(counts.tolist(), sums.tolist(), made_sums.tolist(), strict=True)
+    def _add_points(self, durations_ns: Sequence[int], calls: Sequence[int]) -> None:
+        count, total, made = self._points[-1] if self._points else (self._steps_a_point, 0, 0)
+        room = self._steps_a_point - count
+        if room and durations_ns:
+            fill = durations_ns[:room]
+            self._points[-1] = (count + len(fill), total + sum(fill), made + sum(calls[:room]))
+            durations_ns, calls = durations_ns[room:], calls[room:]
+        for begin in range(0, len(durations_ns), self._steps_a_point):
+            part = slice(begin, begin + self._steps_a_point)
+            self._points.append((len(durations_ns[part]), sum(durations_ns[part]), sum(calls[part])))
         while len(self._points) > TREND_POINTS:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)
@@ -232,6 +241,12 @@ class StepSums:
         return points
 
 
+def _squared_deviations(durations_ns: Sequence[int], mean: float) -> float:
+    if len(durations_ns) < FEW:
+        return sum((ns - mean) ** 2 for ns in durations_ns)
+    return float(((np.asarray(durations_ns, np.float64) - mean) ** 2).sum())
+
+
 def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
     first = np.asarray(first_ns, np.float64)
     count = len(first) + later.count
@@ -277,7 +292,9 @@ class Coupling:
             self_ns: exclusive time within each step, shape (steps, sections), column 0 for time in no section.
             slowed: indices of steps to leave out, counted from 0.
         """
-        seconds = self_ns[settled(first_step, len(self_ns), slowed)] * 1e-9
+        if slowed or first_step < SETTLED_AFTER:
+            self_ns = self_ns[settled(first_step, len(self_ns), slowed)]
+        seconds = self_ns * 1e-9
         step_s = seconds.sum(axis=1)
         self.count += len(step_s)
         self.step += (step_s.sum(), (step_s**2).sum())

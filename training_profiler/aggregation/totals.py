@@ -84,8 +84,9 @@ class Totals:
         self.slowed_by_capture += [self.steps.count + at for at in slowed]
         self.steps.add(durations_ns, slowed)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
-        steps = np.arange(first_step, first_step + early)
-        self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
+        if early:
+            steps = np.arange(first_step, first_step + early)
+            self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
         self.coupling.add_steps(first_step, self_ns, slowed)
         if in_collections is not None:

@@ -293,3 +293,26 @@ def test_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> No
     assert outcome.printed.startswith("passed\n") or "\npassed\n" in outcome.stdout
     assert outcome.report["sections"]["forward_pass"]["count"] == 1
     assert outcome.report["health"]["dropped"] == 0
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_import_leaves_garbage_collection_as_it_was(tmp_path: Path, collects: bool) -> None:
+    script = f"""
+        import gc
+        gc.enable() if {collects} else gc.disable()
+        import training_profiler
+        print(gc.isenabled())
+    """
+    assert run(tmp_path, script).stdout == f"{collects}\n"
+
+
+def test_no_garbage_is_collected_while_modules_of_the_profiler_are_imported(tmp_path: Path) -> None:
+    script = """
+        import gc
+        generations = []
+        gc.callbacks.append(lambda phase, about: generations.append(about["generation"]))
+        import training_profiler
+        gc.callbacks.clear()
+        print(2 in generations, len(generations) < 20)
+    """
+    assert run(tmp_path, script).stdout == "False True\n"

@@ -23,7 +23,7 @@ def train(instrumented, optimizer, model, steps=3, autocast=False):
 def test_optimizer_and_autocast_are_read_once(instrumented):
     model = nn.Linear(4, 2)
     facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=30, autocast=True)
-    assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True)
+    assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector
     assert not {"update_ends", "call_ends", "fast_path_call_begins"} & vars(detector).keys()
@@ -95,7 +95,12 @@ def test_an_optimizer_without_torchs_arguments_is_described():
             super().__init__(parameters, {"lr": 0.1})
 
     model = nn.Linear(4, 2).double()
-    assert optimizer_facts(Own(model.parameters())) == OptimizerFacts("Own", 2, ("float64",), ("cpu",))
+    assert optimizer_facts(Own(model.parameters())) == OptimizerFacts("Own", 2, ("float64",), ("cpu",), numbers=10)
+    momentum = optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    assert (momentum.has_momentum, optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1)).has_momentum) == (
+        True,
+        False,
+    )
 
 
 def test_an_optimizer_that_cannot_be_described_harms_nothing(instrumented, monkeypatch):

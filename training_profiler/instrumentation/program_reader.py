@@ -156,6 +156,8 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         of_groups("fused"),
         "foreach" in defaults,
         "fused" in defaults,
+        sum(parameter.numel() for parameter in parameters),
+        any(group.get("momentum", 0) != 0 for group in optimizer.param_groups),
     )
 
 

@@ -22,6 +22,8 @@ class OptimizerFacts(NamedTuple):
     fused: bool | None = None
     has_foreach: bool = False  # whether its class has the argument
     has_fused: bool = False
+    numbers: int = 0  # in all its parameters; 0 is unknown
+    has_momentum: bool = False  # its argument is not 0
 
 
 class EmbeddingFacts(NamedTuple):

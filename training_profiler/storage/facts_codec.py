@@ -58,6 +58,7 @@ def _optimizer(facts: OptimizerFacts) -> OptimizerFacts:
     return facts._replace(
         name=printable(facts.name),
         tensors=int(_number(facts.tensors)),
+        numbers=int(_number(facts.numbers)),
         dtypes=tuple(map(printable, facts.dtypes[:MOST_KINDS])),
         devices=tuple(map(printable, facts.devices[:MOST_KINDS])),
     )

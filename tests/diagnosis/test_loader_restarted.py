@@ -7,6 +7,7 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats
 
 
 def run_with(passes, batches=100, first_share=0.6, start_s=0.0, **changes):
@@ -39,6 +40,37 @@ def test_a_pass_for_each_batch_is_named_instead_of_more_workers():
     assert found["loader-restarted"].potential_saving_s == pytest.approx(6.0)
     assert found["loader-restarted"].losses == "differ, because batches come in another order"
     assert "data-loading-bound" not in found
+
+
+def loader(name, cut_passes, wait_s, batches=100, **others):
+    return LoaderStats(name, batches, None, wait_s, data_avg_s=wait_s / batches, cut_passes=cut_passes, **others)
+
+
+def with_two(cut_passes=99, wait_s=6.0, **others):
+    """Return a run with another loader, whose passes have 50 batches."""
+    return run_with(102, batches=200, loaders=(loader("0", 0, 1.0), loader("1", cut_passes, wait_s, **others)))
+
+
+def test_one_restarted_loader_of_two_is_named():
+    found = findings_of(with_two())
+    assert next(iter(found)) == "loader-restarted"
+    assert found["loader-restarted"].message.startswith("99 of 100 batches of loader 1 are the first of a new pass")
+    assert found["loader-restarted"].evidence["loader"] == "1"
+    assert found["loader-restarted"].potential_saving_s == pytest.approx(6.0)
+    lines = (LineStats("data.py", 9, "main", share=0.25, samples=100, phase="sampler"),)
+    assert "sampler-slow" not in findings_of(replace(with_two(), lines={"data_loading": lines}))
+
+
+def test_the_workers_of_the_restarted_loader_count():
+    run = with_two(wait_s=3.0, num_workers=2)
+    start = section_stats("worker_start", 0.1, count=100, total_s=1.0, parent="data_loading")
+    finding = findings_of(replace(run, sections={**run.sections, "worker_start": start}))["loader-restarted"]
+    assert finding.potential_saving_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("run", [with_two(cut_passes=80), with_two(wait_s=0.4), with_two(cut_passes=9, batches=9)])
+def test_two_loaders_whose_passes_are_whole_or_short_are_not_flagged(run):
+    assert "loader-restarted" not in findings_of(run)
 
 
 def test_starting_workers_counts():

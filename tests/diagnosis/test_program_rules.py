@@ -259,6 +259,8 @@ HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
         (ADAM._replace(fused=True), "is fused already", "fused=True"),
         (ADAM._replace(dtypes=("complex64",)), "Pass foreach=True", "fused=True"),
         (ADAM._replace(has_fused=False), "Pass foreach=True", "fused=True"),
+        (ADAM._replace(has_fused=False, numbers=100_000), "Pass foreach=True", "fused=True"),
+        (ADAM._replace(has_fused=False, numbers=100_001), "Nothing is left to set", "=True"),  # slower on the CPU
         (ADAM._replace(has_fused=False, foreach=True), "Nothing is left to set", "=True"),
         (ADAM._replace(has_fused=False, has_foreach=False, name="Own"), "Own updates 20 tensors one by one", "Pass"),
         (ADAM._replace(devices=("cpu", "cuda")), "Pass foreach=True", "fused=True"),
@@ -269,6 +271,24 @@ def test_fix_of_the_optimizer_is_none_that_is_set(optimizer, said, unsaid):
     fix = findings_of(run_with(ProgramFacts(optimizer), HEAVY))["optimizer-heavy"].fix
     assert said in fix
     assert unsaid not in fix.replace(said, "")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "saved"),
+    [
+        (ADAM, 0.72),
+        (ADAM._replace(tensors=4), 0.72),  # large ones gain as much
+        (ADAM._replace(name="SGD"), 0.2),
+        (ADAM._replace(name="SGD", has_momentum=True), 0.4),
+        (ADAM._replace(name="RMSprop", has_fused=False), 0.25),
+        (ADAM._replace(name="RMSprop", has_fused=False, numbers=10_000_000), 0.5),  # accumulated gradients
+        (ADAM._replace(fused=True), 0.5),
+        (ADAM._replace(devices=("cuda",)), 0.5),
+    ],
+)
+def test_what_is_left_to_set_saves_what_was_measured(optimizer, saved):
+    finding = findings_of(run_with(ProgramFacts(optimizer), HEAVY))["optimizer-heavy"]
+    assert finding.potential_saving_s == pytest.approx(6.0 * saved)
 
 
 def test_time_outside_of_updates_is_not_saved_by_a_fused_optimizer():

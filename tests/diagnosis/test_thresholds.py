@@ -17,6 +17,9 @@ def test_these_are_the_thresholds():
     assert dict(THRESHOLDS) == {
         "data-loading-bound": 0.15,
         "anomaly-detection": 0.03,
+        "backward-hooks": 0.10,
+        "needless-create-graph": 0.02,
+        "parameter-loop": 0.10,
         "slow-startup": 0.50,
         "outside-steps": 0.40,
         "dense-embedding": 0.15,

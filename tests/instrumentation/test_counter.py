@@ -4,6 +4,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.flops.operations import MANY, Operations
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.call_sites import CallSiteReader
-from training_profiler.snapshot.program import LongOperators
+from training_profiler.snapshot.program import LongOperators, OutsideModules
 
 SHADOWED = ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
 
@@ -157,6 +158,53 @@ def test_operations_that_take_many_times_the_median_are_long():
     assert long_forward == LongOperators(1, 9e-6, pytest.approx(12e-6))
     assert long_backward == LongOperators(1, 50e-6, pytest.approx(59e-6))
     assert counts.forward_ns == 12_000
+
+
+def penalty(model):
+    return sum(parameter.pow(2).sum() for parameter in model.parameters())
+
+
+def sums_of_products(model):
+    return sum((model.inner.weight @ torch.randn(16, 1)).sum() for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "of_parameters", "least"), [(penalty, 2, 8), (sums_of_products, 0, 6), (lambda model: 0.0, 0, 0)]
+)
+def test_what_is_computed_outside_of_modules_is_known(instrumented, loss_of, of_parameters, least):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.sin().pow(2))
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = model(torch.randn(4, 16)).sum() + loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=True)
+    outside = instrumented.instrumentation.flops.outside
+    assert outside.of_parameters == of_parameters
+    assert least <= outside.operators < 40  # the sum itself has one or two
+    assert 0 <= outside.seconds < outside.all_s
+    assert outside == instrumented.instrumentation.program_facts().outside
+
+
+def test_a_torch_without_numbers_of_nodes_has_no_operators_outside():
+    old = SimpleNamespace(
+        _C=SimpleNamespace(_autograd=SimpleNamespace()), ops=torch.ops, Tensor=torch.Tensor, nn=torch.nn
+    )
+    counts = Operations(old, lambda _: "")
+    counts.is_backward = True
+    counts.call_begins()
+    counts.count_operator(1_000)
+    assert counts.outside == OutsideModules(0, 0.0, pytest.approx(1e-6), 0)
 
 
 def test_operators_of_many_lines_have_none():

@@ -170,6 +170,20 @@ def test_short_passes_are_not_kept(instrumented, registry, model):
     (counts,) = registry.all
     assert counts.of(TRAIN).batches == 400
     assert len(counts.passes) <= 256
+    del inputs
+    assert counts.of(TRAIN).cut_passes == 400
+    instrumented.counts()
+
+
+def test_passes_that_end_or_go_on_are_not_cut(instrumented, registry, model):
+    loader, optimizer = DataLoader(SEVEN, batch_size=7), torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        train(loader, model, optimizer)  # a batch each
+    batches = iter(DataLoader(SEVEN, batch_size=2))
+    for _ in range(2):
+        model(next(batches)[0]).sum().backward()
+        optimizer.step()
+    assert [counts.of(TRAIN).cut_passes for counts in registry.all] == [0, 0]
     instrumented.counts()
 
 

@@ -23,7 +23,7 @@ def train(instrumented, optimizer, model, steps=3, autocast=False):
 def test_optimizer_and_autocast_are_read_once(instrumented):
     model = nn.Linear(4, 2)
     facts = train(instrumented, torch.optim.Adam(model.parameters(), foreach=False), model, steps=30, autocast=True)
-    assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True)
+    assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector
     assert not {"update_ends", "call_ends", "fast_path_call_begins"} & vars(detector).keys()
@@ -38,13 +38,69 @@ def test_backward_passes_that_keep_the_graph_are_counted(instrumented):
     assert instrumented.instrumentation.program_facts().kept_graphs == 1
 
 
+def plain(loss, model):
+    loss.backward(create_graph=True)
+
+
+def by_grad(loss, model):
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, [*model.parameters()], create_graph=True), strict=True
+    ):
+        parameter.grad = gradient
+
+
+def penalized(loss, model):
+    gradients = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+    (loss + sum(gradient.square().sum() for gradient in gradients)).backward()
+
+
+def without(loss, model):
+    loss.backward()
+
+
+class Curvature(torch.optim.SGD):
+    """Uses the graph of the gradients within its update, as AdaHessian does."""
+
+    def step(self, closure=None):
+        parameters = self.param_groups[0]["params"]
+        gradients = [parameter.grad for parameter in parameters]
+        torch.autograd.grad(gradients, parameters, grad_outputs=[torch.ones_like(each) for each in gradients])
+        super().step(closure)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize(
+    ("backward", "optimizer", "unused"),
+    [
+        (plain, torch.optim.SGD, 9),
+        (by_grad, torch.optim.SGD, 9),
+        (penalized, torch.optim.SGD, 0),
+        (without, torch.optim.SGD, 0),
+        (plain, Curvature, 0),
+    ],
+)
+def test_graphs_of_gradients_that_nothing_uses_are_counted(instrumented, backward, optimizer, unused):
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        backward(model(torch.randn(8, 4)).square().mean(), model)
+        optimizer.step()
+    assert instrumented.instrumentation.program_facts().created_graphs == unused
+
+
 def test_an_optimizer_without_torchs_arguments_is_described():
     class Own(torch.optim.Optimizer):
         def __init__(self, parameters):
             super().__init__(parameters, {"lr": 0.1})
 
     model = nn.Linear(4, 2).double()
-    assert optimizer_facts(Own(model.parameters())) == OptimizerFacts("Own", 2, ("float64",), ("cpu",))
+    assert optimizer_facts(Own(model.parameters())) == OptimizerFacts("Own", 2, ("float64",), ("cpu",), numbers=10)
+    momentum = optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    assert (momentum.has_momentum, optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1)).has_momentum) == (
+        True,
+        False,
+    )
 
 
 def test_an_optimizer_that_cannot_be_described_harms_nothing(instrumented, monkeypatch):

@@ -248,6 +248,7 @@ class Pass:
 
     def __init__(self, batches, samples, phase=None, made=NONE_MADE):
         self.batches, self.samples, self.phase, self.made = batches, samples, phase, made
+        self.is_cut = False
 
 
 def test_fetch_records_a_change_of_loader_once(run):

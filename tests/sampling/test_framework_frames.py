@@ -137,6 +137,37 @@ def test_phases_of_trainers_have_their_names(stack: Sequence[tuple[str, str]], p
     assert read(TRAIN, *files).phase == phase
 
 
+ENGINE = (f"{TORCH}/autograd/graph.py", "_engine_run_backward")
+APPLY = (f"{TORCH}/autograd/function.py", "BackwardCFunction.apply")
+CHECKPOINT = f"{TORCH}/utils/checkpoint.py"
+BACKWARD = (f"{TORCH}/autograd/__init__.py", "backward")
+HOOK = ("/project/train.py", "watch")
+UNPACK = (CHECKPOINT, "_checkpoint_hook.__init__.<locals>.unpack_hook")
+
+
+@pytest.mark.parametrize(
+    ("stack", "phase"),
+    [
+        ([ENGINE], ""),
+        ([ENGINE, HOOK], "backward hook"),
+        ([ENGINE, (f"{TORCH}/utils/hooks.py", "BackwardHook._set_user_hook.<locals>.hook"), HOOK], "backward hook"),
+        ([ENGINE, APPLY, ("/project/ops.py", "Own.backward")], "custom backward"),
+        ([ENGINE, UNPACK, ("/project/model.py", "Block.forward")], "recomputation"),
+        ([ENGINE, UNPACK], "recomputation"),
+        ([ENGINE, APPLY, (CHECKPOINT, "CheckpointFunction.backward"), ("/project/model.py", "Block.forward")],
+         "custom backward > recomputation"),
+        ([ENGINE, APPLY, (CHECKPOINT, "CheckpointFunction.backward"), BACKWARD, ENGINE], "custom backward"),
+        ([ENGINE, HOOK, BACKWARD, ENGINE], "backward hook"),
+    ],
+)  # fmt: skip
+def test_what_the_program_does_in_a_backward_pass_has_a_phase(stack: list[tuple[str, str]], phase: str) -> None:
+    assert read(TRAIN, BACKWARD, *stack).phase == phase
+
+
+def test_a_hook_of_a_library_is_not_the_programs() -> None:
+    assert read(TRAIN, BACKWARD, ENGINE, (f"{SITE}/opacus/hooks.py", "capture")).phase == ""
+
+
 def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
     assert FileRows("/project/mytransformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == ""
     assert FileRows("/home/x/transformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == "logging"

@@ -10,6 +10,7 @@ from training_profiler.snapshot.program import (
     ForwardFacts,
     LongOperators,
     OptimizerFacts,
+    OutsideModules,
     ProgramFacts,
 )
 from training_profiler.storage.facts_codec import checked_facts
@@ -27,6 +28,8 @@ FACTS = ProgramFacts(
     long_forward=LongOperators(3, 0.4, 0.5),
     long_backward=LongOperators(5, 0.6),
     epochs=40,
+    outside=OutsideModules(30, 0.2, 0.5, 24),
+    created_graphs=9,
 )
 
 
@@ -51,5 +54,12 @@ def test_calls_are_mended_too():
 
 def test_facts_of_an_earlier_version_have_no_calls():
     assert checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts)) == FACTS._replace(
-        calls=(), threads=0, forward=None, long_forward=LongOperators(), long_backward=LongOperators(), epochs=0
+        calls=(),
+        threads=0,
+        forward=None,
+        long_forward=LongOperators(),
+        long_backward=LongOperators(),
+        epochs=0,
+        outside=OutsideModules(),
+        created_graphs=0,
     )

@@ -109,9 +109,11 @@ def test_loaders_read_back(tmp_path):
     run = journal_in(tmp_path)
     counts = LoaderCounts("train")
     counts.add(32, 500_000_000, True)
+    counts.by_phase["train"].cut_passes = 1
     run.loaders = [counts]
     train(run)
     assert_reads_back(run, tmp_path)
+    assert [loader.cut_passes for loader in read_run(tmp_path).loaders] == [1]
     assert [(loader.name, loader.batches, loader.samples, loader.wait_s) for loader in read_run(tmp_path).loaders] == [
         ("train", 1, 32, 0.5)
     ]

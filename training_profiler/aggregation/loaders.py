@@ -317,6 +317,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     phase=phase,
                     proportion=tally.batches / batches,
                     asked_proportion=counts.requested_share if phase == TRAIN else None,
+                    cut_passes=tally.cut_passes,
                     making_cpu_avg_s=_making_cpu_s(tally.made),
                     workers=worker_stats(counts.workers) if phase == TRAIN or not counts.of(TRAIN).batches else None,
                     **({} if counts.arguments is None else counts.arguments._asdict()),

@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.anomaly import ANOMALY_DETECTION
+from training_profiler.diagnosis.backward_hooks import BACKWARD_HOOKS
 from training_profiler.diagnosis.batches import TINY_BATCHES
 from training_profiler.diagnosis.change import SLOWER_SINCE
+from training_profiler.diagnosis.created_graphs import CREATED_GRAPHS
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
 from training_profiler.diagnosis.few_threads import FEW_THREADS
@@ -15,6 +17,7 @@ from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
 from training_profiler.diagnosis.page_faults import PAGE_FAULTS
+from training_profiler.diagnosis.parameter_loop import PARAMETER_LOOP
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
     PYTHON_IN_FORWARD,
@@ -61,6 +64,9 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "first-batch-slow": (DATA_LOADING,),
     SAMPLER_SLOW: (DATA_LOADING,),
     LOADER_RESTARTED: (DATA_LOADING,),
+    BACKWARD_HOOKS: (BACKWARD_PASS,),
+    PARAMETER_LOOP: (OTHER, BACKWARD_PASS),
+    CREATED_GRAPHS: (BACKWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -84,6 +90,9 @@ _CAUSES: Final = (
     GARBAGE,
     PAGE_FAULTS,
     LOCK_HELD,
+    BACKWARD_HOOKS,
+    PARAMETER_LOOP,
+    CREATED_GRAPHS,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
     LOADER_RESTARTED,

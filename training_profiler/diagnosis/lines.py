@@ -7,16 +7,14 @@ from typing import Final
 from training_profiler.diagnosis.called_functions import activities, spent_text
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.loader_fixes import slowest_loader
+from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
-from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
-LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
-MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
-SAY_NOTHING: Final = (PYTHON, "step", "backward")  # no call, and calls that are a section themselves
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
@@ -116,13 +114,6 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
 
 
-def places_text(places: Sequence[LineStats], share: float) -> str:
-    """Return the places with their parts of the time that is ``share`` of the run; "" for none."""
-    texts = [f"{place.place} {place.what} ({_of_it(place, share)})" for place in places]
-    callers = list(dict.fromkeys(place.caller for place in places if place.caller))
-    return ", ".join(texts) + (f"; called at {', '.join(callers)}" if callers else "")
-
-
 def _has_hidden_forward(snapshot: Snapshot) -> bool:
     """Return whether the training computes gradients of something that no module computed."""
     backward, forward = (snapshot.sections.get(name) for name in (BACKWARD_PASS, FORWARD_PASS))
@@ -145,7 +136,7 @@ def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     if finding.code in ABOUT_WORKERS and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
     texts = [
-        f"{place.place} {place.what} ({_of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
+        f"{place.place} {place.what} ({of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
     ]
     if not texts:
         return finding
@@ -173,19 +164,6 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     texts = [f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase})" for line in lines]
     evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
     return replace(finding, message=f"{finding.message}; in the workers above all {texts[0]}", evidence=evidence)
-
-
-def _of_it(place: LineStats, of: float) -> str:
-    """Return a place's part of the share ``of``, with the function that a line calls, or the hottest lines of one."""
-    text = f"{min(1.0, place.share / of):.0%} of it"
-    name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
-    is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_NOTHING
-    if called and is_named and place.lines == 1 and not place.inside:
-        return f"{text}, in {name}()"
-    if place.lines > 1 and not place.inside:
-        parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
-        text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)
-    return text
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:

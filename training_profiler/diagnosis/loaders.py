@@ -1,9 +1,9 @@
 """Rules about several data loaders: which one is slow, and whether their mix is the configured one."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
@@ -48,33 +48,68 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+class _Restarts(NamedTuple):
+    """Passes over one loader, or over all, of which the program takes the first batch alone."""
+
+    passes: int
+    batches: int
+    spent_s: float  # on these batches, and on the start of workers for them
+    starts_workers: bool
+    loader: str = ""  # its name; "" for all
+
+
 @RULES.rule(LOADER_RESTARTED, threshold=0.05)  # of step time
 def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a loader that begins a pass for each batch, as `next(iter(loader))` does, over 5 % of step time.
 
-    None where epochs are known: a loop over a loader of a single batch makes such passes too, and needs them.
+    It is one of several, or the only one. None where epochs are known and no such pass was left early: a loop over a
+    loader of a single batch makes passes of one batch too, and needs them.
     """
-    step, first = snapshot.step, snapshot.sections.get(FIRST_FETCH)
-    fetches, start = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(WORKER_START)
-    if step is None or first is None or fetches is None or not has_enough_steps(snapshot) or not step.total_s:
+    step, restarts = snapshot.step, _restarts_of_one(snapshot) or _restarts_of_all(snapshot)
+    if step is None or restarts is None or not has_enough_steps(snapshot) or not step.total_s:
         return None
-    if snapshot.epochs or snapshot.program.epochs or first.count < max(PASSES_NEEDED, NEARLY_ALL * fetches.count):
-        return None
-    spent_s = first.total_s + (0.0 if start is None else start.total_s)
-    share = min(1.0, spent_s / step.total_s)
+    share = min(1.0, restarts.spent_s / step.total_s)
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
+    passes, batches = restarts.passes, restarts.batches
+    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "passes": passes, "batches": batches}
+    of = f" of loader {restarts.loader}" if restarts.loader else ""
     return Finding(
         code=LOADER_RESTARTED,
-        message=f"{first.count} of {fetches.count} batches are the first of a new pass over the data loader, as "
-        f"next(iter(loader)) makes it: {ms_text(spent_s / first.count)} each, {share:.0%} of step time. A pass begins "
-        f"with {'starting workers' if start is not None and start.count else 'an order of all samples'}",
-        evidence={"share_of_step": share, "threshold": threshold, "passes": first.count, "batches": fetches.count},
+        message=f"{passes} of {batches} batches{of} are the first of a new pass over the data loader, as "
+        f"next(iter(loader)) makes it: {ms_text(restarts.spent_s / passes)} each, {share:.0%} of step time. A pass "
+        f"begins with {'starting workers' if restarts.starts_workers else 'an order of all samples'}",
+        evidence={**evidence, "loader": restarts.loader} if restarts.loader else evidence,
         potential_saving_s=potential_saving_s,
         fix="Take all batches of a pass: for batch in loader, or batches = iter(loader) once and next(batches) in each "
         "step, and iter(loader) again at StopIteration",
     )
+
+
+def _restarts_of_all(snapshot: Snapshot) -> _Restarts | None:
+    """Return the passes of all loaders together, if they are of one batch each."""
+    first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
+    if first is None or fetches is None or snapshot.epochs or snapshot.program.epochs:
+        return None
+    if first.count < max(PASSES_NEEDED, NEARLY_ALL * fetches.count):
+        return None
+    start = snapshot.sections.get(WORKER_START)
+    start_s, starts = (0.0, 0) if start is None else (start.total_s, start.count)
+    return _Restarts(first.count, fetches.count, first.total_s + start_s, starts > 0)
+
+
+def _restarts_of_one(snapshot: Snapshot) -> _Restarts | None:
+    """Return the passes of the one loader of several that the program leaves after the first batch."""
+    loaders = _training(snapshot)
+    cut = [loader for loader in loaders if loader.cut_passes >= max(PASSES_NEEDED, NEARLY_ALL * loader.batches - 1)]
+    if len(loaders) < 2 or len(cut) != 1:
+        return None
+    (loader,) = cut
+    start = snapshot.sections.get(WORKER_START)
+    others_start = any(each.num_workers for each in loaders if each is not loader)
+    start_s = 0.0 if start is None or others_start or not loader.num_workers else start.total_s
+    return _Restarts(loader.cut_passes, loader.batches, loader.wait_s + start_s, start_s > 0, loader.name)
 
 
 @RULES.rule("loader-mix", threshold=0.01, saving=Saving.UNKNOWN)  # of all batches

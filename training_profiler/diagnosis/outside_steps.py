@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.lines import places_text
+from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving

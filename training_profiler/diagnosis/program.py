@@ -3,6 +3,7 @@
 from typing import Final
 
 from training_profiler.diagnosis.machine import cpu_loss
+from training_profiler.diagnosis.parameter_loop import parameter_loop
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -56,6 +57,8 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
     if _is_outside_modules(snapshot):
+        if parameter_loop(snapshot, snapshot.thresholds) is not None:
+            return None
         return _small_operators_outside(snapshot, threshold, needed, start_s)
     operator_s = computing_s / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:

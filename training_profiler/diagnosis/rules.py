@@ -7,10 +7,12 @@ from typing import Final
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     anomaly,
+    backward_hooks,
     batches,
     calls,
     change,
     claims,
+    created_graphs,
     device,
     embeddings,
     few_threads,
@@ -21,6 +23,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     memory,
     outside_steps,
     page_faults,
+    parameter_loop,
     program,
     ranks,
     repeated_forward,

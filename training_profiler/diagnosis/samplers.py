@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.diagnosis.loaders import loader_restarted
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
@@ -20,6 +21,8 @@ def sampler_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     step = snapshot.step
     lines = [line for name in _FETCHING for line in snapshot.lines.get(name, ()) if line.phase == SAMPLER]
     if step is None or not has_enough_steps(snapshot) or not step.total_s or not lines:
+        return None
+    if loader_restarted(snapshot, snapshot.thresholds) is not None:  # the cause
         return None
     if sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return None

@@ -59,6 +59,7 @@ class PatchContext:
         "_recorder",
         "backward_watch",
         "calls",
+        "created_graphs",
         "detector",
         "gradient_sync",
         "has_grad_scaler",
@@ -69,6 +70,7 @@ class PatchContext:
         "on_error",
         "sync_points",
         "training_thread",
+        "unused_graph",
         "updates_on_other_threads",
         "workers",
     )
@@ -92,6 +94,10 @@ class PatchContext:
         self.has_optimizer = False  # the program has created an optimizer of torch
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
+        # Gradients with a graph of their own that no other gradient was computed of before the next update; and the
+        # number of updates before the last of them, if nothing used it so far.
+        self.created_graphs = 0
+        self.unused_graph: int | None = None
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
         self._create_detector = create_detector
@@ -146,6 +152,12 @@ class PatchContext:
     def note_kept_graph(self) -> None:
         """Count a backward pass that kept the graph for another one."""
         self.kept_graphs += 1
+
+    def gradient_begins(self, updates: int, creates_graph: bool) -> None:
+        """Note a gradient that may use the graph of the one before it, and whether it gets a graph of its own."""
+        if self.unused_graph is not None and self.unused_graph < updates:
+            self.created_graphs += 1
+        self.unused_graph = updates if creates_graph else None
 
     def note_grad_scaler(self) -> None:
         """Remember that a GradScaler was used, so that updates may be skipped."""

@@ -156,6 +156,7 @@ class Instrumentation:
             forward=self.flops.forward,
             long_forward=self.flops.long_forward,
             long_backward=self.flops.long_backward,
+            outside=self.flops.outside,
             calls=self.context.calls.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
         )

@@ -119,6 +119,7 @@ class ProgramReader:
             optimizer=self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,
+            created_graphs=self._context.created_graphs,
             finds_anomalies=self._finds_anomalies,
             embedding=embedding,
         )
@@ -155,6 +156,8 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         of_groups("fused"),
         "foreach" in defaults,
         "fused" in defaults,
+        sum(parameter.numel() for parameter in parameters),
+        any(group.get("momentum", 0) != 0 for group in optimizer.param_groups),
     )
 
 

@@ -39,6 +39,10 @@ class PassCounts(Protocol):
     def made(self) -> "MadeBatches":
         """Batches that the training made itself."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the program left it after its first batch."""
+
 
 class MadeBatches(NamedTuple):
     """Batches that the training process made itself and whose CPU time was measured."""
@@ -57,7 +61,7 @@ NONE_MADE: Final = MadeBatches()
 class PhaseCounts:
     """Batches of one phase."""
 
-    __slots__ = ("batches", "made", "phase", "samples", "wait_ns")
+    __slots__ = ("batches", "cut_passes", "made", "phase", "samples", "wait_ns")
 
     def __init__(self, phase: str) -> None:
         self.phase = phase
@@ -65,13 +69,22 @@ class PhaseCounts:
         self.samples: int | None = 0
         self.wait_ns = 0  # of profile_dataloader's fetches; patched fetches are in the event stream
         self.made = NONE_MADE
+        self.cut_passes = 0  # left after their first batch
 
-    def add(self, batches: int, samples: int | None, wait_ns: int = 0, made: MadeBatches = NONE_MADE) -> None:
+    def add(
+        self,
+        batches: int,
+        samples: int | None,
+        wait_ns: int = 0,
+        made: MadeBatches = NONE_MADE,
+        cut_passes: int = 0,
+    ) -> None:
         """Add batches with so many samples in all (None: unknown)."""
         self.batches += batches
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.wait_ns += wait_ns
         self.made = self.made.plus(made)
+        self.cut_passes += cut_passes
 
 
 class LoaderArguments(NamedTuple):
@@ -118,10 +131,12 @@ class LoaderCounts:
     def of(self, phase: str) -> PhaseCounts:
         """Return the counts of one phase, including passes under way."""
         ended, counts = self.by_phase[phase], PhaseCounts(phase)
-        counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made)
+        counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made, ended.cut_passes)
         for loader_pass in list(self.passes):
             if loader_pass.phase == phase and loader_pass.batches:
-                counts.add(loader_pass.batches, loader_pass.samples, made=loader_pass.made)
+                counts.add(
+                    loader_pass.batches, loader_pass.samples, made=loader_pass.made, cut_passes=loader_pass.is_cut
+                )
         return counts
 
     @property
@@ -145,7 +160,9 @@ class LoaderCounts:
         if loader_pass in self.passes:
             self.passes.remove(loader_pass)
             if loader_pass.phase is not None and loader_pass.batches:
-                self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples, made=loader_pass.made)
+                self.by_phase[loader_pass.phase].add(
+                    loader_pass.batches, loader_pass.samples, made=loader_pass.made, cut_passes=loader_pass.is_cut
+                )
 
 
 def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:

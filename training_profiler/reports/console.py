@@ -18,7 +18,8 @@ from training_profiler.reports.pauses import pause_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.snapshot import ANOMALIES, BETWEEN, HOT_SHARE, EpochStats, Snapshot, StepStats
+from training_profiler.snapshot.pass_phases import OF_PASSES
+from training_profiler.snapshot.snapshot import BETWEEN, HOT_SHARE, EpochStats, Snapshot, StepStats
 from training_profiler.text import printable_lines
 from training_profiler.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 
@@ -155,7 +156,7 @@ def _phase_lines(snapshot: Snapshot) -> list[str]:
     shown = {
         phase: share
         for phase, share in snapshot.phases.items()
-        if share >= HOT_SHARE and ANOMALIES not in phase.split(BETWEEN)  # a rule is about that
+        if share >= HOT_SHARE and not set(OF_PASSES).intersection(phase.split(BETWEEN))  # rules are about these
     }
     phases = [f"{phase} {share:.1%}" for phase, share in shown.items()]
     return [f"Trainer's own phases, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.recording.known_sections import LOGGING, ROLLOUT
-from training_profiler.snapshot.snapshot import ANOMALIES
+from training_profiler.snapshot.pass_phases import ANOMALIES, CUSTOM_BACKWARD, RECOMPUTATION
 
 LOOP: Final = "loop"
 CALLBACK: Final = "callback"
@@ -21,6 +21,7 @@ REPLAY: Final = "replay buffer"
 SAMPLER: Final = "sampler"
 MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_phases``
 HANDLERS: Final = "handlers"
+ENGINE: Final = "gradients"  # where autograd runs a backward pass
 NO_PHASE: Final = ""
 
 ANY: Final = "*"
@@ -64,6 +65,13 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/torch/utils/data/_utils/fetch.py", ("fetch",), MAKING),
     LibraryFrame("/torch/utils/data/_utils/pin_memory.py", ("pin_memory",), MAKING),
     LibraryFrame("/torch/fx/traceback.py", ("format_stack",), ANOMALIES),
+    LibraryFrame("/torch/autograd/graph.py", ("_engine_run_backward",), ENGINE),
+    LibraryFrame("/torch/autograd/function.py", ("BackwardCFunction.apply*",), CUSTOM_BACKWARD),
+    LibraryFrame(
+        "/torch/utils/checkpoint.py",
+        ("CheckpointFunction.backward", "_checkpoint_hook.__init__.<locals>.unpack_hook"),
+        RECOMPUTATION,
+    ),
     *_rows(
         "/transformers/trainer.py",
         loop="_inner_training_loop _run_epoch _maybe_log_save_evaluate",

@@ -6,11 +6,12 @@ from typing import Final, NamedTuple, Protocol
 
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, runs_python
-from training_profiler.sampling.framework_frames import CALLBACK, LOOP, MAKING, FileRows, callback_named
+from training_profiler.sampling.framework_frames import CALLBACK, ENGINE, LOOP, MAKING, FileRows, callback_named
 from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
+from training_profiler.snapshot.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, RECOMPUTATION
 from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
 from training_profiler.text import printable
 
@@ -19,6 +20,7 @@ MOST_CODES: Final = 5000
 MOST_MAKING: Final = 64  # frames kept of one that makes a batch
 MOST_PHASES: Final = 3  # of phases in each other, the outermost
 # Classes that only pass a call on to the callbacks.
+_CALLED_BY_AUTOGRAD: Final = (CUSTOM_BACKWARD, RECOMPUTATION)  # beside hooks
 _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback$|^BaseCallback$|^NeuralNet")
 
 
@@ -82,7 +84,7 @@ class StackReader:
         """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
         codes, innermost = self._codes, frame
         users = loop = outer = inner = making = None
-        activity, is_import, waits_for = "", False, ""
+        activity, is_import, waits_for, has_gradients = "", False, "", False
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
         while frame is not None and (code := frame.f_code) is not until:
@@ -112,7 +114,11 @@ class StackReader:
                         loop = code, frame.f_lasti
                 elif phase == MAKING:
                     making = frame
-                elif phase:
+                elif phase == ENGINE:
+                    if users is not None and not (phases and phases[-1][0] in _CALLED_BY_AUTOGRAD):
+                        phases.append((BACKWARD_HOOK, code))
+                    has_gradients = True
+                elif phase and not (has_gradients and phase == RECOMPUTATION):  # the gradients of what it repeats
                     phases.append((phase, code))
             frame = frame.f_back
         if users is None:

@@ -22,6 +22,8 @@ class OptimizerFacts(NamedTuple):
     fused: bool | None = None
     has_foreach: bool = False  # whether its class has the argument
     has_fused: bool = False
+    numbers: int = 0  # in all its parameters; 0 is unknown
+    has_momentum: bool = False  # its argument is not 0
 
 
 class EmbeddingFacts(NamedTuple):
@@ -100,6 +102,15 @@ class LongOperators(NamedTuple):
     all_s: float = 0.0  # in all operators of these passes; 0 is unknown
 
 
+class OutsideModules(NamedTuple):
+    """Operators of backward passes of the counted step that belong to what no module computed: a loss, a penalty."""
+
+    operators: int = 0
+    seconds: float = 0.0
+    all_s: float = 0.0  # in all operators of backward passes; 0 is unknown
+    of_parameters: int = 0  # of the program's operations outside of modules: powers, sums, ... of a single parameter
+
+
 class RepeatFacts(NamedTuple):
     """Calls of a module with an input that it had before, in the steps that were looked at."""
 
@@ -153,6 +164,8 @@ class ProgramFacts(NamedTuple):
     long_forward: LongOperators = LongOperators()
     long_backward: LongOperators = LongOperators()
     epochs: int = 0  # so far, where some have no figures; else 0
+    outside: OutsideModules = OutsideModules()
+    created_graphs: int = 0  # gradients with a graph of their own, which nothing used before the next update
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

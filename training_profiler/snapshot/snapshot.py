@@ -33,7 +33,6 @@ MOSTLY_SETTLED: Final = 0.75  # of the time of a section; then its lines are tho
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
-ANOMALIES: Final = "anomaly detection"  # a phase: where a forward pass keeps its stack for each operation
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
@@ -245,6 +244,7 @@ class LoaderStats:
     data_set: str = ""  # its class
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
+    cut_passes: int = 0  # left after their first batch, as `next(iter(loader))` does
     making_cpu_avg_s: float | None = None  # CPU time of a batch that the training makes itself; None with workers
     workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 

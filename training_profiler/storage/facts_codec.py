@@ -12,6 +12,7 @@ from training_profiler.snapshot.program import (
     KeptGraphs,
     LongOperators,
     OptimizerFacts,
+    OutsideModules,
     ProgramFacts,
     RepeatFacts,
     SliceFacts,
@@ -44,6 +45,8 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         _long(facts.long_forward),
         _long(facts.long_backward),
         int(_number(facts.epochs)),
+        _outside(facts.outside),
+        int(_number(facts.created_graphs)),
     )
 
 
@@ -55,6 +58,7 @@ def _optimizer(facts: OptimizerFacts) -> OptimizerFacts:
     return facts._replace(
         name=printable(facts.name),
         tensors=int(_number(facts.tensors)),
+        numbers=int(_number(facts.numbers)),
         dtypes=tuple(map(printable, facts.dtypes[:MOST_KINDS])),
         devices=tuple(map(printable, facts.devices[:MOST_KINDS])),
     )
@@ -98,6 +102,11 @@ def _forward(facts: ForwardFacts) -> ForwardFacts:
 
 def _long(facts: LongOperators) -> LongOperators:
     return LongOperators(int(_number(facts.operators)), _number(facts.seconds), _number(facts.all_s))
+
+
+def _outside(facts: OutsideModules) -> OutsideModules:
+    operators, of_parameters = (int(_number(count)) for count in (facts.operators, facts.of_parameters))
+    return OutsideModules(operators, _number(facts.seconds), _number(facts.all_s), of_parameters)
 
 
 def _repeats(facts: RepeatFacts) -> RepeatFacts:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, PhaseCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
@@ -255,10 +255,17 @@ def _files_named(
     return frozenset(file for file in known | {SourceFile(name) for name in names} if file.name.endswith(".py"))
 
 
+def _more(tally: PhaseCounts) -> list[Any]:
+    """Return the columns of a phase that most loaders do not have."""
+    if tally.cut_passes:
+        return [tally.made, tally.cut_passes]
+    return [tally.made] if tally.made.number else []
+
+
 def _loader(counts: LoaderCounts) -> list[Any]:
     # Earlier versions write and read only the first four.
     phases = [
-        [phase, tally.batches, tally.samples, tally.wait_ns, *([tally.made] if tally.made.number else [])]
+        [phase, tally.batches, tally.samples, tally.wait_ns, *_more(tally)]
         for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
     ]
     return [

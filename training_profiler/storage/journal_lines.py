@@ -35,6 +35,7 @@ class Phase(Struct, array_like=True):
     samples: Count | None
     wait_ns: Count
     made: tuple[Count, Count] = (0, 0)  # batches that the training made itself, and their CPU time in ns
+    cut_passes: Count = 0  # left after their first batch
 
 
 class LoaderRow(Struct, array_like=True):
@@ -60,7 +61,9 @@ class LoaderRow(Struct, array_like=True):
         if self.workers is not None:
             counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
-            counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns, MadeBatches(*phase.made))
+            counts.by_phase[phase.phase].add(
+                phase.batches, phase.samples, phase.wait_ns, MadeBatches(*phase.made), phase.cut_passes
+            )
         return counts
 
 

@@ -17,7 +17,7 @@ from training_profiler.instrumentation.loop_detection.loop_detector import LoopD
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.snapshot.program import ForwardFacts, LongOperators
+from training_profiler.snapshot.program import ForwardFacts, LongOperators, OutsideModules
 from training_profiler.units import NS_PER_S
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
@@ -37,6 +37,7 @@ class Flops:
         self.operators = 0  # of torch, in the counted step
         self.forward: ForwardFacts | None = None  # of the counted step
         self.long_forward, self.long_backward = LongOperators(), LongOperators()
+        self.outside = OutsideModules()
         self.why_not: str | None = None
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
@@ -59,6 +60,7 @@ class Flops:
                 if self.counted is not None:
                     self.operators, self.forward = counting.operators, counting.forward
                     self.long_forward, self.long_backward = counting.long()
+                    self.outside = counting.outside
             if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
                 self._counting = Counting(detector, sys.modules["torch"], self._context.calls.place)
                 self._counting.begin()
@@ -165,6 +167,11 @@ class Counting:
         forward_s, calls_s = counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S
         return ForwardFacts(counts.in_forward, forward_s, calls_s, *counts.most_start_at)
 
+    @property
+    def outside(self) -> OutsideModules:
+        """What backward passes computed for operations that no module did."""
+        return self._counts.outside
+
     def long(self) -> tuple[LongOperators, LongOperators]:
         """Return the operations that took much longer than others: of forward and of backward passes."""
         return self._counts.long()
@@ -200,6 +207,7 @@ class Counting:
                     self._mode = counting_mode(self._counts)
                 self._mode.__enter__()
                 self._open.append(span)
+                self._counts.call_begins()
                 self._begun_ns = time.perf_counter_ns()
         except Exception as error:
             self._why_not = f"{type(error).__name__}: {error}"
@@ -207,6 +215,7 @@ class Counting:
     def _closes(self, span: object) -> None:
         if self._open and self._open[-1] is span:
             self._open.pop()
+            self._counts.call_ends()
             if not self._counts.is_backward:
                 self._forward_ns += time.perf_counter_ns() - self._begun_ns
             self._leave()

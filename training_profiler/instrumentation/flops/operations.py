@@ -3,9 +3,11 @@
 import importlib
 import logging
 import os
+import re
 import sys
 import time
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from statistics import median
@@ -14,7 +16,7 @@ from typing import Any, Final
 
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.flops.eligibility import plain_classes
-from training_profiler.snapshot.program import LongOperators
+from training_profiler.snapshot.program import LongOperators, OutsideModules
 from training_profiler.units import NS_PER_S
 
 # Operations of other namespaces may do anything.
@@ -33,6 +35,10 @@ MANY: Final = 500  # operators of a forward pass; from there on it is of interes
 COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
 MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
 READ_EACH: Final = 7  # of those: reading a line takes about 10 us
+# Names of nodes of autograd's graph: a parameter's, and those of what a penalty does to each parameter. Functional
+# layers take parameters by others, such as products and convolutions.
+OF_PARAMETER: Final = "AccumulateGrad"
+OF_PENALTY: Final = re.compile(r"(Pow|Abs|Sum|Mul|Sub|Norm|LinalgVectorNorm|Square|View|UnsafeView)Backward")
 
 
 def _recurrent_layer(code: CodeType) -> str:
@@ -55,6 +61,7 @@ class Operations:
         self._torch = torch
         self._place_of = place_of
         self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
+        self._graph = _GraphReader(torch)
         self._places: Counter[tuple[str, str]] = Counter()
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
@@ -84,10 +91,28 @@ class Operations:
         self.spent_ns += spent_ns
         if self.is_backward:
             self._backward_times_ns.append(spent_ns)
+            self._graph.ran(spent_ns)
             return
         self._forward_times_ns.append(spent_ns)
         if self.in_forward > MANY and self.in_forward % READ_EACH == 0:
             self._add_place(sys._getframe(1).f_back)
+
+    def call_begins(self) -> None:
+        """Note the begin of a counted forward pass, or of a backward pass."""
+        if self.is_backward:
+            self._graph.backward_begins()
+        else:
+            self._graph.call_begins()
+
+    def call_ends(self) -> None:
+        """Note its end."""
+        if not self.is_backward:
+            self._graph.call_ends()
+
+    @property
+    def outside(self) -> OutsideModules:
+        """What backward passes computed for operations that no module did; zeros where that is unknown."""
+        return self._graph.outside(sum(self._backward_times_ns))
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python
@@ -185,6 +210,54 @@ class Operations:
         name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
         attention = self._attention.most_common(1)[0][0] if self._attention else ""
         return dtypes.most_common(1)[0][0], name, attention
+
+
+class _GraphReader:
+    """Finds backward operations of what no module computed, by the order in which nodes were made."""
+
+    def __init__(self, torch: Any) -> None:
+        self._node = getattr(torch._C, "_current_autograd_node", None)
+        self._number = getattr(torch._C._autograd, "_get_sequence_nr", None)  # of the next node of this thread
+        self._begins, self._ends = array("q"), array("q")  # numbers of the nodes of forward passes in modules
+        self._backward_from = 0  # nodes from here on were made by the backward pass itself
+        self._operators = self._ns = 0
+        self._of_parameters: set[int] = set()  # nodes that take a parameter
+
+    def call_begins(self) -> None:
+        if self._number is not None:
+            self._begins.append(self._number())
+
+    def call_ends(self) -> None:
+        if self._number is not None and len(self._ends) < len(self._begins):
+            self._ends.append(self._number())
+
+    def backward_begins(self) -> None:
+        self._backward_from = 0 if self._number is None else self._number()
+
+    def ran(self, spent_ns: int) -> None:
+        """Note an operation of a backward pass; never raises."""
+        try:
+            node = None if self._node is None else self._node()
+            if node is not None:
+                self._ran(node, node._sequence_nr(), spent_ns)
+        except Exception:
+            self._node = None
+
+    def _ran(self, node: Any, number: int, spent_ns: int) -> None:
+        if number >= self._backward_from:
+            return
+        at = bisect_right(self._begins, number) - 1
+        if at >= 0 and (at >= len(self._ends) or number < self._ends[at]):
+            return
+        self._operators += 1
+        self._ns += spent_ns
+        if number not in self._of_parameters and OF_PENALTY.match(node.name()):
+            inputs = (each for each, _ in node.next_functions if each is not None)
+            if any(each.name().endswith(OF_PARAMETER) for each in inputs):
+                self._of_parameters.add(number)
+
+    def outside(self, all_ns: int) -> OutsideModules:
+        return OutsideModules(self._operators, self._ns / NS_PER_S, all_ns / NS_PER_S, len(self._of_parameters))
 
 
 def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:

@@ -94,6 +94,11 @@ class LoaderPass:
         return MadeBatches(self.made_count, self.made_cpu_ns)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the program left it after its first batch: its iterator is gone, and its loader was not empty."""
+        return self.fetches == 1 and not self.has_ended and self.iterator() is None
+
+    @property
     def batches(self) -> int:
         """Number of batches fetched."""
         return self.fetches

@@ -12,6 +12,20 @@ from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD,
 from training_profiler.recording.tracebacks import hide_our_frames
 
 KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+CREATES_GRAPH = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
+
+
+def note_graph(context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> None:
+    """Show the context a gradient that has a graph of its own, or that may use the graph of an earlier one."""
+    try:
+        at = CREATES_GRAPH[trains]
+        creates = (args[at] if len(args) > at else kwargs.get("create_graph")) is True
+        if creates or context.unused_graph is not None:
+            detector = context.detector
+            if detector is not None and get_ident() == context.training_thread.ident:
+                context.gradient_begins(detector.updates, creates)
+    except Exception as error:
+        context.on_error(error)
 
 
 def look_for_update(
@@ -39,6 +53,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             if is_compiling():
                 return original(*args, **kwargs)
             try:
+                note_graph(context, args, kwargs, trains)
                 if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
                     return original(*args, **kwargs)
                 detector = training_thread.confirmed_detector

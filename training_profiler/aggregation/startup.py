@@ -39,16 +39,16 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
         total_s,
         begun_ns is not None,
         tuple(
-            StartupPart(
-                name,
-                part_s,
-                tuple((line, part_s * count / parts[name].total()) for line, count in parts[name].most_common() if line)[
-                    :MOST_LINES
-                ],
-            )
+            StartupPart(name, part_s, _lines_of(parts[name], part_s))
             for name, part_s in sorted(seconds.items(), key=lambda part: (-part[1], part[0]))
         ),
     )
+
+
+def _lines_of(samples: Counter[str], part_s: float) -> tuple[tuple[str, float], ...]:
+    """Return the lines of a part that have the most samples, with their time."""
+    found = tuple((line, part_s * count / samples.total()) for line, count in samples.most_common() if line)
+    return found[:MOST_LINES]
 
 
 def _seconds_of(samples: Mapping[str, int], total_s: float, exact_s: Mapping[str, float]) -> dict[str, float]:

@@ -466,8 +466,7 @@ class LoopDetector(ModuleCalls):
 
     def drop_update(self) -> None:
         """Forget the update under way: it has changed nothing."""
-        self.update.end()
-        self.pending.drop_last_span(self.codes.optimizer)
+        self.update.drop()
 
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""

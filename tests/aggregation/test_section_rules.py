@@ -255,6 +255,13 @@ def test_counted_and_time_only_spans_may_nest(run):
     assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
 
 
+def test_a_section_of_which_only_the_time_is_known_is_part_of_the_one_around_it(run):
+    run.note("validation_epoch")
+    run.infer("forward_pass", 2, TIME_ONLY)
+    run.note("validation_epoch", -1)
+    assert run.snapshot().sections["validation_epoch/forward_pass"].parent == "validation_epoch"
+
+
 def test_a_time_only_span_in_validation_belongs_to_validation(run):
     run.note("validation_epoch")
     run.infer("forward_pass", 2, TIME_ONLY)

@@ -68,6 +68,22 @@ def test_a_run_without_steps_is_explained_as_a_whole():
     assert (startup.total_s, startup.has_steps, startup.parts[0].name) == (10.0, False, "imports")
 
 
+def test_sections_of_a_run_without_steps_have_their_exact_time():
+    """The sampler is faster at first, so the samples alone would make imports longer than they are."""
+    run = FakeRun()
+    for _ in range(20):
+        run.sample_line(IMPORTS)
+        run.clock.advance(0.25)
+    with run.section("validation_epoch"):
+        for _ in range(10):
+            run.sample_line(OWN)
+            run.clock.advance(1.5)
+    assert [(part.name, part.seconds, part.lines) for part in run.snapshot().startup.parts] == [
+        ("validation_epoch", 15.0, (("train.py:12 main", 15.0),)),
+        ("imports", 5.0, (("train.py:3 <module>", 5.0),)),
+    ]
+
+
 def test_lines_of_sections_have_no_activity():
     run = run_with_startup()
     run.step(data_loading=0.5, forward_pass=0.5)

@@ -81,6 +81,16 @@ def test_slowest_section_has_the_most_time():
     assert found["slowest-component"].message == "Slowest component: backward_pass (50.0 ms avg)"
 
 
+def test_first_batches_count_as_data_loading_where_the_slowest_section_is_named():
+    sections = {
+        "data_loading": section_stats("data_loading", 0.0, count=1, avg_s=0.2),
+        "first_fetch": replace(section_stats("first_fetch", 0.2, count=1, avg_s=0.2), parent="data_loading"),
+        "data_transfer": section_stats("data_transfer", 0.1, count=2, avg_s=0.05),
+    }
+    found = {finding.code: finding for finding in diagnose(Snapshot(sections=sections, wall_s=1.0))}
+    assert found["slowest-component"].message == "Slowest component: data_loading (200 ms avg)"
+
+
 def test_unattributed_time_is_not_a_section():
     assert "slowest-component" not in codes(snapshot_of({}))
 
@@ -106,6 +116,13 @@ def test_without_steps_the_message_asks_for_profile_step():
     assert too_little_data(Snapshot()) == (
         "No steps were marked: call profile_step() after each step; the rules need 10"
     )
+
+
+def test_a_program_that_ended_before_it_trained_is_not_asked_for_profile_step():
+    crashed = Snapshot(ended_by="ValueError")
+    assert too_little_data(crashed) == "The program ended by ValueError before its first training step"
+    trained = replace(crashed, sections={"backward_pass": section_stats("backward_pass", 0.5, count=5, avg_s=0.1)})
+    assert "profile_step()" in too_little_data(trained)
 
 
 def test_message_on_few_steps_names_the_needed_number():

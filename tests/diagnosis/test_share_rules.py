@@ -199,7 +199,7 @@ def test_unattributed_time_above_a_tenth_is_found():
 
 def test_unattributed_time_with_the_forward_pass_of_functional_code_has_no_saving():
     finding = find(snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125), "unexplained")
-    assert finding.message.endswith("; it includes the forward pass, which calls no module")
+    assert finding.message.endswith("; it includes the forward pass, because no call of a module was seen")
     assert finding.potential_saving_s == 0
 
 

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
+
 INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
 
 
@@ -104,3 +106,34 @@ def test_an_optimizer_of_torch_reports_its_updates_itself(instrumented, model):
     optimizer.step()
     instrumented.counts()
     assert instrumented.steps == 1
+
+
+def validate(model, clock, seconds):
+    loader = torch.utils.data.DataLoader([(INPUTS[0], TARGETS[0])] * 4)
+    model.eval()
+    with torch.no_grad():
+        for inputs, _ in loader:
+            model(inputs)
+            clock.advance(seconds)
+    model.train()
+
+
+@pytest.mark.parametrize("seconds", [0.001, 3])
+def test_update_before_an_evaluation_ends_a_step_however_long_the_evaluation_takes(instrumented, model, seconds):
+    for _ in range(3):
+        for _ in range(2):
+            learn(model)
+            for parameter in model.parameters():
+                in_place(parameter)
+        validate(model, instrumented.clock, seconds)
+    assert instrumented.counts()["validation_epoch"] == 3
+    assert instrumented.steps == 6
+
+
+def test_events_of_a_long_evaluation_are_handed_out_if_there_are_too_many(instrumented, model):
+    learn(model)
+    model.eval()
+    with torch.no_grad():
+        for _ in torch.utils.data.DataLoader(range(MAX_PENDING // 8 + 100)):
+            model(INPUTS)
+    assert len(instrumented.run.recorder.buffer().events) < MAX_PENDING

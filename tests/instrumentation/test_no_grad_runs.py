@@ -329,6 +329,52 @@ def test_rollout_contains_calls_that_are_one_forward_pass(instrumented, has_boot
     assert sections.parents[acting, calls] >= 15
 
 
+class Policy(Agent):
+    """Acts by a call of its own, and learns by a method, as that of Stable-Baselines3."""
+
+    def forward(self, seen):
+        return self.get_action_and_value(seen)
+
+
+def test_policy_that_learns_through_its_parts_acts_in_every_rollout(instrumented):
+    def collect_rollouts(policy, seen):
+        with torch.no_grad():
+            for _ in range(5):
+                policy(seen)
+            policy.get_value(seen)
+
+    def train(policy):
+        seen, optimizer = torch.ones(4, 2), torch.optim.SGD(policy.parameters(), lr=0.1)
+        for _ in range(3):
+            collect_rollouts(policy, seen)
+            actions, values = policy.get_action_and_value(seen)
+            (actions.sum() + values.sum()).backward()
+            optimizer.step()
+
+    without_a_name(lambda: train(Policy()))
+    assert instrumented.counts()["rollout"] == 3
+
+
+@pytest.mark.parametrize("calls", [3, MAX_TEACHER_CALLS + 1])
+def test_calls_in_train_mode_of_a_program_that_never_trains_are_no_evaluation(training, model, calls):
+    """As in evolution strategies, which compute no gradients."""
+    without_a_name(lambda: make_data(training, model, calls))
+    stats = training.finish()
+    assert stats.counts == {"forward_without_grad": calls}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_calls_of_a_program_that_never_trains_are_an_evaluation_if_the_name_or_the_mode_says_so(
+    training, model, is_named
+):
+    def validate():
+        make_data(training, model, 3)
+
+    model.train(is_named)
+    without_a_name(validate if is_named else lambda: make_data(training, model, 3))
+    assert training.finish().counts["validation_epoch"] == 1
+
+
 def make_data(training, solver, calls=MAX_TEACHER_CALLS + 1):
     with training.no_grad():
         for _ in range(calls):

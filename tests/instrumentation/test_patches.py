@@ -1,5 +1,6 @@
 """Each patch on real torch: which calls are spans of its section, and what they return."""
 
+import contextlib
 import sys
 
 import pytest
@@ -207,6 +208,40 @@ def test_weight_averaging_is_an_ema_update(instrumented, model, optimizer):
         average.update_parameters(model)
     counts = instrumented.counts()
     assert counts["ema_update"] == 2
+    assert instrumented.steps == 2
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_time_of_an_update_within_a_gradient_scaler_counts_once(instrumented, is_enabled):
+    model, scaler = nn.Linear(2, 1), torch.amp.GradScaler("cpu", enabled=is_enabled)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        scaler.scale(model(torch.ones(4, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    instrumented.instrumentation.close()
+    sums, ids = instrumented.run.totals().sections, {name: id for id, name in instrumented.run.names.names.items()}
+    optimizer_id = ids["optimizer_step"]
+    assert sums.count[optimizer_id] == instrumented.steps == 3
+    if not is_enabled:  # otherwise it also copies to the device
+        assert sums.total_ns[optimizer_id] == sums.self_ns[optimizer_id] > 0
+    assert (optimizer_id, optimizer_id) not in sums.parents
+
+
+def test_update_that_raises_within_a_gradient_scaler_leaves_no_open_section(instrumented):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError
+
+    model, scaler = nn.Linear(2, 1), torch.amp.GradScaler("cpu")
+    optimizers = [Failing(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
+    for optimizer in (*optimizers, *optimizers):
+        scaler.scale(model(torch.ones(4, 2)).sum()).backward()
+        with contextlib.suppress(ValueError):
+            scaler.step(optimizer)
+            scaler.update()
+    assert instrumented.counts()["optimizer_step"] >= 2
     assert instrumented.steps == 2
 
 

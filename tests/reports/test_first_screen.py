@@ -68,6 +68,16 @@ def test_the_95th_percentile_stands_where_it_is_known():
     assert " step 100 ms (p95 260)   10.0 steps/s   352 samples/s   MFU 11%   GPU busy 57%" in screen(run, CHANGES)
 
 
+def test_a_line_of_figures_ends_between_two_of_them():
+    run = gpu_run()
+    run = replace(run, throughput=replace(run.throughput, samples_per_s=1.95, tokens_per_s=31.2, mfu=None))
+    assert screen(run, CHANGES)[5:7] == [
+        " step 100 ms (median 100)  10.0 steps/s  1.95 samples/s  31.2 tokens/s",
+        " GPU busy 57%",
+    ]
+    assert "1.95 samples/s" in "".join(screen(run, CHANGES, format="lines"))
+
+
 def test_screen_of_a_gpu_run_that_waits_for_data():
     assert screen(gpu_run(), CHANGES) == [
         "train.py - 2 epochs, 100 steps in 11.3 s",

@@ -52,6 +52,19 @@ def test_shares_of_source_lines_stay_out_of_the_column_of_sections():
     assert rows[2].index("31.0%") >= len(rows[1]) + 2
 
 
+def test_a_library_with_a_long_path_is_shown_by_its_innermost_frame():
+    inside = "keras/src/backend/torch/trainer.py:267 TorchTrainer.fit > keras/src/backend/torch/numpy.py:156 matmul"
+    lines = (
+        LineStats("train.py", 8, "<module>", share=0.2, samples=200, inside=inside),
+        LineStats("train.py", 8, "<module>", share=0.1, samples=100, inside="lib/loop.py:9 fit > callback on_step_end"),
+    )
+    run = snapshot_with(("forward_pass", 0.6), ("other", 0.4), other=lines)
+    rows = distribution_in(render_periodic(run))
+    assert "    keras/src/backend/torch/numpy.py:156  matmul                       20.0%" in rows
+    assert "    lib/loop.py:9                         fit > callback on_step_end   10.0%" in rows
+    assert f"other: {inside}: 20.0%" in distribution_in(render_periodic(run, LINES))
+
+
 def test_only_sections_above_a_tenth_show_source_lines():
     line = LineStats("model.py", 5, "forward", share=0.1, samples=100)
     snapshot = snapshot_with(

@@ -129,6 +129,7 @@ class RunSums:
         lines = line_counts(totals, self._names.names)
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         step = step_stats(totals, self._names.names, warmup, is_interval=of_interval)
+        self_s = {name: section.self_s for name, section in sections.items()}
         settled_from = 0 if step is None or of_interval else step.warmup_count
         return Snapshot(
             steps=self.steps,
@@ -140,7 +141,7 @@ class RunSums:
             phases=phase_shares(lines, sections),
             making=making_shares(lines),
             unseen=unseen_waits(lines, sections),
-            startup=None if of_interval else startup_stats(totals),
+            startup=None if of_interval else startup_stats(totals, self_s),
             step=step,
             epochs=() if of_interval else tuple(self.epochs),
             device=device,

@@ -1,7 +1,7 @@
 """Converts totals in nanoseconds to the stats of a snapshot."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ def section_stats(
     ids = (np.flatnonzero((sums.count[1:] != 0) | (sums.self_ns[1:] != 0) | (sums.elsewhere_ns[1:] != 0)) + 1).tolist()
     parents = _parents(totals)
     names = _plain_where_alone(totals, names, [*ids, *parents.values()])
+    seen = {names[id] for id in ids}
     for id in ids:
         stats[names[id]] = SectionStats(
             name=names[id],
@@ -61,7 +62,7 @@ def section_stats(
             total_s=int(sums.total_ns[id]) / NS_PER_S,
             self_s=int(sums.self_ns[id]) / NS_PER_S,
             share=int(sums.self_ns[id]) / wall_ns,
-            parent=names.get(parents.get(id, 0)) or None,
+            parent=names.get(parents.get(id, 0)) or _outer(names[id], seen),
             elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
             step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
             step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
@@ -91,6 +92,12 @@ def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_
         share=section.share + share,
         step_self_s=section.step_self_s + step_s,
     )
+
+
+def _outer(name: str, seen: Collection[str]) -> str | None:
+    """Return the section around one of which only the time is known, from its name; None if that does not say it."""
+    outer = name.partition(WITHIN)[0]
+    return outer if outer != name and outer in OUTSIDE_SECTIONS and outer in seen else None
 
 
 def _plain_where_alone(totals: Totals, names: Mapping[int, str], among: Iterable[int]) -> dict[int, str]:

@@ -109,7 +109,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent:
         fix = "; ".join(each.activity.fix for each in spent)
     if has_forward:
-        message += "; it includes the forward pass, which calls no module"
+        message += "; it includes the forward pass, because no call of a module was seen"
         total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
 

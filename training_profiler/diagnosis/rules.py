@@ -39,7 +39,14 @@ from training_profiler.diagnosis import (  # noqa: F401
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import losses_text
-from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    INPUT_SECTIONS,
+    NESTED_SECTIONS,
+    OPTIMIZER_STEP,
+)
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import ms_text, time_text
 
@@ -77,7 +84,15 @@ def _with_losses(finding: Finding) -> Finding:
 
 
 def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding | None:
-    """Name the section with the most self time; None if most time is unattributed, which a rule reports."""
+    """Name the section with the most self time; None if most time is unattributed, which a rule reports.
+
+    The first batch of an epoch and the start of workers are parts of data loading.
+    """
+    self_s = {name: section.self_s for name, section in snapshot.sections.items()}
+    for name in NESTED_SECTIONS:
+        part = snapshot.sections.get(name)
+        if part is not None and part.parent in self_s:
+            self_s[part.parent] += part.self_s
     sections = [
         section
         for section in snapshot.sections.values()
@@ -85,7 +100,7 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
     ]
     other = snapshot.sections.get(OTHER)
     if any(finding.code == "unexplained" for finding in findings) and other is not None:
-        sections = [section for section in sections if section.self_s > other.self_s]
+        sections = [section for section in sections if self_s[section.name] > other.self_s]
     if not sections:
         return None
     on_device = [section for section in sections if snapshot.is_by_device(section.name)]
@@ -93,7 +108,7 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
         slowest = max(on_device, key=lambda section: snapshot.total_of_step_s(section.name) or 0.0)
         avg_s, where = slowest.device_avg_s or 0.0, " on the device"
     else:
-        slowest = max(sections, key=lambda section: section.self_s)
+        slowest = max(sections, key=lambda section: self_s[section.name])
         avg_s, where = slowest.avg_s or 0.0, ""
     return Finding(
         code="slowest-component",
@@ -163,6 +178,8 @@ def too_little_data(snapshot: Snapshot) -> str | None:
     if has_enough_steps(snapshot):
         return None
     if not snapshot.steps:
+        if snapshot.ended_by and not any(name in snapshot.sections for name in (BACKWARD_PASS, OPTIMIZER_STEP)):
+            return f"The program ended by {snapshot.ended_by} before its first training step"
         return f"No steps were marked: call profile_step() after each step; the rules need {STEPS_NEEDED}"
     settled = snapshot.step.settled_count if snapshot.step is not None else snapshot.steps
     after = " after warm-up" if settled < snapshot.steps else ""

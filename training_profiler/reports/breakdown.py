@@ -7,13 +7,14 @@ from training_profiler.reports.device import HEADER, device_cell, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.snapshot.snapshot import PROFILER, SectionStats, Snapshot
+from training_profiler.snapshot.snapshot import BETWEEN, PROFILER, SectionStats, Snapshot
 from training_profiler.units import ms_column, rounded
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough
 MIN_NAME_WIDTH: Final = 24
 MIN_PLACE_WIDTH: Final = 10
+ROOM_FOR_SHARE: Final = 14  # indentation, the spaces between the columns and the percentage
 
 
 def breakdown_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
@@ -95,7 +96,7 @@ def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
             INDENT * depth + table_label(section.name, has_steps),
             share,
             section,
-            lines_under(snapshot, section, share),
+            [_fitting(line, layout.width) for line in lines_under(snapshot, section, share)],
             depth,
         )
         for depth, section, share in distribution(snapshot)
@@ -115,6 +116,15 @@ def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
             function = shortened(function, function_width)
             text.append(f"{place:<{place_width}}  {function:<{function_width}}  {part:5.1f}%")
     return text
+
+
+def _fitting(line: tuple[str, str, float], width: int) -> tuple[str, str, float]:
+    """Return a line of a library by its innermost frame, where the frames around it leave no room for that."""
+    place, function, share = line
+    inner_place, _, inner_function = function.rpartition(BETWEEN)[2].partition(" ")
+    if len(place) + len(function) <= width - ROOM_FOR_SHARE or not (inner_function and ":" in inner_place):
+        return line
+    return inner_place, inner_function, share
 
 
 def _elsewhere(section: SectionStats, room: int) -> str:

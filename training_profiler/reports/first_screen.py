@@ -8,7 +8,7 @@ from training_profiler.diagnosis.claims import section_of
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
-from training_profiler.reports.layout import Layout, shortened
+from training_profiler.reports.layout import KEPT, Layout, shortened
 from training_profiler.reports.machine import steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
@@ -36,7 +36,7 @@ def first_screen(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout
     changes = important(snapshot, findings)
     rule = "=" * layout.width
     lines = [*_run_line(snapshot, layout, program), rule, *_verdict_lines(snapshot, findings, layout)]
-    speed = list(_speed(snapshot))
+    speed = [figure.replace(" ", KEPT) for figure in _speed(snapshot)]  # a line ends between two of them
     space = "   " if sum(map(len, speed)) + 3 * len(speed) <= layout.width else "  "
     if speed:
         lines += ["", *layout.wrap(space.join(speed), first=" ", rest=" ")]

@@ -28,7 +28,7 @@ MIN_WIDTH: Final = 40
 _IN_A_QUANTITY: Final = re.compile(
     r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)"
 )
-_KEPT: Final = "\0"  # stands for such a space; names in reports have no control characters
+KEPT: Final = "\0"  # stands for such a space; names in reports have no control characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class Layout:
         No line ends between a number and its unit.
         """
         if self.is_lines:
-            return [first + text]
+            return [first + text.replace(KEPT, " ")]
         lines = textwrap.wrap(
-            _IN_A_QUANTITY.sub(_KEPT, text),
+            _IN_A_QUANTITY.sub(KEPT, text),
             max(width or self.width, MIN_WIDTH),
             initial_indent=first,
             subsequent_indent=rest,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        return [line.replace(_KEPT, " ") for line in lines] or [first.rstrip()]
+        return [line.replace(KEPT, " ") for line in lines] or [first.rstrip()]
 
 
 def has_terminal_color() -> bool:

@@ -273,12 +273,13 @@ class LoopDetector(ModuleCalls):
         self.has_manual_steps = False
         self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
         self.inferred_updates = 0
+        self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
         self._end_step = end_step
         self._step_detector = StepDetector(end_step)
         self._buffer = pending.thread_buffer()
         self._passes = self.phases.passes
         self._end_code = time_only(codes.data_loading)
-        pending.step_end_ns = lambda: self._step_detector.pending_ns
+        pending.step_end_ns = lambda: self._unmarked_ns or self._step_detector.pending_ns
         self._make_writers()
         pending.on_clock_change = self._make_writers
 
@@ -394,7 +395,7 @@ class LoopDetector(ModuleCalls):
 
     def use_inferred_updates(self, inferred: InferredUpdates | None) -> None:
         """Look for updates of the program's own before each backward pass from now on; None: no longer."""
-        self.inferred = inferred
+        self.inferred, self._unmarked_ns = inferred, None
 
     def look_for_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> None:
         """End the step before this backward pass if parameters have changed since the last one."""
@@ -407,6 +408,7 @@ class LoopDetector(ModuleCalls):
         begins = {codes.data_loading, codes.forward, time_only(codes.forward), codes.no_grad, time_only(codes.no_grad)}
         begins |= {codes.rollout, codes.validation, codes.checkpoint, time_only(codes.optimizer)}
         at_ns = self.pending.first_after(-codes.backward, begins)
+        self._unmarked_ns = None
         if at_ns:
             self.inferred_updates += 1
             self.phases.cycle += 1
@@ -418,6 +420,8 @@ class LoopDetector(ModuleCalls):
         self._backward_ends()
         if self.inferred is not None:
             self.inferred.backward_ends()
+            # Only the next backward pass shows an update. The end of this one is kept, too: the search ends there.
+            self._unmarked_ns = self.pending.events[-2] - 1
         if self.update.is_in_closure:
             self.update.closure_ends()
         if len(self._buffer.events) > MAX_PENDING:  # no optimizer ever updates
@@ -462,8 +466,7 @@ class LoopDetector(ModuleCalls):
 
     def drop_update(self) -> None:
         """Forget the update under way: it has changed nothing."""
-        self.update.end()
-        self.pending.drop_last_span(self.codes.optimizer)
+        self.update.drop()
 
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
@@ -483,7 +486,7 @@ class LoopDetector(ModuleCalls):
         self.phases.end_evaluation()
         if self.inferred is not None and self.inferred.ends_with_update():
             self._end_inferred_step()
-        self.inferred = None
+        self.use_inferred_updates(None)
         if not self.has_manual_steps:
             self._step_detector.close()
         self.pending.release(self.pending.host_clock())

@@ -1,5 +1,6 @@
 """Forward passes without gradients in a row: which of them feed an update, decided at the next training event."""
 
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -12,6 +13,7 @@ from training_profiler.instrumentation.loop_detection.callers import (
     nearest,
     says,
 )
+from training_profiler.instrumentation.loop_detection.modules import modules_within
 
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
@@ -21,9 +23,10 @@ ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward 
 class ModuleUse:
     """The calls of one module."""
 
-    __slots__ = ("begin_ns", "calls", "end_ns", "is_evaluated")
+    __slots__ = ("begin_ns", "calls", "end_ns", "is_evaluated", "module")
 
-    def __init__(self, begin_ns: int) -> None:
+    def __init__(self, begin_ns: int, module: Callable[[], Any] = lambda: None) -> None:
+        self.module = module  # None once it is gone
         self.begin_ns = begin_ns
         self.end_ns = begin_ns  # of the call added last
         self.calls = 0
@@ -32,6 +35,11 @@ class ModuleUse:
     def call_ends(self, now_ns: int) -> None:
         """Set the end of the call added last."""
         self.end_ns = now_ns
+
+    def has_trained_parts(self, was_trained: Callable[[int], bool]) -> bool:
+        """Return whether modules inside this one are trained: a policy may act by its own call and learn by theirs."""
+        module = self.module()
+        return module is not None and any(was_trained(id(inner)) for inner in modules_within(module))
 
 
 class NoGradRun:
@@ -65,7 +73,7 @@ class NoGradRun:
         self.calls += 1
         use = self._uses.get(id(module))
         if use is None:
-            use = ModuleUse(now_ns)
+            use = ModuleUse(now_ns, weakref.ref(module))
             if len(self._uses) < MAX_MODULES:
                 self._uses[id(module)] = use
         use.calls += 1
@@ -104,9 +112,11 @@ class NoGradRun:
 
         The targets that follow are not part of it. Before the first update, all modules may be trained later.
         """
-        uses = self.of_trained(was_trained) or list(self._uses.values())
-        stretch = max(uses, key=lambda use: use.calls, default=None)
-        return stretch if stretch is not None and stretch.calls >= ROLLOUT_CALLS else None
+        often = [use for use in self._uses.values() if use.calls >= ROLLOUT_CALLS]
+        trained = self.of_trained(was_trained)
+        acting = [use for use in trained or often if use.calls >= ROLLOUT_CALLS]
+        acting = acting or [use for use in often if use.has_trained_parts(was_trained)]
+        return max(acting, key=lambda use: use.calls, default=None)
 
 
 class WithGrad:

@@ -16,8 +16,11 @@ class OptimizerUpdate:
         "_clearing_begins",
         "_clearing_ends",
         "_code",
+        "_has_piece",
+        "_is_scaling",
         "_pending",
         "_pieces_code",
+        "_plain",
         "had_closure",
         "is_in_closure",
         "open_code",
@@ -32,14 +35,48 @@ class OptimizerUpdate:
         self._code = code
         self._pieces_code = time_only(code)
         self.had_closure = False
+        self._is_scaling = self._has_piece = False
         self.make_writers()
 
     def make_writers(self) -> None:
         """Create the writers of every update's events, again for each new clock."""
         code, writer = self._code, self._pending.writer
-        self.span_begins, self.span_ends = writer(code), writer(-code)
+        self._plain = writer(code), writer(-code)
+        self.span_begins, self.span_ends = self._plain
+        if self._is_scaling:
+            self.span_begins, self.span_ends = self._begins_within, self._ends_within
         code = self._pieces_code
         self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
+
+    def scaling_begins(self) -> None:
+        """Record that a method of GradScaler begins. Its time is in pieces around an update that it makes."""
+        self._is_scaling = True
+        self.span_begins, self.span_ends = self._begins_within, self._ends_within
+        self._begin_piece()
+
+    def scaling_ends(self) -> None:
+        """Record that the method of GradScaler has ended, or raised; an update that raised ends later."""
+        self._end_piece()
+        self._is_scaling = False
+        self.span_begins, self.span_ends = self._plain
+
+    def _begins_within(self) -> None:
+        self._end_piece()
+        self._plain[0]()
+
+    def _ends_within(self) -> None:
+        self._plain[1]()
+        self._begin_piece()
+
+    def _begin_piece(self) -> None:
+        if self._is_scaling and not self._has_piece:
+            self._has_piece = True
+            self._pending.record(self._pieces_code)
+
+    def _end_piece(self) -> None:
+        if self._has_piece:
+            self._has_piece = False
+            self._pending.record(-self._pieces_code)
 
     def clearing_begins(self) -> Callable[[], None]:
         """Record that clearing of gradients begins; return a function that records its end.
@@ -68,8 +105,19 @@ class OptimizerUpdate:
         self.open_code = self._pieces_code
         self._pending.record(self.open_code)
 
+    def drop(self) -> None:
+        """Forget the update under way: it has changed nothing."""
+        self._end()
+        self._pending.drop_last_span(self._code)
+        self._begin_piece()
+
     def end(self) -> int:
         """Record that the update has ended, or raised some time ago; return the time in ns."""
+        now_ns = self._end()
+        self._begin_piece()
+        return now_ns
+
+    def _end(self) -> int:
         self.is_in_closure = False
         if self.had_closure:
             self.had_closure = False

@@ -295,7 +295,8 @@ class PhaseDetector:
         run = self._run
         if run is not None:
             purpose = self._no_grad.purpose(run)
-            if is_end and (run.is_final or purpose is Purpose.ACTING):
+            never_trained = self._no_grad.is_preparation(run, purpose, self.cycle)  # as in evolution strategies
+            if is_end and (run.is_final or never_trained or purpose is Purpose.ACTING):
                 self._keep_in_step(run, purpose)
             elif is_end or not (run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle)):
                 self._open_run(run, run.begin_ns)

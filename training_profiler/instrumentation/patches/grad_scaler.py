@@ -6,7 +6,6 @@ from typing import Any
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE
-from training_profiler.recording.event_codes import time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
 
@@ -31,14 +30,13 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                 ):
                     return original(*args, **kwargs)
                 context.note_grad_scaler()
-                code = time_only(detector.codes.optimizer)
-                detector.pending.record(code)
+                detector.update.scaling_begins()
                 is_inside = True
                 try:
                     return original(*args, **kwargs)
                 finally:
                     is_inside = False
-                    detector.pending.record(-code)
+                    detector.update.scaling_ends()
             except BaseException as error:
                 hide_our_frames(error)
                 raise

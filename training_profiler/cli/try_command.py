@@ -203,6 +203,8 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
     sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
     sys.stdout.flush()
     left = [*(manual.text for manual in found.manual), *found.notes]
+    if found.diff and found.top != os.getcwd():
+        left.append(f"a file lies outside of this folder, so apply the edit with: patch -p1 -d {found.top}")
     for sentence in left or ([] if found.diff else [f"no edit has the effect of {', '.join(names)}"]):
         print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
     return 0

@@ -4,22 +4,25 @@
     python -m benchmarks.tried_edits module_level
 
 Each program of ``tests/trials/programs/styles`` is tried, and its copy is edited with ``patch``. Then the program and
-its edited copy run in turns without the profiler, and the times between the losses that they print are compared.
+its edited copy run without the profiler, in turns of two seconds: the processes of the one are stopped while the other
+runs, so both have the machine as it is. The times between the losses that they print are compared.
 """
 
 import argparse
 import json
 import os
 import shutil
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 from benchmarks.children import ROOT
 from benchmarks.figures import print_table
+from training_profiler.trials.statistics import Effect, effect_of
 
 STYLES = ROOT / "tests" / "trials" / "programs" / "styles"
 CHANGES = {
@@ -30,7 +33,8 @@ CHANGES = {
     "optimizer_in_class": "fused",
     "keyword_arguments": "num_workers=2",
 }
-STEPS, SKIPPED, PAIRS = 120, 10, 6
+STEPS, MANY_STEPS = 1_000, 100_000
+PAIRS, TURN_S, SKIPPED_S = 15, 2.0, 0.5  # of a turn, its begin is not measured
 TRY = [sys.executable, "-m", "training_profiler", "try"]
 
 
@@ -40,15 +44,60 @@ def call(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=True)
 
 
-def step_s(script: Path) -> float:
-    """Return the mean time between the losses that a program prints."""
-    process = subprocess.Popen(
-        [sys.executable, script.name, str(STEPS)], cwd=script.parent, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    times = [time.perf_counter() for line in process.stdout if line.startswith("loss")]
-    process.wait()
-    return (times[-1] - times[SKIPPED]) / (len(times) - 1 - SKIPPED)
+class Training:
+    """A program that prints a line for each step, and runs only in its turns."""
+
+    def __init__(self, script: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, script.name, str(MANY_STEPS)],
+            cwd=script.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that its workers are stopped with it, at once
+        )
+        self._times_s: list[float] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("loss"):
+                self._times_s.append(time.perf_counter())
+
+    def begin(self) -> None:
+        """Wait for the first steps, and stop it."""
+        while len(self._times_s) < 10:
+            time.sleep(0.1)
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def turn(self) -> float:
+        """Return the mean seconds of a step in a turn."""
+        begin_s = time.perf_counter()
+        os.killpg(self._process.pid, signal.SIGCONT)
+        time.sleep(TURN_S)
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        times_s = [at_s for at_s in self._times_s if at_s > begin_s + SKIPPED_S]
+        return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+
+    def end(self) -> None:
+        """Kill it with its workers."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def effect_of_edit(edited: Path, unedited: Path) -> Effect:
+    """Return what an edit does to the time of a step."""
+    trainings = [Training(edited), Training(unedited)]
+    try:
+        for training in trainings:
+            training.begin()
+        turns = [[training.turn() for training in trainings] for _ in range(PAIRS)]
+    finally:
+        for training in trainings:
+            training.end()
+    found = effect_of(*zip(*turns, strict=True))
+    assert found is not None
+    return found
 
 
 def measure(name: str, folder: Path) -> list[str]:
@@ -57,17 +106,14 @@ def measure(name: str, folder: Path) -> list[str]:
     shutil.copytree(STYLES, script.parent)
     tried = json.loads(call([*TRY, "--json", "--only", change, script.name, str(STEPS)], script.parent).stdout)
     (row,) = tried["rows"]
-    effect = "{relative:+.1%} ({low:+.1%} .. {high:+.1%})".format(**row["effect"])
+    effect = str(Effect(**row["effect"])) if row["effect"] else row["reason"]
     edit = call([*TRY, "--show-diff", tried["run_folder"], "--only", change], script.parent)
     if not edit.stdout:
         return [name, change, effect, row["verdict"], edit.stderr.partition(": ")[2].strip()]
     shutil.copytree(script.parent, folder / "edited", ignore=shutil.ignore_patterns("runs"))
     patch = ["patch", "-p1"]
     subprocess.run(patch, cwd=folder / "edited", input=edit.stdout, text=True, check=True, capture_output=True)
-    pairs = [(step_s(folder / "edited" / script.name), step_s(script)) for _ in range(PAIRS)]
-    ratios = sorted(edited / unedited - 1 for edited, unedited in pairs)
-    true = f"{statistics.median(ratios):+.1%} ({ratios[0]:+.1%} .. {ratios[-1]:+.1%})"
-    return [name, change, effect, row["verdict"], true]
+    return [name, change, effect, row["verdict"], str(effect_of_edit(folder / "edited" / script.name, script))]
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """What `training-profiler try --resume` refuses, each in one line."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 
 from tests.trials.test_results import RESULTS
 from training_profiler.cli import main
+from training_profiler.cli.try_command import _count, _names, _Progress, _seconds
 from training_profiler.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials.identity import identity_of
@@ -96,6 +98,64 @@ def test_a_run_without_a_session_is_refused(session, capsys):
     status, _, err = outcome(capsys, str(session))
     assert (status, len(err.splitlines())) == (2, 1)
     assert "no session of trials to go on with" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("2 min", 120), ("1h30m", 5400), ("1h 30 min", 5400), ("10sec", 10)],
+)
+def test_a_budget_is_a_time(word, seconds):
+    assert _seconds(word) == seconds
+
+
+@pytest.mark.parametrize("word", ["", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm"])
+def test_a_budget_that_is_no_time_is_refused(word):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time; examples: 90s, 10m, 1h30m"):
+        _seconds(word)
+
+
+@pytest.mark.parametrize(("word", "steps"), [("12000", 12_000), ("12,000", 12_000), ("1_200_000", 1_200_000)])
+def test_steps_may_be_written_as_the_table_prints_them(word, steps):
+    assert _count(word) == steps
+
+
+@pytest.mark.parametrize("word", ["", "0", "-3", "1.5", "12,00", "1,2", "12k", "²", "9" * 20])
+def test_steps_that_are_no_number_are_refused(word):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of steps"):
+        _count(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fusd", "'fusd' is not a change; did you mean fused?"),
+        ("fused,numworkers", "'numworkers' is not a change; did you mean num_workers?"),
+        ("num_workers=3", "did you mean num_workers"),
+        ("x", "'x' is not a change; there are num_workers, persistent_workers,"),
+        (" , ", "names no change; example: num_workers,fused"),
+    ],
+)
+def test_a_change_that_is_unknown_is_refused_with_what_may_be_meant(words, message):
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        _names(words)
+    assert message in str(refused.value)
+
+
+def test_all_and_only_exclude_each_other(capsys):
+    assert main(["try", "--all", "--only", "fused", "train.py"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+def test_the_time_that_is_left_is_shown_in_a_narrow_terminal_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    progress = _Progress(180.0)
+    progress.show(0.5, "runs a_training_with_a_long_name.py unchanged under the profiler: 1234 steps")
+    line = capsys.readouterr().err.strip("\r")
+    assert line.startswith("[#####.....] runs a_training")
+    assert line.endswith(" s left")
+    assert "1234 steps, at most" in line
+    assert len(line) <= 79
 
 
 def test_a_word_that_names_no_program_is_refused(tmp_path, monkeypatch, capsys):

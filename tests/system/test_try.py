@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+from training_profiler.errors import RunFolderError
+from training_profiler.storage.run_reader import read_run
 
 from .scripts import ROOT, TIMEOUT_S, environment
 
@@ -102,7 +106,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, stderr
+    assert process.returncode == 130, stderr
     assert "stopped early ===" in stdout
     assert "To go on: training-profiler try --resume runs" in stdout
     _, alive = psutil.wait_procs(started, timeout=10)  # a process that was killed ends when the system gets to it
@@ -115,6 +119,62 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     assert row["verdict"] != "faster"
     assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
+
+
+@pytest.mark.programs
+def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "4000"],
+        cwd=tmp_path,
+        env=environment(None, TMPDIR=str(tmp_path / "scratch")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not steps_of_first_run(tmp_path / "scratch") and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for _ in range(3):  # an impatient user; the second one must not keep files from being removed
+        process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, stderr
+    assert "Tried on sleeping.py: 0 changes" in stdout
+    assert "Not finished: gc_freeze." in stdout
+    assert list((tmp_path / "scratch").iterdir()) == []
+    (folder,) = (tmp_path / "runs").iterdir()
+    results = results_of(tmp_path, "--resume", str(folder), "--budget", "2m")
+    assert (results["left"], results["is_interrupted"]) == ([], False), results
+
+
+def steps_of_first_run(scratch: Path) -> bool:
+    """Return whether the profiled run of a session has made at least 20 steps."""
+    scratch.mkdir(exist_ok=True)
+    for folder in scratch.glob("training-profiler-try-*/0/results/runs/*"):
+        try:
+            return read_run(folder).steps >= 20
+        except RunFolderError:
+            return False
+    return False
+
+
+@pytest.mark.programs
+def test_a_killed_session_leaves_no_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "400"],
+        cwd=tmp_path,
+        env=environment(None),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not list(tmp_path.glob("runs/*/trials-state.json")) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert started
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.programs

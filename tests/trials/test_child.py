@@ -1,7 +1,9 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.trials import child
 from training_profiler.trials.child import BlockRunner, Plan, address_of
 from training_profiler.trials.launcher import BOOTSTRAP
+from training_profiler.trials.own_children import OwnChildren
 from training_profiler.units import NS_PER_S
 
 
@@ -55,6 +58,48 @@ def test_a_block_leaves_its_first_step_and_the_time_of_others_out(clock):
     run_steps(runner, clock, [2, 1, 1, 50, 1, 2, 3, 50, 5, 7])
     shown = [(message["step_s"], message["warmup_s"]) for message in session.messages]
     assert shown == [(None, 4.0), (2.0, None), (6.0, None)]
+
+
+def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the_next(clock):
+    done = []
+
+    class Noting(FakeSession):
+        def send(self, **message):
+            done.append("sends")
+
+        def next_block(self):
+            done.append("waits")
+            return super().next_block()
+
+    children = SimpleNamespace(stop=lambda: done.append("stops"), resume=lambda: done.append("resumes"))
+    session = Noting(clock, [2, 2])
+    runner = BlockRunner(Plan("", "", [], 2), torch, lambda: session, clock, children)
+    run_steps(runner, clock, [1, 1, 1])
+    assert done == ["stops", "sends", "waits", "resumes"]
+
+
+def test_processes_that_this_one_has_started_are_stopped_and_go_on():
+    started = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        children, process = OwnChildren(), psutil.Process(started.pid)
+        children.stop()
+        assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+        children.resume()
+        assert wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
+        started.kill()
+        started.wait()
+        children.stop()
+        children.resume()
+    finally:
+        started.kill()
+        started.wait()
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + 60
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return is_so()
 
 
 def test_the_losses_of_each_step_are_exact_and_kept_before_they_change(clock):

@@ -217,6 +217,31 @@ def test_a_diff_keeps_a_missing_line_feed_at_the_end(tmp_path):
     assert path.read_bytes() == b"x = 1\r\nDataLoader(data, num_workers=2)"
 
 
+@pytest.mark.parametrize("name", ["my train.py", "sp ace/a  b/train.py", "t\u00e9st.py"])
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_diff_applies_to_any_path(tmp_path, name, is_outside):
+    path = tmp_path / "code" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("DataLoader(data)\n")
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    folder = elsewhere if is_outside else tmp_path / "code"
+    done = edited([edit_at("DataLoader(data)\n", "DataLoader", path=str(path), arguments=WORKERS)], str(folder))
+    assert done.top == ("/" if is_outside else str(folder))
+    subprocess.run(["patch", "-p1", "-s", "-d", done.top], input=done.diff, text=True, check=True, cwd=folder)
+    assert path.read_text() == "DataLoader(data, num_workers=2)\n"
+
+
+def test_a_file_in_another_encoding_is_left_to_the_reader(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes("# -*- coding: latin-1 -*-\n# r\u00e9seau\nDataLoader(data)\n".encode("latin-1"))
+    done = edited([edit_at("\n\nDataLoader(data)", "DataLoader", path=str(path), arguments=WORKERS)], str(tmp_path))
+    assert done.diff == ""
+    assert [each.text for each in done.manual] == [
+        "train.py:3 (the file cannot be read: it is not in UTF-8): pass num_workers=2"
+    ]
+
+
 def test_a_call_of_a_library_and_a_file_that_is_gone_are_left_to_the_reader(tmp_path):
     in_library = CallFacts(LOADER, "DataLoader", CallSite("train.py", 9, "/gone.py", 4, "acme/data.py:7 make"))
     typed_in = CallFacts(LOADER, "DataLoader", CallSite("<stdin>", 9))

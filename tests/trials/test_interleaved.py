@@ -1,7 +1,7 @@
 import pytest
 
 from training_profiler.trials.interleaved import Interleaved, Schedule, steps_of_a_block
-from training_profiler.trials.process import Block, EndedError, TrialError
+from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
 SCHEDULE = Schedule(warmup=3, rounds=12, block_steps=5, step_s=0.1, startup_s=1.0)
@@ -54,6 +54,12 @@ def test_a_change_that_fails_leaves_the_others_alone():
     interleaved = run({"fast": FakeTraining(0.05), "large": FakeTraining(0.05, fails_at=4)})
     assert interleaved.outcomes["large"].failure == "out of memory"
     assert interleaved.wave.shown == {"fast"}
+
+
+def test_a_change_that_finds_nothing_to_change_is_no_failure():
+    inapplicable = FakeTraining(fails_at=0, error=InapplicableError("no convolutions"))
+    outcome = run({"fast": FakeTraining(0.05), "last": inapplicable}).outcomes["last"]
+    assert (outcome.failure, outcome.applies) == ("no convolutions", False)
 
 
 def test_a_failure_of_the_unchanged_training_ends_the_session():

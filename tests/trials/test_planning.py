@@ -37,6 +37,31 @@ def test_a_short_training_has_blocks_of_two_steps_and_never_more_steps_than_it_m
     assert schedule_of(first_run(steps=20, has_ended=True), 4, at_once=2, seconds=1000) is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "cycle", "block_steps", "rounds"),
+    [
+        (10_000, 1, 4, 30),
+        (10_000, 2, 9, 20),  # four cycles and the first step, which is not measured
+        (10_000, 8, 33, 20),
+        (45, 8, 9, 20),  # one cycle
+        (20, 8, 4, 19),  # not even one
+        (20, 3, 4, 19),
+    ],
+)
+def test_a_block_has_whole_cycles_of_the_workers_as_far_as_there_is_time(seconds, cycle, block_steps, rounds):
+    schedule = schedule_of(first_run(), 4, at_once=4, seconds=seconds, cycle=cycle)
+    assert schedule is not None
+    assert (schedule.block_steps, schedule.rounds) == (block_steps, rounds)
+
+
+@pytest.mark.parametrize(("cycle", "block_steps"), [(1, 13), (2, 13), (5, 11), (7, 8), (50, 13)])
+def test_blocks_of_a_short_training_have_whole_cycles_too(cycle, block_steps):
+    short = first_run(step_s=0.001, steps=166, has_ended=True)
+    schedule = schedule_of(short, 4, at_once=2, seconds=1000, cycle=cycle)
+    assert schedule is not None
+    assert schedule.block_steps == block_steps
+
+
 def test_trainings_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     assert most_trainings(first_run(memory_bytes=100)) == 7

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from training_profiler.trials.child import Plan
-from training_profiler.trials.process import EndedError, ReadsStdinError, TrialError, TrialProcess
+from training_profiler.trials.process import EndedError, InapplicableError, ReadsStdinError, TrialError, TrialProcess
 
 TIMEOUT_S = 60
 TALK = """
@@ -89,9 +89,35 @@ def test_the_slowest_rank_decides(start):
     assert process.wait_for_block(TIMEOUT_S).step_s == 0.3
 
 
+def test_a_step_has_the_losses_of_all_ranks(start):
+    process = start(
+        """
+        ranks = [connect(), connect()]
+        message = {"event": "block", "step_s": 0.1, "warmup_s": None, "seed": 7, "world_size": 2}
+        send(ranks[1], **message, rank=1, losses=[["c"], []])
+        send(ranks[0], **message, rank=0, losses=[["a", "b"], ["d"]])
+        time.sleep(1000)
+        """
+    )
+    assert process.wait_for_block(TIMEOUT_S).losses == (("a", "b", "c"), ("d",))
+
+
+FIRST_RANK_TO_FAIL = """
+print("[rank1]: ValueError: no such shard")
+print("[rank0]: RuntimeError: Connection closed by peer")
+print("Traceback (most recent call last):")
+print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+print("Failures:\\n  rank      : 0 (local_rank: 0)\\nRoot Cause (first observed failure):")
+print("[0]:\\n  time      : now\\n  rank      : 1 (local_rank: 1)")
+sys.exit(1)
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "reason"),
     [
+        (FIRST_RANK_TO_FAIL, TrialError, "^rank 1: ValueError: no such shard$"),
+        ("print('a.b.DoesNotApplyError: no convolutions'); sys.exit(1)", InapplicableError, "^no convolutions$"),
         ("raise ValueError('no such file')", TrialError, "ValueError: no such file"),
         ("raise RuntimeError('CUDA error: out of memory')", TrialError, "out of memory"),
         ("print('bye'); sys.exit(3)", TrialError, "exit status 3: bye"),

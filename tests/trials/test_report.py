@@ -3,7 +3,7 @@ from dataclasses import replace
 from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS, WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.trials.report import render_results
-from training_profiler.trials.results import FAILED, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN
+from training_profiler.trials.results import FAILED, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, Row
 
 
 def rendered(results, width=80):
@@ -35,6 +35,19 @@ def test_the_largest_gain_is_first_and_all_together_last():
     text = rendered(RESULTS)
     order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]
     assert sorted(order, key=text.index) == order
+
+
+def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row():
+    many = [
+        Row(f"num_workers={count}", "num_workers", f"DataLoader(num_workers={count})", NOT_TRIED, "only 2 CPUs")
+        for count in (4, 8, 16)
+    ]
+    other = replace(many[0], name="num_workers=1", reason="is set already")
+    text = rendered(replace(RESULTS, rows=(WORKERS, many[0], PINNED, *many[1:], other)), 100)
+    assert row_of(text, "num_workers=4")[:3] == ["num_workers=4,", "8,", "16"]
+    assert "not tried: only 2 CPUs" in text
+    assert "num_workers=8" not in text
+    assert "is set already" in text
 
 
 def test_a_part_of_all_together_that_is_not_confirmed_alone_is_named():

@@ -43,8 +43,9 @@ def reasons(facts) -> dict[str, str]:
     return {each.name: reason for each in TREATMENTS if (reason := each.reason_not(facts)) is not None}
 
 
-def names(*codes: str, facts=FACTS) -> list[str]:
-    return [each.name for each in suggested([Finding(code, "", {}, 0.0, "") for code in codes], facts)]
+def names(*codes: str, facts=FACTS, applies=True) -> list[str]:
+    found = suggested([Finding(code, "", {}, 0.0, "") for code in codes], facts)
+    return [each.name for each in found if (each.reason_not(facts) is None) == applies]
 
 
 def test_facts_are_those_of_the_trainings_loaders():
@@ -117,12 +118,20 @@ def test_findings_decide_what_is_tried_and_safe_ones_come_first():
     assert names("data-loading-bound")[:3] == ["num_workers=1", "num_workers=2", "num_workers=4"]
     assert names("data-loading-bound")[-1] == "one_batch"
     assert names("optimizer-heavy") == ["foreach", "fused"]
-    assert names("memory-growth") == []
+    assert names("memory-growth") == names("machine-busy") == names("healthy")
     order = [Losses.EXACT, Losses.EXACT_IF, Losses.CLOSE, Losses.CHANGES]
     tried = suggested(
-        [Finding("forward-dominates", "", {}, 0.0, ""), Finding("optimizer-heavy", "", {}, 0.0, "")], FACTS
+        [Finding("forward-dominates", "", {}, 0.0, ""), Finding("optimizer-heavy", "", {}, 0.0, "")],
+        replace(FACTS, accelerator="cuda"),
     )
+    tried = [each for each in tried if each.reason_not(replace(FACTS, accelerator="cuda")) is None]
     assert [order.index(each.losses) for each in tried] == sorted(order.index(each.losses) for each in tried)
+
+
+def test_kinds_that_do_not_apply_are_named_but_not_each_number_of_a_kind_that_does():
+    found = names("loader-slow", applies=False)
+    assert found == ["persistent_workers", "prefetch_factor=4", "prefetch_factor=8", "pin_memory", "batched"]
+    assert names("optimizer-heavy", applies=False) == ["set_to_none"]
 
 
 def test_edits_are_of_the_calls_that_are_treated():

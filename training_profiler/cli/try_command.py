@@ -11,22 +11,22 @@ own, which are gone afterwards. Without --only or --all, the findings of a first
 """
 
 import argparse
+import difflib
 import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from training_profiler.cli.run import resolve
 from training_profiler.errors import ProfilerError, RunFolderError
+from training_profiler.reports.layout import shortened
 from training_profiler.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_choice import choose_run
@@ -39,18 +39,21 @@ from training_profiler.text import encodable, one_line
 from training_profiler.trials.edits import edited
 from training_profiler.trials.facts import facts_of
 from training_profiler.trials.identity import identity_of, why_another
+from training_profiler.trials.interruption import Interruption
 from training_profiler.trials.launcher import Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, load_state
-from training_profiler.trials.treatments import TREATMENTS
+from training_profiler.trials.treatments import FAMILIES, TREATMENTS
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, duration_text
 
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TABLE: Final = "training_profiler.trials.treatments"
-UNITS: Final = {"s": 1, "m": S_PER_MINUTE, "h": S_PER_HOUR}
+LEAST_DOING: Final = 10  # characters of what is under way, in a very narrow terminal
+MOST_SECONDS: Final = 1e9
+UNITS: Final = {"s": 1, "sec": 1, "m": S_PER_MINUTE, "min": S_PER_MINUTE, "h": S_PER_HOUR}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module as a script")
     parser.add_argument(
-        "--budget", type=_seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h (default: {BUDGET})"
+        "--budget", type=_seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h30m (default: {BUDGET})"
     )
     parser.add_argument("--only", type=_names, default=(), metavar="CHANGES", help="names or kinds, such as fused")
     parser.add_argument("--all", action="store_true", help="try all that applies, not only what the findings suggest")
@@ -82,25 +85,34 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(word: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", word.strip())
-    seconds = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a time; example: 10m")
+    number = r"(\d+(?:\.\d+)?)"
+    parts = re.findall(f"{number} *({'|'.join(sorted(UNITS, key=len, reverse=True))})", word)
+    is_time = re.fullmatch(rf"(?: *{number} *(?:{'|'.join(UNITS)}))+ *", word)
+    seconds = sum(float(count) * UNITS[unit] for count, unit in parts) if is_time else 0.0
+    if re.fullmatch(number, word.strip()):
+        seconds = float(word)
+    if not 0 < seconds < MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
     return seconds
 
 
 def _count(word: str) -> int:
-    if not word.isdecimal() or not int(word):
+    digits = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", word.strip())  # 12,000 as the table prints it
+    if not re.fullmatch(r"[0-9]{1,15}", digits) or not int(digits):
         raise argparse.ArgumentTypeError(f"{word!r} is not a number of steps; example: 12000")
-    return int(word)
+    return int(digits)
 
 
 def _names(word: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in word.split(",") if name.strip())
-    known = {each.family for each in TREATMENTS} | {each.name for each in TREATMENTS}
+    if not names:
+        raise argparse.ArgumentTypeError("names no change; example: num_workers,fused")
+    known = [*FAMILIES, *(each.name for each in TREATMENTS)]
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a change; there are {', '.join(sorted(known))}")
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FAMILIES)}"
+            raise argparse.ArgumentTypeError(f"{name!r} is not a change; {hint}")
     return names
 
 
@@ -116,6 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         return _resume(choose_run(arguments.resume, runs), arguments)
     words = _words(arguments)
+    if arguments.all and arguments.only:
+        raise ProfilerError("--all tries all that applies, and --only what it names: leave one of them out")
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
@@ -189,6 +203,8 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
     sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
     sys.stdout.flush()
     left = [*(manual.text for manual in found.manual), *found.notes]
+    if found.diff and found.top != os.getcwd():
+        left.append(f"a file lies outside of this folder, so apply the edit with: patch -p1 -d {found.top}")
     for sentence in left or ([] if found.diff else [f"no edit has the effect of {', '.join(names)}"]):
         print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
     return 0
@@ -198,28 +214,25 @@ def _session(
     program: Program, wishes: Wishes, runs: Path, is_json: bool, run: Callable[[TrialSession], Results]
 ) -> int:
     """Run a session of trials or go on with one, print its results, and return the exit status."""
-    scratch = Path(tempfile.mkdtemp(prefix="training-profiler-try-"))
-    before = signal.signal(signal.SIGTERM, _interrupt)
     progress = _Progress(wishes.budget_s)
-    try:
-        launcher = Launcher(program, scratch, TABLE, progress.note_lines)
-        identity = identity_of(program, describe_process(read_settings()))
-        session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
-        results = run(session)
-    except KeyboardInterrupt:
-        progress.note("stopped before anything was known")
-        return INTERRUPTED
-    finally:
-        progress.clear()
-        shutil.rmtree(scratch, ignore_errors=True)
-        signal.signal(signal.SIGTERM, before)
-    assert session.folder is not None
-    save(session.folder, results)
-    return _print(results, session.folder, is_json)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    with Interruption() as interruption:
+        scratch = Path(tempfile.mkdtemp(prefix="training-profiler-try-"))
+        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check)
+        try:
+            identity = identity_of(program, describe_process(read_settings()))
+            session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
+            results = run(session)
+        except KeyboardInterrupt:
+            progress.note("stopped before anything was known")
+            return INTERRUPTED
+        finally:
+            progress.clear()
+            launcher.close()
+            shutil.rmtree(scratch, ignore_errors=True)
+        assert session.folder is not None
+        save(session.folder, results)
+        status = _print(results, session.folder, is_json)
+        return INTERRUPTED if interruption.has_come else status
 
 
 def _print(results: Results, folder: Path, is_json: bool) -> int:
@@ -247,8 +260,9 @@ class _Progress:
             return
         left_s = max(0.0, self._budget_s - (time.monotonic() - self._begin_s))
         filled = round(10 * min(1.0, part))
-        text = f"[{'#' * filled}{'.' * (10 - filled)}] {doing}, at most {duration_text(left_s)} left"
-        text = text[: shutil.get_terminal_size().columns - 1]
+        bar, left = f"[{'#' * filled}{'.' * (10 - filled)}] ", f", at most {duration_text(left_s)} left"
+        room = shutil.get_terminal_size().columns - 1 - len(bar) - len(left)
+        text = f"{bar}{shortened(encodable(one_line(doing), sys.stderr.encoding), max(LEAST_DOING, room))}{left}"
         sys.stderr.write(f"\r{text:<{self._width}}")
         sys.stderr.flush()
         self._width = len(text)

@@ -22,6 +22,7 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
+from training_profiler.trials.own_children import OwnChildren
 from training_profiler.units import NS_PER_S
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
@@ -82,6 +83,7 @@ class BlockRunner:
         torch: as imported by the program.
         connect: returns the connection to the session.
         clock: in ns.
+        children: the processes that the training has started, such as a loader's workers.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class BlockRunner:
         torch: Any,
         connect: Callable[[], Any],
         clock: Callable[[], int] = perf_counter_ns,
+        children: Any = None,
     ) -> None:
         self._torch, self._connect, self._clock = torch, connect, clock
+        self._children = children or OwnChildren()
         self._session: Any = None
         self._left = plan.warmup
         self._block = 0  # steps of the block under way; 0 in the warm-up
@@ -115,6 +119,7 @@ class BlockRunner:
             return
         self._wait_for_devices()
         elapsed_ns = self._clock() - self._begin_ns
+        self._children.stop()  # until the session stops them, workers would make batches for the next block
         if self._session is None:
             self._session = self._connect()
         losses = [[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]]
@@ -128,6 +133,7 @@ class BlockRunner:
         )
         del self._losses[:-1]
         self._block = self._left = max(2, self._session.next_block())
+        self._children.resume()
 
     def _wait_for_devices(self) -> None:
         for backend in BACKENDS:

@@ -1,6 +1,7 @@
 """Edits of the user's code, as a unified diff that ``patch`` applies; or what to write manually where none is safe."""
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -57,9 +58,10 @@ class Manual(NamedTuple):
 class Edited(NamedTuple):
     """The diff of all edits, and what it does not contain."""
 
-    diff: str  # for ``patch -p1`` in the folder that the paths are relative to; "" without any
+    diff: str  # for ``patch -p1`` in ``top``; "" without any
     manual: tuple[Manual, ...]
     notes: tuple[str, ...]  # what to do beside the edits
+    top: str = ""  # that the paths of the diff are relative to
 
 
 class CannotEditError(Exception):
@@ -71,7 +73,7 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
 
     Args:
         edits: what to change.
-        folder: that the paths of the diff are relative to.
+        folder: that the paths of the diff are relative to, unless a file lies outside of it: ``patch`` refuses such.
         digests: of the files that may be read, by their names in reports: a journal may name any file. None: of all.
 
     Raises:
@@ -80,12 +82,14 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
     by_file: dict[str, list[Edit]] = {}
     for edit in edits:
         by_file.setdefault(edit.call.site.path, []).append(edit)
-    diffs, manual, notes = [], [], []
+    texts: dict[str, tuple[str, str]] = {}
+    manual, notes = [], []
     for path, of_file in sorted(by_file.items()):
         try:
             before = _read(of_file[0].call.site, digests)
         except (OSError, UnicodeDecodeError) as error:
-            manual += [_as_manual(edit, f"the file cannot be read: {error}") for edit in of_file]
+            why = "it is not in UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            manual += [_as_manual(edit, f"the file cannot be read: {why}") for edit in of_file]
             continue
         after = before
         # From the last call to the first, so that an edit moves no call that another one looks for.
@@ -95,8 +99,11 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
                 notes += [f"{edit.call.site.place}: {edit.note}"] if edit.note else []
             except CannotEditError as error:
                 manual.append(_as_manual(edit, str(error)))
-        diffs.append(_diff(before, after, path, folder))
-    return Edited("".join(diffs), tuple(manual), tuple(notes))
+        if after != before:
+            texts[path] = before, after
+    top = folder if all(Path(path).is_relative_to(folder) for path in texts) else os.sep
+    diff = "".join(_diff(before, after, os.path.relpath(path, top)) for path, (before, after) in texts.items())
+    return Edited(diff, tuple(manual), tuple(notes), top)
 
 
 def _merged(edits: Iterable[Edit]) -> Iterable[Edit]:
@@ -140,10 +147,9 @@ def _read(site: CallSite, digests: Mapping[str, str] | None) -> str:
     return content.decode()  # line endings stay as they are
 
 
-def _diff(before: str, after: str, path: str, folder: str) -> str:
-    shown = Path(path)
-    name = shown.relative_to(folder).as_posix() if shown.is_relative_to(folder) else shown.as_posix()
-    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+def _diff(before: str, after: str, name: str) -> str:
+    end = "\t" if any(map(str.isspace, name)) else ""  # ``patch`` reads a name to the tab, else to the first space
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 

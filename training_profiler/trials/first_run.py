@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +15,17 @@ from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_choice import newest_runs
 from training_profiler.storage.run_reader import read_run
+from training_profiler.trials.interleaved import Schedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import ReadsStdinError, TrialError
+from training_profiler.trials.statistics import FEWEST_ROUNDS
+from training_profiler.units import S_PER_MINUTE, duration_text
 
 FEWEST_STEPS: Final = 20
 ENOUGH_STEPS: Final = 60
 ENOUGH_S: Final = 5.0  # of steps
 LONGEST_PART: Final = 0.4  # of the budget
+SCREEN_PART: Final = 0.6  # of the budget that is left after the first run; fresh trials take the rest
 LOOK_S: Final = 0.5
 END_S: Final = 20.0
 
@@ -38,6 +43,7 @@ class FirstRun:
     startup_s: float  # until the first step
     memory_bytes: int
     has_ended: bool  # by itself
+    is_interrupted: bool = False  # by the user, after enough steps for a session to go on with
 
     @property
     def step_s(self) -> float:
@@ -53,25 +59,32 @@ def run_first(
 
     Raises:
         TryError: it fails by itself, reads standard input, or makes too few steps in a part of the budget.
+        KeyboardInterrupt: the user ended it before it had shown anything.
     """
     training = launcher.start_profiled()
     name = launcher.program.shown
     begin_s = time.monotonic()
+    seen, is_interrupted = Snapshot(), False
     try:
-        seen = _watch(training, launcher.runs_of(training), name, LONGEST_PART * budget_s, on_progress)
+        try:
+            seen = _watch(training, launcher.runs_of(training), name, LONGEST_PART * budget_s, on_progress)
+        except KeyboardInterrupt:
+            is_interrupted = True
         has_ended = training.process.poll() is not None
         memory_bytes = training.process.memory_bytes()
         training.process.interrupt(END_S)
         snapshot = _read(launcher.runs_of(training)) or seen
+        if is_interrupted and (snapshot.step is None or snapshot.steps < FEWEST_STEPS):
+            raise KeyboardInterrupt
         if has_ended and training.process.poll() != 0 and snapshot.steps < FEWEST_STEPS:
             raise TryError(f"{name} fails by itself: {training.process.reason()}")
         if snapshot.step is None or snapshot.steps < FEWEST_STEPS:
-            raise TryError(_too_few(name, snapshot.steps, has_ended, time.monotonic() - begin_s, budget_s))
+            raise TryError(_too_few(name, snapshot, has_ended, time.monotonic() - begin_s, budget_s))
         folder = _keep(launcher.runs_of(training), runs)
     finally:
         training.close()
     startup_s = snapshot.step.before_s or 0.0
-    return FirstRun(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended), folder
+    return FirstRun(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended, is_interrupted), folder
 
 
 def _watch(
@@ -96,16 +109,33 @@ def _watch(
     return snapshot
 
 
-def _too_few(name: str, steps: int, has_ended: bool, seconds: float, budget_s: float) -> str:
+def _too_few(name: str, snapshot: Snapshot, has_ended: bool, seconds: float, budget_s: float) -> str:
+    steps = snapshot.steps
     if not steps:
-        how = "until its end" if has_ended else f"in {seconds:.0f} s of {budget_s:.0f} s; example: --budget 10m"
+        more = _budget(max(10 * S_PER_MINUTE, 3 * budget_s))
+        how = "until its end" if has_ended else f"in {duration_text(seconds)}; example: --budget {more}"
         return f"{name}: no training step was seen {how}"
+    counted = "1 step" if steps == 1 else f"{steps} steps"
     if has_ended:
-        return f"{name} has {steps} steps in all; a trial needs {FEWEST_STEPS}"
+        return f"{name} has {counted} in all; a trial needs {FEWEST_STEPS}"
+    startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
+    more = enough_budget(max(0.0, seconds - startup_s) / steps, startup_s)
     return (
-        f"{name} makes {steps} steps in {seconds:.0f} s, {LONGEST_PART:.0%} of the budget; a trial needs "
-        f"{FEWEST_STEPS}: example: --budget {max(2, round(3 * budget_s / 60))}m"
+        f"{name} makes {counted} in {duration_text(seconds)}, {LONGEST_PART:.0%} of the budget; a trial needs "
+        f"{FEWEST_STEPS}: example: --budget {more}"
     )
+
+
+def enough_budget(step_s: float, startup_s: float) -> str:
+    """Return a budget in which a change can be tried and confirmed, as --budget takes it."""
+    first_s = startup_s + max(ENOUGH_STEPS * step_s, ENOUGH_S)
+    wave = Schedule(0, FEWEST_ROUNDS, steps_of_a_block(step_s), step_s, startup_s).seconds(3, 1)
+    return _budget(max(first_s / LONGEST_PART, first_s + wave / (1 - SCREEN_PART)))
+
+
+def _budget(seconds: float) -> str:
+    minutes = max(2, ceil(seconds / S_PER_MINUTE))
+    return f"{minutes}m" if minutes <= 90 else f"{ceil(minutes / 60)}h"
 
 
 def _read(runs: Path) -> Snapshot | None:

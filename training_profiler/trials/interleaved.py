@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
 
-from training_profiler.trials.process import Block, EndedError, TrialError
+from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
 LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
@@ -45,9 +45,14 @@ class Schedule:
         return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
 
 
-def steps_of_a_block(step_s: float) -> int:
-    """Return how many steps a block has, with the first, which is not measured."""
-    return 1 + max(FEWEST_STEPS - 1, ceil(LEAST_BLOCK_S / step_s))
+def steps_of_a_block(step_s: float, cycle: int = 1, cycles: int = 1) -> int:
+    """Return how many steps a block has, with the first, which is not measured.
+
+    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern, and at least so
+    many cycles.
+    """
+    least = max(FEWEST_STEPS - 1, ceil(LEAST_BLOCK_S / step_s))
+    return 1 + cycle * max(cycles, ceil(least / cycle))
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Outcome:
     losses: list[tuple[str, ...]] = field(default_factory=list)
     warmup_s: float | None = None
     failure: str | None = None
+    applies: bool = True  # else the failure says what the change has not found
     seed: int | None = None
 
     def add(self, block: Block) -> None:
@@ -66,9 +72,9 @@ class Outcome:
         if block.warmup_s is not None:
             self.warmup_s = block.warmup_s
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, applies: bool = True) -> None:
         """Keep why the training goes on no further."""
-        self.failure = reason
+        self.failure, self.applies = reason, applies
 
 
 class Interleaved:
@@ -162,6 +168,6 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            self.outcomes[name].fail(str(error))
+            self.outcomes[name].fail(str(error), not isinstance(error, InapplicableError))
             self.wave.drop(name)
             return None

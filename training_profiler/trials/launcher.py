@@ -57,13 +57,19 @@ class Launcher:
         scratch: a folder of ours for everything that trainings write.
         table: module that has ``TREATMENTS``, for the trials' processes.
         on_promise: called once, before the first start, with what is kept apart and what is not.
+        check: called before a start, and several times a second while a training runs; what it raises ends the wait.
     """
 
     def __init__(
-        self, program: Program, scratch: Path, table: str, on_promise: Callable[[str], None] = lambda promise: None
+        self,
+        program: Program,
+        scratch: Path,
+        table: str,
+        on_promise: Callable[[str], None] = lambda promise: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.program, self._scratch, self._table = program, scratch, table
-        self._on_promise, self._disk = on_promise, DiskWatch(scratch)
+        self._on_promise, self._check, self._disk = on_promise, check, DiskWatch(scratch)
         self._trainings: list[Training] = []
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
@@ -78,6 +84,11 @@ class Launcher:
         """Return the folder for the run folder of a profiled training."""
         return training.isolation.results / RUNS
 
+    def close(self) -> None:
+        """End all trainings that have not ended yet."""
+        for training in self._trainings:
+            training.close()
+
     def left(self) -> list[str]:
         """Return what ended trainings have left behind: processes and files."""
         ended = [training.finished for training in self._trainings]
@@ -86,11 +97,12 @@ class Launcher:
     def _start(
         self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
     ) -> Training:
+        self._check()
         isolation = prepare(self._scratch / str(len(self._trainings)), script=self.program.script)
         if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
-        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled), self._disk.check)
+        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled), self._watch)
         environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
             TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
@@ -102,10 +114,14 @@ class Launcher:
             environment[SWITCH + "_DIR"] = str(isolation.results / RUNS)
         for treatment in treatments:
             environment = with_variables(environment, treatment.environment())
-        process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
         training = Training(process, isolation)
-        self._trainings.append(training)
+        self._trainings.append(training)  # first, so that ``close`` ends it whatever happens
+        process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
         return training
+
+    def _watch(self) -> None:
+        self._check()
+        self._disk.check()
 
 
 def with_variables(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from training_profiler.trials.statistics import FEWEST_ROUNDS
 from training_profiler.trials.treatment import Treatment
 
 MOST_ROUNDS: Final = 30
+ENOUGH_ROUNDS: Final = 20  # of long blocks
+CYCLES: Final = 4  # in a long block
 SWITCH_S: Final = 0.03  # between two blocks
 LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
 MEMORY_PART: Final = 0.7  # of what is free, for the trainings that wait
@@ -49,19 +51,30 @@ def groups_of(treatments: Sequence[Treatment], most: int) -> list[Sequence[Treat
     return [treatments[begin : begin + size] for begin in range(0, len(treatments), max(1, size))]
 
 
-def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float) -> Schedule | None:
-    """Return what so many trainings can run in that time; None if it is too little to show anything."""
+def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float, cycle: int = 1) -> Schedule | None:
+    """Return what so many trainings can run in that time; None if it is too little to show anything.
+
+    Several workers make several batches at about the same time, and then none for a while. So a block has whole
+    cycles of ``cycle`` steps, as far as there is time: parts of cycles are either too fast or too slow.
+    """
     assert first.snapshot.step is not None
-    step_s = first.step_s
+    step_s, least = first.step_s, steps_of_a_block(first.step_s)
+    blocks = [steps_of_a_block(step_s, cycle, cycles) for cycles in ((CYCLES, 1) if cycle > 1 else ())] + [least]
     warmup = max(LEAST_WARMUP, min(MOST_WARMUP, first.snapshot.step.warmup_count))
     startup_s = first.startup_s + max(first.snapshot.step.warmup_s, warmup * step_s)
-    block_steps = steps_of_a_block(step_s)
-    steps = first.snapshot.steps - warmup - 1 if first.has_ended else None
-    if steps is not None:
-        block_steps = max(2, min(block_steps, steps // FEWEST_ROUNDS))
     left_s = seconds - startup_s * ceil(trainings / at_once)
-    rounds = int(left_s / (trainings * (block_steps * step_s + SWITCH_S)))
-    rounds = min(MOST_ROUNDS, rounds, steps // block_steps if steps is not None else MOST_ROUNDS)
-    if rounds < FEWEST_ROUNDS:
-        return None
-    return Schedule(warmup, rounds, block_steps, step_s, startup_s)
+    steps = first.snapshot.steps - warmup - 1 if first.has_ended else None
+    for block_steps in blocks:
+        most = ENOUGH_ROUNDS if block_steps >= 2 * least else MOST_ROUNDS
+        if steps is not None:
+            block_steps = max(2, min(block_steps, _whole(steps // FEWEST_ROUNDS, cycle)))
+            most = min(most, steps // block_steps)
+        rounds = min(most, int(left_s / (trainings * (block_steps * step_s + SWITCH_S))))
+        if rounds >= FEWEST_ROUNDS:
+            return Schedule(warmup, rounds, block_steps, step_s, startup_s)
+    return None
+
+
+def _whole(steps: int, cycle: int) -> int:
+    """Return so many steps or fewer, of which all but the first are whole cycles, if there is one."""
+    return 1 + (steps - 1) // cycle * cycle if steps > cycle else steps

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import psutil
 from training_profiler.text import one_line
 from training_profiler.trials.child import Plan, address_of
 from training_profiler.trials.isolation.isolation import LAUNCHER
+from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2
@@ -27,6 +29,10 @@ MOST_OUTPUT_BYTES: Final = 20_000  # of the end of a program's output
 # What an error says where memory is short.
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|MemoryError|cannot allocate memory|DefaultCPUAllocator", re.I)
 _ERROR_LINE: Final = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b")
+_RANK: Final = re.compile(r"^\[rank(\d+)\]: ?")  # with which torch begins the lines of a rank's traceback
+# What torchrun says of the rank that was the first to fail. Others fail after it, because their connections break.
+_FIRST_TO_FAIL: Final = re.compile(r"^Root Cause.*?^ *rank *: (\d+) ", re.M | re.S)
+_OF_TORCHRUN: Final = "ChildFailedError"  # says that a rank has failed, and not why
 
 
 class TrialError(Exception):
@@ -39,6 +45,10 @@ class ReadsStdinError(TrialError):
 
 class EndedError(TrialError):
     """The program has come to its end."""
+
+
+class InapplicableError(TrialError):
+    """The change has found nothing that it could change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +80,16 @@ class _Ranks:
         self.messages[message["rank"]] = message
 
     def block(self) -> Block:
-        """Return the block of all ranks: the slowest decides; the losses are those of rank 0."""
+        """Return the block of all ranks: the slowest decides; a step has the losses of all."""
         messages = [self.messages[rank] for rank in sorted(self.messages)]
         self.messages = {}
-        first = messages[0]
+        losses = [message["losses"] for message in messages]
+        of_all = tuple(tuple(chain.from_iterable(of_step)) for of_step in zip(*losses, strict=False))
         step_s, warmup_s = (
             max((message[name] for message in messages if message[name] is not None), default=None)
             for name in ("step_s", "warmup_s")
         )
-        return Block(step_s, warmup_s, tuple(map(tuple, first["losses"])), first["seed"])
+        return Block(step_s, warmup_s, of_all, messages[0]["seed"])
 
 
 class TrialProcess:
@@ -140,7 +151,7 @@ class TrialProcess:
                 self._receive(0.0)
                 if not self._ranks.is_complete:
                     raise self._why_ended()
-        self._signal(signal.SIGSTOP)
+        _send(signal.SIGSTOP, self._tree())
         return self._ranks.block()
 
     def run_block(self, steps: int, timeout_s: float) -> Block:
@@ -149,10 +160,12 @@ class TrialProcess:
         Raises:
             TrialError: the training failed, came to its end, or took too long.
         """
-        self._signal(signal.SIGCONT)
+        stopped = self._tree()
         for connection in self._ranks.connections.values():
             with suppress(OSError):  # its end shows in ``poll``
                 connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
+        # Parents first, all at once: workers that go on before their training make batches that their training does not wait for.
+        _send(signal.SIGCONT, reversed(stopped))
         return self.wait_for_block(timeout_s)
 
     def listen(self, timeout_s: float) -> None:
@@ -195,16 +208,18 @@ class TrialProcess:
         status = self.poll()
         if status == 0:
             return EndedError("it came to its end")
-        return TrialError(self.reason())
+        reason = self.reason()
+        _, is_inapplicable, why = reason.partition(f"{DoesNotApplyError.__name__}: ")
+        return InapplicableError(why) if is_inapplicable else TrialError(reason)
 
     def reason(self) -> str:
         """Return in a few words why the program failed: its last error, or its exit status."""
         output = self.output()
         if _OUT_OF_MEMORY.search(output):
             return "out of memory"
-        errors = [line for line in output.splitlines() if _ERROR_LINE.match(line)]
-        if errors:
-            return one_line(errors[-1])
+        error = _error_in(output)
+        if error:
+            return one_line(error)
         status = self.poll()
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return "killed, perhaps for want of memory"
@@ -238,11 +253,6 @@ class TrialProcess:
         except psutil.Error:
             return []
 
-    def _signal(self, number: int) -> None:
-        for process in self._tree():
-            with suppress(psutil.Error):
-                process.send_signal(number)
-
     def interrupt(self, timeout_s: float) -> None:
         """Ask the program to end as a scheduler would, and wait for that."""
         if self._process is not None:
@@ -264,3 +274,22 @@ class TrialProcess:
         self._selector.close()
         self._listener.close()
         self._socket.unlink(missing_ok=True)
+
+
+def _error_in(output: str) -> str:
+    """Return the last error in what a program has printed, of ranks that of the first to fail; "" without any."""
+    found: dict[str, str] = {}
+    for line in output.splitlines():
+        rank, text = _RANK.match(line), _RANK.sub("", line)
+        if _ERROR_LINE.match(text) and _OF_TORCHRUN not in text:
+            found[rank[1] if rank else ""] = text
+    first = _FIRST_TO_FAIL.search(output)
+    rank_of_error = first[1] if first and first[1] in found else next(reversed(found), "")
+    of_rank = f"rank {rank_of_error}: " if rank_of_error else ""
+    return of_rank + found[rank_of_error] if found else ""
+
+
+def _send(number: int, processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(number)

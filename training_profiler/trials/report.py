@@ -1,5 +1,6 @@
 """The table of a session of trials."""
 
+from dataclasses import replace
 from typing import Final
 
 from training_profiler.reports.layout import Layout, shortened, table
@@ -31,15 +32,27 @@ def render_results(results: Results, run: str, layout: Layout) -> str:
 def _in_order(results: Results) -> list[Row]:
     tried = [row for row in results.rows if row.effect is not None and row.verdict != FAILED]
     tried.sort(key=lambda row: 0.0 if row.effect is None else row.effect.relative)
-    others = [row for row in results.rows if row not in tried]
+    others = _folded([row for row in results.rows if row not in tried])
     control = [] if results.control is None else [results.control]
     return [*tried, *control, *others, *([] if results.together is None else [results.together])]
+
+
+def _folded(rows: list[Row]) -> list[Row]:
+    """Return the rows; those of one kind that were not tried for the same reason are one."""
+    by_reason: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        by_reason.setdefault((row.family, row.verdict, row.reason), []).append(row)
+    return [
+        same[0] if len(same) == 1 or verdict != NOT_TRIED else replace(same[0], name=name, label=name)
+        for (family, verdict, _), same in by_reason.items()
+        for name in [", ".join([same[0].name, *(row.name.removeprefix(f"{family}=") for row in same[1:])])]
+    ]
 
 
 def _table(results: Results, layout: Layout) -> list[str]:
     rows = _in_order(results)
     cells = [_cells(row, row.label if row is not results.control else f"{row.label} (the noise)") for row in rows]
-    unchanged = "" if results.unchanged_s is None else ms_text(results.unchanged_s)
+    unchanged = "-" if results.unchanged_s is None else ms_text(results.unchanged_s)
     all_cells = [["unchanged", unchanged, "", "", ""], *cells]
     if not layout.is_lines:
         others = sum(2 + max(len(each[column]) for each in (HEADERS, *all_cells)) for column in range(1, len(HEADERS)))

@@ -4,7 +4,7 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil
+from math import lcm
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,14 @@ from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.disk import DiskSpaceError
 from training_profiler.trials.facts import ProgramFacts, facts_of
-from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, run_first
+from training_profiler.trials.first_run import (
+    FEWEST_STEPS,
+    SCREEN_PART,
+    FirstRun,
+    TryError,
+    enough_budget,
+    run_first,
+)
 from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule
 from training_profiler.trials.launcher import Launcher
@@ -47,10 +54,9 @@ from training_profiler.trials.statistics import (
 )
 from training_profiler.trials.treatment import Losses, Treatment
 from training_profiler.trials.workers import workers_that_would_do
-from training_profiler.units import duration_text
+from training_profiler.units import duration_text, time_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
-SCREEN_PART: Final = 0.6  # of the budget that is left after the first run; fresh trials take the rest
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
 
 
@@ -190,6 +196,9 @@ class TrialSession:
         progress = self._progress
         if is_new:
             progress.choose([each.name for each in self._choose(first, facts)])
+        if is_new and first.is_interrupted:
+            self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
+            raise KeyboardInterrupt
         workers = workers_that_would_do(first.snapshot, facts.loader)
         if workers is not None:
             self._notes.append(workers)
@@ -249,16 +258,18 @@ class TrialSession:
 
     def _fit(self, names: Sequence[str], first: FirstRun, seconds: float) -> tuple[list[str], Schedule | None]:
         """Return as many of the changes as there is time for, the first ones, and their schedule if there are any."""
-        at_once = at_once_of(first)
+        at_once, loader = at_once_of(first), facts_of(first.snapshot).loader
+        own = 1 if loader is None else max(1, loader.num_workers or 0)
         for count in range(len(names), 0, -1):
-            schedule = schedule_of(first, count + 2, at_once, seconds)
+            cycle = lcm(own, *(self._treatments[name].cycle for name in names[:count] if name != TOGETHER))
+            schedule = schedule_of(first, count + 2, at_once, seconds, cycle)
             if schedule is not None:
                 return list(names[:count]), schedule
         if not self._rows or all(row.verdict == NOT_TRIED for row in self._rows.values()):
             raise TryError(
                 f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(self._wishes.budget_s)}: a "
-                f"step takes {duration_text(first.step_s)}, and the start {duration_text(first.startup_s)}; example: "
-                f"--budget {max(2, ceil(3 * self._wishes.budget_s / 60))}m"
+                f"step takes {time_text(first.step_s)}, and the start {duration_text(first.startup_s)}; example: "
+                f"--budget {enough_budget(first.step_s, first.startup_s)}"
             )
         return [], None
 
@@ -322,8 +333,10 @@ class TrialSession:
     def _take(self, under_way: UnderWay, interleaved: Interleaved) -> None:
         """Take what trainings side by side have shown into the rows of the table."""
         wave = interleaved.wave
-        self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
-        is_noisy = self._control.effect is not None and self._control.effect.is_noise
+        control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
+        is_noisy = control.effect is not None and control.effect.is_noise
+        if control.effect is not None:  # else these trainings have not run a round yet
+            self._control = control
         for name in wave.changes:
             row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
             row = _row_of(row, wave, interleaved, name)
@@ -362,7 +375,7 @@ def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:
     """Return the row with what a wave has shown of its training."""
     outcome, unchanged = interleaved.outcomes[name], interleaved.outcomes[UNCHANGED]
     if outcome.failure is not None:
-        return replace(row, verdict=FAILED, reason=outcome.failure)
+        return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
     effect = wave.effects().get(name)
     if effect is None:
         return row

@@ -11,6 +11,10 @@ from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts as ProgramFacts
 
 
+class DoesNotApplyError(Exception):
+    """A change has found nothing that it could change, which only the program itself shows; the message says why."""
+
+
 @dataclass(frozen=True)
 class Treatment:
     """A change to try: where it makes sense, how it is applied, and its edit.
@@ -28,6 +32,11 @@ class Treatment:
     def reason_not(self, facts: ProgramFacts) -> str | None:
         """Return in a few words why the change does not apply to this program here; None if it does."""
         return None
+
+    @property
+    def cycle(self) -> int:
+        """The number of steps after which batches come in the same pattern: that of the workers that make them."""
+        return 1
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that the trial's process needs. An LD_PRELOAD goes before one that is set."""

@@ -195,6 +195,7 @@ def _works(plan: Plan) -> bool:
             capture_output=True,
             timeout=PROBE_TIMEOUT_S,
             check=False,
+            start_new_session=True,  # Ctrl-C would make it look as if this way did not work
         )
         works = process.returncode == 0 and probe.read_text() == "as it was" and os.listdir(folder) == ["probe"]
     except subprocess.TimeoutExpired:

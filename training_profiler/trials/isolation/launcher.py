@@ -24,11 +24,18 @@ from training_profiler.trials.isolation.plan import ENDED, GUARDED, NAMESPACES, 
 
 def main(folder: str, program: list[str]) -> int:
     """Run the program as its plan says; return its status, as a shell would."""
+    _end_with_parent()
     plan = load_plan(folder)
     run = _in_namespaces if plan.way in (NAMESPACES, SHARED_PROCESSES) else _run
     status = _reporting_errors(lambda: run(plan, program, _open_ended(plan)))
     written.save(plan)
     return status
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process with the session, which would let no training go on any more."""
+    if sys.platform == "linux":
+        linux.die_with_parent(signal.SIGKILL)
 
 
 def _open_ended(plan: Plan) -> int:
@@ -74,6 +81,7 @@ def _run(plan: Plan, program: list[str], ended: int) -> int:
 
 
 def _become(plan: Plan, program: list[str]) -> int:
+    _end_with_parent()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     if plan.most_file_bytes:

@@ -130,8 +130,12 @@ _SAFEST_FIRST: Final = tuple(Losses)
 def suggested(findings: Iterable[Finding], facts: ProgramFacts) -> list[Treatment]:
     """Return the treatments worth trying where a run had these findings: those that apply, the safest first.
 
-    Ceilings come last.
+    Ceilings come last, and after them the families of which none applies, to be named with the reason. Findings that
+    no change is known for, such as a busy machine, leave those that may help any program.
     """
-    families = {family for finding in findings for family in WORTH_TRYING.get(finding.code, ())}
-    chosen = [each for each in TREATMENTS if each.family in families and each.reason_not(facts) is None]
-    return sorted(chosen, key=lambda each: (each.ceiling, _SAFEST_FIRST.index(each.losses)))
+    families = {family for finding in findings for family in WORTH_TRYING.get(finding.code, ())} or set(_ANY)
+    worth = [each for each in TREATMENTS if each.family in families]
+    chosen = [each for each in worth if each.reason_not(facts) is None]
+    applying = {each.family for each in chosen}
+    chosen.sort(key=lambda each: (each.ceiling, _SAFEST_FIRST.index(each.losses)))
+    return [*chosen, *(each for each in worth if each.family not in applying)]

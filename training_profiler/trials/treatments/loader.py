@@ -65,6 +65,11 @@ class Workers(LoaderTreatment):
 
     count: int
 
+    @property
+    def cycle(self) -> int:
+        """The number of workers."""
+        return max(1, self.count)
+
     def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
         """Return why not: an iterable data set may yield everything once in each worker."""
         if loader.is_map_style is False:

@@ -9,7 +9,7 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, CallFacts
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatment import DoesNotApplyError, Treatment
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,14 @@ class Compiled(ModelTreatment):
 class ChannelsLast(ModelTreatment):
     """The weights of convolutions have their channels last in memory, which makes images follow."""
 
-    def install(self, patches: Patches, torch: Any) -> None:
-        """Change the module as soon as it is known.
+    def change(self, torch: Any, module: Any) -> None:
+        """Convert the weights in place.
 
         Raises:
-            ValueError: it has no convolution of images.
+            DoesNotApplyError: it has no convolution of images.
         """
-        super().install(patches, torch)
-
-    def change(self, torch: Any, module: Any) -> None:
-        """Convert the weights in place."""
         if not any(parameter.dim() == 4 for parameter in parameters_within(module)):
-            raise ValueError("the model has no weights of image convolutions")
+            raise DoesNotApplyError("the model has no convolutions of images")
         module.to(memory_format=torch.channels_last)
 
 

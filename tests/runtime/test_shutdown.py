@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.support.greenlets import replace_threads
 from training_profiler.runtime import shutdown as shutdown_module
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety import descriptors
@@ -49,6 +50,18 @@ def test_low_limit_of_descriptors_leaves_the_handler_alone(shutdown, monkeypatch
     monkeypatch.setattr(descriptors, "LOWEST", 10**9)
     shutdown.end_where_stuck()
     assert (watchers(), wakeup_descriptor()) == ([], -1)
+
+
+def test_no_greenlet_waits_for_signals_on_the_thread_of_the_training(shutdown, monkeypatch):
+    replace_threads(monkeypatch, "gevent.thread")
+    shutdown.end_where_stuck()
+    assert (watchers(), wakeup_descriptor()) == ([], -1)
+
+
+def test_stuck_program_whose_threads_are_greenlets_ends_without_a_summary(shutdown, monkeypatch):
+    replace_threads(monkeypatch, "gevent.thread")
+    shutdown._finish_beside()
+    assert shutdown._has_finished.is_set()
 
 
 def test_wakeup_descriptor_rests_during_a_fork(shutdown):

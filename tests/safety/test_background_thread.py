@@ -2,12 +2,13 @@ import os
 import signal
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 
+from tests.support.greenlets import replace_threads
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.safety.greenlets import NoThreadError
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
@@ -84,10 +85,9 @@ def test_thread_is_gone_in_a_forked_child():
 
 
 def test_no_greenlet_is_started_in_place_of_a_thread(monkeypatch):
-    monkey = SimpleNamespace(is_module_patched=lambda name: name == "threading")
-    monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
+    replace_threads(monkeypatch, "gevent.thread")
     thread = BackgroundThread("test", lambda thread: None, lambda part, work: work(), "test")
-    with pytest.raises(RuntimeError, match="gevent"):
+    with pytest.raises(NoThreadError, match="gevent"):
         thread.start()
     assert not thread.is_alive()
 
@@ -97,7 +97,7 @@ def test_a_thread_that_began_before_gevent_replaced_threads_ends_without_an_erro
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
     thread = started(lambda thread: thread.wait_for_stop(LONG_S))
     main = real()
-    monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True))
+    replace_threads(monkeypatch, "gevent.thread")
     monkeypatch.setattr(threading, "get_ident", lambda: main if real() == main else -real())
     thread.stop()
     assert thread.join(LONG_S)

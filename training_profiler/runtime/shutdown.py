@@ -16,6 +16,7 @@ from typing import Any, Final
 from training_profiler.recording.foreign_errors import is_from_signal_handler
 from training_profiler.safety import descriptors
 from training_profiler.safety.descriptors import Descriptor, identity, raised
+from training_profiler.safety.greenlets import library_of_greenlets
 from training_profiler.sampling.frames import frame_of
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
@@ -68,7 +69,7 @@ class Shutdown:
         """
         if self._pipe is not None or not self._has_signal or not hasattr(signal, "pthread_sigmask"):
             return
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or library_of_greenlets() is not None:
             return
         import ctypes  # imports can fail at the end
 
@@ -122,13 +123,19 @@ class Shutdown:
             if signal.SIGTERM not in came:
                 continue
             if self._is_stuck():
-                threading.Thread(target=self._finish_here, name="training_profiler end", daemon=True).start()
+                self._finish_beside()
             elif not self._is_handled:
                 continue
             self._has_finished.wait(LONGEST_END_S)  # the main thread, once it has finished, ends the process itself
             set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
             _kill_by_sigterm()
         descriptor.close()
+
+    def _finish_beside(self) -> None:
+        if library_of_greenlets() is not None:  # since this thread began
+            self._has_finished.set()
+            return
+        threading.Thread(target=self._finish_here, name="training_profiler end", daemon=True).start()
 
     def _finish_here(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

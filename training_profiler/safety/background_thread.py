@@ -1,7 +1,6 @@
 """The profiler's threads beside the training."""
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.greenlets import NoThreadError, library_of_greenlets
 
 OWN_THREADS: Final = "training_profiler "  # the names of the profiler's threads begin so
 
@@ -71,11 +71,11 @@ class BackgroundThread:
         """Start the thread.
 
         Raises:
-            RuntimeError: no thread can be started: there are too many, the interpreter is about to end, or gevent has
-                replaced threads.
+            NoThreadError: a library has replaced threads.
+            RuntimeError: no thread can be started: there are too many, or the interpreter is about to end.
         """
-        if _are_greenlets():
-            raise RuntimeError("gevent has replaced threads by greenlets")
+        if (library := library_of_greenlets()) is not None:
+            raise NoThreadError(library)
         self._thread.start()
 
     def stop(self) -> None:
@@ -114,12 +114,12 @@ class BackgroundThread:
             self._guard(self._part, lambda: self._work(self))
         finally:
             self.measure_cpu()
-            if _are_greenlets():  # since the thread began
+            if library_of_greenlets() is not None:  # since the thread began
                 _keep_known(self._thread)
 
 
 def _keep_known(thread: threading.Thread) -> None:
-    """Let Python find the thread that ends, the caller's, by the number that gevent has given it.
+    """Let Python find the thread that ends, the caller's, by the number that the library of greenlets has given it.
 
     Otherwise it prints a ``KeyError`` of the thread.
     """
@@ -127,12 +127,3 @@ def _keep_known(thread: threading.Thread) -> None:
     if isinstance(active, dict):
         active.pop(thread.ident, None)
         active[threading.get_ident()] = thread
-
-
-def _are_greenlets() -> bool:
-    """Return whether ``threading`` starts greenlets: one of ours would wait on the training's own thread."""
-    monkey = sys.modules.get("gevent.monkey")
-    try:
-        return monkey is not None and bool(monkey.is_module_patched("threading"))
-    except AttributeError:  # being imported
-        return False

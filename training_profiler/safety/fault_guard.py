@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.recording.foreign_errors import reraise_if_foreign
+from training_profiler.safety.greenlets import NoThreadError
 from training_profiler.safety.stream_room import takes_a_line
 
 log: Final = logging.getLogger("training_profiler")
@@ -22,6 +23,8 @@ class FaultGuard:
     def run(self, part: str, work: Callable[[], None]) -> None:
         """Do ``work``, unless ``part`` failed before; if it fails now, log that once and disable the part.
 
+        A part that starts no thread beside greenlets is disabled, and not logged.
+
         Raises:
             Exception: raised by a signal handler of the program while ``work`` ran.
         """
@@ -33,6 +36,8 @@ class FaultGuard:
             reraise_if_foreign(error)
             reason = f"{type(error).__name__}: {error}"
             self.disabled[part] = reason
+            if isinstance(error, NoThreadError):  # no error, and the report says it
+                return
             if not takes_a_line(sys.stderr):  # logging would wait, and hold a lock that the program's end needs
                 return
             # An error of the operating system needs no traceback; a mistake of ours does.

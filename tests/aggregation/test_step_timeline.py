@@ -1,5 +1,5 @@
 from training_profiler.aggregation.step_timeline import OUTSIDE, Timeline
-from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 
 def cut(timeline, marks, until_ns, first_section_ns=None):
@@ -42,3 +42,25 @@ def test_the_next_epoch_continues_the_count():
     timeline = Timeline()
     cut(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], 100)
     assert cut(timeline, [(EPOCH_BEGIN, 110), (STEP_END, 150)], 200) == [(110, OUTSIDE), (150, 1), (200, 2)]
+
+
+def test_the_loop_may_begin_again_before_the_first_step_ends():
+    timeline = Timeline()
+    cuts = timeline.cut([(LOOP_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], None, 100)
+    assert cuts.ends_ns.tolist() == [10, 40, 50, 100]
+    assert (cuts.steps.tolist(), cuts.not_steps) == ([OUTSIDE, 0, 0, 1], [1])
+    assert timeline.begun_ns == 40
+
+
+def test_the_loop_may_begin_again_after_a_drain():
+    timeline = Timeline()
+    cut(timeline, [], 30, first_section_ns=10)
+    cuts = timeline.cut([(LOOP_BEGIN, 40), (STEP_END, 50)], None, 60)
+    assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([0, 0, 1], [0], 40)
+
+
+def test_an_epoch_keeps_its_begin():
+    timeline = Timeline()
+    cuts = timeline.cut([(EPOCH_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], None, 60)
+    assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([OUTSIDE, 0, 0, 1], [], 10)
+    assert timeline.cut([(LOOP_BEGIN, 80)], None, 90).not_steps == []

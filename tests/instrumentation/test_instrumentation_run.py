@@ -199,3 +199,37 @@ def test_watermark_starts_at_the_first_event():
         assert before_ns < instrumented.run.recorder.watermark_ns < instrumented.clock()
     finally:
         instrumented.instrumentation.uninstall()
+
+
+def train_steps(instrumented, model, optimizer, steps=3):
+    for _ in range(steps):
+        loss = model(torch.randn(2, 4)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    instrumented.instrumentation.close()
+
+
+def test_a_model_that_is_called_while_it_is_built_begins_no_step(instrumented):
+    model = torch.nn.Linear(4, 1)
+    model(torch.randn(2, 4))
+    instrumented.clock.advance(100)
+    train_steps(instrumented, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    totals = instrumented.run.totals()
+    assert totals.steps.count == 3
+    assert totals.steps.total_ns < 1e9
+    assert totals.loop_begin_ns - totals.begin_ns > 100e9
+    assert totals.sections.self_ns.sum() == totals.wall_ns
+
+
+def test_an_optimizer_made_between_a_loss_and_its_gradient_begins_no_other_step(instrumented):
+    model = torch.nn.Linear(4, 1)
+    loss = model(torch.randn(2, 4)).sum()
+    instrumented.clock.advance(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss.backward()
+    optimizer.step()
+    train_steps(instrumented, model, optimizer, steps=2)
+    totals = instrumented.run.totals()
+    assert totals.steps.count == 3
+    assert totals.steps.total_ns > 1e9

@@ -161,6 +161,35 @@ def test_unknown_batch_size_makes_samples_unknown(instrumented, registry, model)
     instrumented.counts()
 
 
+@pytest.mark.parametrize("evaluates_twice", [False, True])
+@pytest.mark.parametrize("is_around", [False, True])
+def test_evaluations_with_different_loaders_are_two(instrumented, registry, model, evaluates_twice, is_around):
+    loader, val_loader, test_loader = (DataLoader(SEVEN, batch_size=2) for _ in range(3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        train(loader, model, optimizer)
+        for evaluated in (val_loader, val_loader if evaluates_twice else test_loader):
+            with torch.set_grad_enabled(not is_around):
+                for (inputs,) in evaluated:
+                    with torch.no_grad():
+                        model(inputs)
+    counts = instrumented.counts()
+    assert counts["validation_epoch"] == (3 if evaluates_twice else 6)
+    assert counts["validation_epoch/forward_pass"] == counts["validation_epoch/data_loading"] == 24
+    assert counts["data_loading"] == counts["optimizer_step"] == 12
+
+
+def test_loaders_that_are_evaluated_together_are_one_evaluation(instrumented, registry, model):
+    loader, first, second = (DataLoader(SEVEN, batch_size=2) for _ in range(3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        train(loader, model, optimizer)
+        with torch.no_grad():
+            for (one,), (other,) in zip(first, second, strict=True):
+                model(one + other)
+    assert instrumented.counts()["validation_epoch"] == 3
+
+
 def test_short_passes_are_not_kept(instrumented, registry, model):
     loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):

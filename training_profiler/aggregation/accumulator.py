@@ -162,8 +162,7 @@ class Accumulator:
         self.loaders.begin(training, marks, first_step)
         cuts = self._timeline.cut(marks, self._loop_begin_ns(training, bool(marks)), until_ns)
         self._complete = self.steps - first_step
-        if self.totals.loop_begin_ns is None:
-            self.totals.loop_begin_ns = self._timeline.begun_ns
+        self.totals.loop_begin_ns = self._timeline.begun_ns
         self._add_thread(training_thread, training, cuts, first_step)
         for thread in batch.threads:
             if thread.thread_id != training_thread:

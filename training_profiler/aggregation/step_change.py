@@ -13,10 +13,11 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import StepPoint
 from training_profiler.sampling.location import Location
-from training_profiler.snapshot.snapshot import OTHER, LineChange, StepChange
+from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineChange, LineStats, StepChange
 from training_profiler.units import NS_PER_S
 
 LINES_KEPT: Final = 3  # of a section
+MOSTLY_CALLED: Final = 0.5  # of a line's time
 SamplesBySection = dict[str, Counter[Location | None]]
 
 
@@ -99,12 +100,18 @@ def _lines(
             for seconds, samples in zip(sections[name], (before, after), strict=True)
         )
         changes = [
-            LineChange(place, then[place].share if place in then else 0.0, line.share, line.samples)
+            LineChange(place, then[place].share if place in then else 0.0, line.share, line.samples, _called(line))
             for place, line in now.items()
         ]
         changes.sort(key=lambda change: change.before_s - change.after_s)
         found[name] = tuple(changes[:LINES_KEPT])
     return {name: lines for name, lines in found.items() if lines}
+
+
+def _called(line: LineStats) -> str:
+    """Return the function that a line calls for most of its time; "" where it does something else."""
+    name, share = max(line.called.items(), key=lambda item: item[1], default=("", 0.0))
+    return name if share >= MOSTLY_CALLED * line.share and name != PYTHON else ""
 
 
 def _by_section(counts: LineCounts, names: Mapping[int, str]) -> SamplesBySection:

@@ -22,8 +22,8 @@ class Timeline:
     """Assigns each moment to a training step, or to the time outside steps.
 
     A step lasts from the end of the previous step to its own end. The first begins with its epoch, or without epochs
-    with the first section, so that building the model is not part of it. Time after the last step of an epoch is
-    outside steps.
+    with the first section, so that building the model is not part of it; a mark that the loop begins may come again,
+    because the model was called while it was built. Time after the last step of an epoch is outside steps.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,7 @@ class Timeline:
         self._is_inside = False
         self.has_begun = False
         self.begun_ns: int | None = None  # when the first step began
+        self._may_begin_later = False  # it began with a section, which may not be part of it
 
     def cut(self, marks: list[tuple[int, int]], first_section_ns: int | None, until_ns: int) -> Cuts:
         """Return the pieces up to ``until_ns``.
@@ -55,9 +56,14 @@ class Timeline:
                 end_piece(first_section_ns)
                 self._is_inside = self.has_begun = True
                 self.begun_ns = first_section_ns
+                self._may_begin_later = True
             if kind == STEP_END:
                 self._is_inside = self.has_begun = True
             end_piece(mark_ns)
+            if kind == LOOP_BEGIN and self._may_begin_later:
+                not_steps.append(len(ends_ns) - 1)
+                self.begun_ns = mark_ns
+            self._may_begin_later = kind in (None, LOOP_BEGIN) and (self._may_begin_later or kind == LOOP_BEGIN)
             if self.begun_ns is None and kind in (LOOP_BEGIN, EPOCH_BEGIN):
                 self.begun_ns = mark_ns
             if kind == LOOP_BEGIN:

@@ -119,7 +119,7 @@ class Totals:
         if later.early_ns.any():
             steps, ids = np.nonzero(later.early_ns)
             self.add_early(steps, ids, later.early_ns[steps, ids])
-        if self.loop_begin_ns is None and later.loop_begin_ns is not None:
+        if later.loop_begin_ns is not None and self.loop_begin_ns != later.loop_begin_ns:
             self.loop_begin_ns = later.loop_begin_ns
             self.machine.forget_growth()
         if self.first_fetch_ns is None:

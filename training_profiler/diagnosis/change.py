@@ -14,7 +14,15 @@ from training_profiler.diagnosis.machine import (
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, GpuStats, MemoryChange, Snapshot, StepChange
+from training_profiler.snapshot.snapshot import (
+    OTHER,
+    PROFILER,
+    GpuStats,
+    LineChange,
+    MemoryChange,
+    Snapshot,
+    StepChange,
+)
 from training_profiler.units import time_text
 
 SLOWER_SINCE: Final = "slower-since"
@@ -22,6 +30,11 @@ STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
 SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance
 CONFIDENCE: Final = 2.0  # standard errors of a number of samples
 CLOCK_FELL: Final = 0.05  # of the clock before
+PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
+COPIED: Final = (
+    "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
+    "into it; or keep the pieces in a list (.detach()) and put them together once"
+)
 STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers its clock, too
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
 WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
@@ -75,7 +88,9 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=_FIXES.get(cause, f"Look for what {cause} does differently from there on")
+        fix=COPIED
+        if copies_all(change)
+        else _FIXES.get(cause, f"Look for what {cause} does differently from there on")
         if cause
         else "Look for what begins there: a schedule, another phase of the data, other work on the machine",
     )
@@ -163,12 +178,29 @@ def _alike(change: StepChange) -> str:
 
 def _line_text(change: StepChange, section: str) -> str:
     """Return the line that carries most of what a section rose by; "" where none does, or chance may explain it."""
+    line = _line_that_rose(change, section)
+    if line is None:
+        return ""
+    called = f", in {line.called}()" if line.called else ""
+    return f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after{called})"
+
+
+def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
     before_s, after_s = change.sections[section]
     for line in change.lines.get(section, ())[:1]:
         rise_s, error_s = line.after_s - line.before_s, CONFIDENCE * line.after_s / line.samples**0.5
         if line.samples >= SAMPLES_OF_LINE and rise_s >= CARRIES * (after_s - before_s) and rise_s > error_s:
-            return f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after)"
-    return ""
+            return line
+    return None
+
+
+def copies_all(change: StepChange | None) -> bool:
+    """Return whether the line that carries a rise puts tensors together, and so copies what it has so far."""
+    if change is None or change.after_s <= change.before_s:
+        return False
+    section, _ = cause_of(change)
+    line = _line_that_rose(change, section) if section in change.sections else None
+    return line is not None and line.called.rpartition(".")[2] in PUT_TOGETHER
 
 
 def _slower_clock(change: StepChange) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.diagnosis.change import abrupt_rise, cause_of, when_text, work_of
+from training_profiler.diagnosis.change import COPIED, abrupt_rise, cause_of, copies_all, when_text, work_of
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
@@ -221,7 +221,9 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix="Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a "
+        fix=COPIED
+        if copies_all(step.change or step.halves)
+        else "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a "
         "cache, a log; or check whether the machine throttles",
     )
 

@@ -166,6 +166,8 @@ class PatchContext:
     def note_optimizer(self) -> None:
         """Remember that the program has created an optimizer of torch, which reports its updates."""
         self.has_optimizer = True
+        if self.detector is not None and get_ident() == self.training_thread.ident:
+            self.detector.optimizer_is_made()
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

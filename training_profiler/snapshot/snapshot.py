@@ -120,6 +120,7 @@ class LineChange:
     before_s: float  # of a step
     after_s: float
     samples: int  # of it after the change
+    called: str = ""  # the function that it calls for most of its time after it: "torch.cat"; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,13 @@ class PendingEvents:
                 found_ns = events[at - 1]
         return 0
 
+    def first_since(self, from_ns: int, codes: Container[int]) -> int:
+        """Return the time of the first event of these codes since ``from_ns``; 0 without any."""
+        for at in range(self._index(from_ns), len(self.events), 2):
+            if self.events[at + 1] in codes:
+                return self.events[at]
+        return 0
+
     def with_spans_before(self, at_ns: int, first: int, codes: tuple[int, ...]) -> int:
         """Return when the nested spans of these codes began, outermost first, that end right before ``first``.
 

@@ -44,6 +44,7 @@ class PhaseDetector:
         self._run_end_ns = 0
         self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
         self._eval_mode = EvalModeCalls()  # since the last training event
+        self._evaluated = 0  # the loader of the last pass that was evaluated to its end; 0 without any
         self.with_grad = WithGrad()  # of evaluations
 
     # Fetches
@@ -52,6 +53,8 @@ class PhaseDetector:
         """Handle the begin of a fetch, and decide the phase of the pass if it shows by now."""
         for unknown in self.passes.unknown:
             unknown.is_evaluated |= self._was_evaluated(unknown)  # the batch fetched now was not used yet
+        if self._is_open and not loader_pass.fetches and 0 != self._evaluated != loader_pass.loader_id != 0:
+            self._close()  # a test after a validation
         if loader_pass.kind is Phase.UNKNOWN:
             if not is_grad_enabled or (loader_pass.fetches and self._was_evaluated(loader_pass)):
                 self._evaluates(loader_pass, now_ns)
@@ -86,6 +89,7 @@ class PhaseDetector:
                 loader_pass.is_over = True
         if loader_pass.kind is Phase.EVALUATION:
             loader_pass.is_over = True
+            self._evaluated = loader_pass.loader_id
         if loader_pass.kind is Phase.EVALUATION and self._is_open:
             # Not closed yet: if a loader reads ahead, its last batches are still to be used.
             self._continue(now_ns)
@@ -374,3 +378,4 @@ class PhaseDetector:
     def _close(self) -> None:
         self._pending.insert_exit(self._last_ns, self._codes.validation)
         self._is_open = False
+        self._evaluated = 0

@@ -153,6 +153,7 @@ class ProgramFacts(NamedTuple):
     long_forward: LongOperators = LongOperators()
     long_backward: LongOperators = LongOperators()
     epochs: int = 0  # so far, where some have no figures; else 0
+    unclear_after: int = 0  # epochs, after which passes over other loaders followed; 0 where none did
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -44,6 +44,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         _long(facts.long_forward),
         _long(facts.long_backward),
         int(_number(facts.epochs)),
+        int(_number(facts.unclear_after)),
     )
 
 

@@ -113,6 +113,21 @@ def test_manual_epochs_replace_inferred_ones(tmp_path: Path) -> None:
     assert [epoch["number"] for epoch in trained.epochs] == [10, 11, 12]
 
 
+def test_the_number_of_epochs_is_not_given_where_another_loader_follows(tmp_path: Path) -> None:
+    """As in a search for the best batch size."""
+    loop = """
+for size in (4, 5, 10):
+    another = loader(size)
+    for epoch in range(3):
+        for batch in another:
+            train(batch)
+"""
+    trained = train(tmp_path, START + loop)
+    assert [epoch["number"] for epoch in trained.epochs] == [1, 2]
+    assert " epochs, " not in trained.text.split("Final Profiling Summary")[1].split("VERDICT")[0]
+    assert [note for note in trained.report["health"]["notes"] if note.startswith("only the first 2 epochs")]
+
+
 def test_epochs_too_short_for_a_summary_are_left_out_and_counted(tmp_path: Path) -> None:
     trained = train(tmp_path, LOOP.replace("range(3)", "range(60)"))
     shown = len(trained.epochs)

@@ -52,7 +52,7 @@ def _run_line(snapshot: Snapshot, layout: Layout, program: str | None) -> list[s
     """Return the lines that describe the run."""
     counts = [_plural(snapshot.steps, "step")]
     epochs = max(len(snapshot.epochs), snapshot.program.epochs)
-    if epochs:
+    if epochs and not snapshot.program.unclear_after:
         counts.insert(0, _plural(epochs, "epoch"))
     if snapshot.ranks is not None:
         counts.append(_plural(snapshot.ranks.world_size, "rank"))

@@ -318,13 +318,17 @@ class Pipeline:
         """Return what the profiler costs, and a sentence on the epochs without figures."""
         notes = self._parts.budget.notes()
         missing, number = self._epochs_refused()
-        if not number:
-            return notes
-        return [
-            *notes,
-            f"{missing} of {number} epochs have no figures: at this pace the profiler would cost over {SHARE:.1%} of "
-            f"the run",
-        ]
+        if number:
+            notes.append(
+                f"{missing} of {number} epochs have no figures: at this pace the profiler would cost over {SHARE:.1%} "
+                f"of the run"
+            )
+        if clear := self._clear_epochs():
+            notes.append(
+                f"only the first {clear} epoch{'s' * (clear > 1)} could be told: batches came from another data loader "
+                f"afterwards; profile_epoch() marks epochs"
+            )
+        return notes
 
     def stats(self, ended_by: str | None = None) -> Snapshot:
         """Return the statistics of the run up to the last flush."""
@@ -357,7 +361,13 @@ class Pipeline:
     def _program(self) -> ProgramFacts:
         """Return the facts of the program so far."""
         facts = NOTHING_KNOWN if self._instrumentation is None else self._instrumentation.program_facts()
-        return self._samplers.with_observed(facts)._replace(cpu=self._cpu, epochs=self._epochs_refused()[1])
+        return self._samplers.with_observed(facts)._replace(
+            cpu=self._cpu, epochs=self._epochs_refused()[1], unclear_after=self._clear_epochs()
+        )
+
+    def _clear_epochs(self) -> int:
+        """Return how many epochs ended before passes over other loaders made it unclear what one is; 0 without such."""
+        return 0 if self._instrumentation is None else self._instrumentation.epochs.unclear_after
 
     def _epochs_refused(self) -> tuple[int, int]:
         """Return how many epochs have no figures, for what they would cost, and of how many; zeros where all have."""

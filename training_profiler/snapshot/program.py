@@ -166,6 +166,7 @@ class ProgramFacts(NamedTuple):
     epochs: int = 0  # so far, where some have no figures; else 0
     outside: OutsideModules = OutsideModules()
     created_graphs: int = 0  # gradients with a graph of their own, which nothing used before the next update
+    unclear_after: int = 0  # epochs, after which passes over other loaders followed; 0 where none did
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

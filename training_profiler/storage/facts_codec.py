@@ -47,6 +47,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.epochs)),
         _outside(facts.outside),
         int(_number(facts.created_graphs)),
+        int(_number(facts.unclear_after)),
     )
 
 

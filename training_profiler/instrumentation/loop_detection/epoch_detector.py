@@ -21,12 +21,13 @@ class EpochDetector:
     passes, or loaders of different kinds, have no clear epochs.
     """
 
-    __slots__ = ("_latest", "current", "is_off", "number")
+    __slots__ = ("_latest", "current", "is_off", "number", "unclear_after")
 
     def __init__(self) -> None:
         self.is_off = False  # for good: the program marks epochs itself, or has none
         self.current: LoaderPass | None = None
         self.number = 0
+        self.unclear_after = 0  # complete epochs before batches came from other loaders, too; 0 while that is not so
         self._latest: LoaderPass | None = None  # at the last step
 
     def switch_off(self) -> None:
@@ -52,6 +53,7 @@ class EpochDetector:
             return None
         if not is_alone or (before is not None and not self._follows(before, latest)):
             self.is_off = True
+            self.unclear_after = max(0, self.number - 1)
             return None
         self.current = latest
         self.number += 1

@@ -108,7 +108,9 @@ def test_a_budget_is_a_time(word, seconds):
     assert _seconds(word) == seconds
 
 
-@pytest.mark.parametrize("word", ["", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm"])
+@pytest.mark.parametrize(
+    "word", ["", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm"]
+)
 def test_a_budget_that_is_no_time_is_refused(word):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time; examples: 90s, 10m, 1h30m"):
         _seconds(word)

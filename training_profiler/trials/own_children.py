@@ -27,8 +27,7 @@ class OwnChildren:
 
     def resume(self) -> None:
         """Let them go on, those too that were started before the session stopped this process."""
-        _send(signal.SIGCONT, self._known)
-        with suppress(psutil.Error, OSError):
+        with suppress(psutil.Error, OSError):  # looking for them takes a while, in which none of them runs
             self._known = psutil.Process().children(recursive=True)
         _send(signal.SIGCONT, self._known)
 

@@ -100,20 +100,25 @@ def effect_of_edit(edited: Path, unedited: Path) -> Effect:
     return found
 
 
+def shown(effect: Effect) -> str:
+    """Return the effect on a typical block or turn, and on all together, which differ on a busy machine."""
+    return f"{effect}, all: {effect.total:+.1%}"
+
+
 def measure(name: str, folder: Path) -> list[str]:
     """Return the row of a program."""
     change, script = CHANGES[name], folder / "code" / f"{name}.py"
     shutil.copytree(STYLES, script.parent)
     tried = json.loads(call([*TRY, "--json", "--only", change, script.name, str(STEPS)], script.parent).stdout)
     (row,) = tried["rows"]
-    effect = str(Effect(**row["effect"])) if row["effect"] else row["reason"]
+    effect = shown(Effect(**row["effect"])) if row["effect"] else row["reason"]
     edit = call([*TRY, "--show-diff", tried["run_folder"], "--only", change], script.parent)
     if not edit.stdout:
         return [name, change, effect, row["verdict"], edit.stderr.partition(": ")[2].strip()]
     shutil.copytree(script.parent, folder / "edited", ignore=shutil.ignore_patterns("runs"))
     patch = ["patch", "-p1"]
     subprocess.run(patch, cwd=folder / "edited", input=edit.stdout, text=True, check=True, capture_output=True)
-    return [name, change, effect, row["verdict"], str(effect_of_edit(folder / "edited" / script.name, script))]
+    return [name, change, effect, row["verdict"], shown(effect_of_edit(folder / "edited" / script.name, script))]
 
 
 def main() -> None:

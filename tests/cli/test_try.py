@@ -108,8 +108,10 @@ def test_a_budget_is_a_time(word, seconds):
     assert _seconds(word) == seconds
 
 
-@pytest.mark.parametrize("word", ["", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm"])
-def test_a_budget_that_is_no_time_is_refused(word):
+@pytest.mark.parametrize(
+    "word", ["", "0", "0s", "5x", "m", "soon", "-5m", "1h30", "nan", "inf", "1e3", "9" * 400, "5mm"]
+)
+def test_a_budget_that_is_not_a_time_is_refused(word):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time; examples: 90s, 10m, 1h30m"):
         _seconds(word)
 
@@ -120,7 +122,7 @@ def test_steps_may_be_written_as_the_table_prints_them(word, steps):
 
 
 @pytest.mark.parametrize("word", ["", "0", "-3", "1.5", "12,00", "1,2", "12k", "²", "9" * 20])
-def test_steps_that_are_no_number_are_refused(word):
+def test_steps_that_are_not_a_number_are_refused(word):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a number of steps"):
         _count(word)
 

@@ -66,26 +66,29 @@ def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the
     class Noting(FakeSession):
         def send(self, **message):
             done.append("sends")
+            super().send(**message)
 
         def next_block(self):
             done.append("waits")
             return super().next_block()
 
-    children = SimpleNamespace(stop=lambda: done.append("stops"), resume=lambda: done.append("resumes"))
+    children = SimpleNamespace(stop=lambda: done.append("stops") or True, resume=lambda: done.append("resumes"))
     session = Noting(clock, [2, 2])
     runner = BlockRunner(Plan("", "", [], 2), torch, lambda: session, clock, children)
     run_steps(runner, clock, [1, 1, 1])
     assert done == ["stops", "sends", "waits", "resumes"]
+    assert [message["holds"] for message in session.messages] == [True]
 
 
 def test_processes_that_this_one_has_started_are_stopped_and_go_on():
     started = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         children, process = OwnChildren(), psutil.Process(started.pid)
-        children.stop()
-        assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
-        children.resume()
-        assert wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
+        for _ in range(2):
+            assert children.stop()
+            assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+            children.resume()
+            assert wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
         started.kill()
         started.wait()
         children.stop()

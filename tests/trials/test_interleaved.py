@@ -56,7 +56,7 @@ def test_a_change_that_fails_leaves_the_others_alone():
     assert interleaved.wave.shown == {"fast"}
 
 
-def test_a_change_that_finds_nothing_to_change_is_no_failure():
+def test_a_change_that_finds_nothing_to_change_has_not_failed():
     inapplicable = FakeTraining(fails_at=0, error=InapplicableError("no convolutions"))
     outcome = run({"fast": FakeTraining(0.05), "last": inapplicable}).outcomes["last"]
     assert (outcome.failure, outcome.applies) == ("no convolutions", False)

@@ -70,6 +70,24 @@ def test_a_training_runs_its_blocks_and_is_stopped_between_them_with_its_childre
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree)
 
 
+def test_a_training_that_stops_its_children_lets_them_go_on_itself(start):
+    process = start(
+        """
+        worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        connection, lines = connect(), None
+        send(connection, event="block", step_s=None, warmup_s=1.0, losses=[], seed=7, rank=0, world_size=1, holds=True)
+        connection.makefile().readline()
+        block(connection, step_s=1.0)
+        time.sleep(1000)
+        """
+    )
+    process.wait_for_block(TIMEOUT_S)
+    assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
+    worker = process._tree()[0]
+    process.run_block(2, TIMEOUT_S)
+    assert worker.status() == psutil.STATUS_STOPPED
+
+
 def wait_until(is_so):
     deadline_s = time.monotonic() + TIMEOUT_S
     while not is_so() and time.monotonic() < deadline_s:

@@ -50,6 +50,14 @@ def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row()
     assert "is set already" in text
 
 
+def test_a_change_of_the_numerics_is_named_as_such():
+    autocast = replace(FUSED, name="autocast", label="autocast(bfloat16)", changes_numerics=True)
+    assert "    changes the numerics\n" in rendered(replace(RESULTS, rows=(autocast,)))
+    ceiling = rendered(replace(RESULTS, rows=(replace(autocast, is_ceiling=True),)))
+    assert "a ceiling: no edit has this" in ceiling
+    assert "changes the numerics" not in ceiling
+
+
 def test_a_part_of_all_together_that_is_not_confirmed_alone_is_named():
     text = rendered(replace(RESULTS, rows=(WORKERS, replace(FUSED, verdict=NOT_CONFIRMED))))
     assert "    with fused, not confirmed alone\nThis run" in text

@@ -119,7 +119,7 @@ class BlockRunner:
             return
         self._wait_for_devices()
         elapsed_ns = self._clock() - self._begin_ns
-        self._children.stop()  # until the session stops them, workers would make batches for the next block
+        holds = self._children.stop()
         if self._session is None:
             self._session = self._connect()
         losses = [[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]]
@@ -129,6 +129,7 @@ class BlockRunner:
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
             losses=losses,
             seed=int(self._torch.initial_seed()),
+            holds=holds,
             **self._rank(),
         )
         del self._losses[:-1]

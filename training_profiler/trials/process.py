@@ -6,7 +6,9 @@ import re
 import selectors
 import signal
 import socket
+import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +34,7 @@ _ERROR_LINE: Final = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b
 _RANK: Final = re.compile(r"^\[rank(\d+)\]: ?")  # with which torch begins the lines of a rank's traceback
 # What torchrun says of the rank that was the first to fail. Others fail after it, because their connections break.
 _FIRST_TO_FAIL: Final = re.compile(r"^Root Cause.*?^ *rank *: (\d+) ", re.M | re.S)
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user and group
 _OF_TORCHRUN: Final = "ChildFailedError"  # says that a rank has failed, and not why
 
 
@@ -68,6 +71,7 @@ class _Ranks:
     world_size: int = 1
     connections: dict[int, socket.socket] = field(default_factory=dict)
     messages: dict[int, dict[str, Any]] = field(default_factory=dict)
+    holding: set[int] = field(default_factory=set)  # the processes of those that let their own children go on
 
     @property
     def is_complete(self) -> bool:
@@ -78,6 +82,17 @@ class _Ranks:
         self.world_size = message["world_size"]
         self.connections[message["rank"]] = connection
         self.messages[message["rank"]] = message
+        pid = _peer(connection) if message.get("holds") else None
+        self.holding |= set() if pid is None else {pid}
+
+    def held(self) -> set[int]:
+        """Return the processes that go on once their training does: workers that began before it would be ahead."""
+        found: set[int] = set()
+        for pid in self.holding:
+            with suppress(psutil.Error):
+                found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        self.holding = set()
+        return found
 
     def block(self) -> Block:
         """Return the block of all ranks: the slowest decides; a step has the losses of all."""
@@ -160,12 +175,12 @@ class TrialProcess:
         Raises:
             TrialError: the training failed, came to its end, or took too long.
         """
-        stopped = self._tree()
+        held = self._ranks.held()
+        stopped = [process for process in self._tree() if process.pid not in held]
         for connection in self._ranks.connections.values():
             with suppress(OSError):  # its end shows in ``poll``
                 connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
-        # Parents first, all at once: workers that go on before their training make batches that their training does not wait for.
-        _send(signal.SIGCONT, reversed(stopped))
+        _send(signal.SIGCONT, reversed(stopped))  # parents first
         return self.wait_for_block(timeout_s)
 
     def listen(self, timeout_s: float) -> None:
@@ -287,6 +302,14 @@ def _error_in(output: str) -> str:
     rank_of_error = first[1] if first and first[1] in found else next(reversed(found), "")
     of_rank = f"rank {rank_of_error}: " if rank_of_error else ""
     return of_rank + found[rank_of_error] if found else ""
+
+
+def _peer(connection: socket.socket) -> int | None:
+    """Return the process at the other end, by its number here; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    pid: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+    return pid or None
 
 
 def _send(number: int, processes: Iterable[psutil.Process]) -> None:

@@ -90,6 +90,8 @@ def _remark(row: Row) -> str:
     parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [row.verdict]
     if row.is_ceiling:
         parts.append("a ceiling: no edit has this")
+    elif row.changes_numerics:
+        parts.append("changes the numerics")
     total = row.effect.total
     if total is not None and not row.effect.low <= total <= row.effect.high:
         parts.append(f"{total:+.1%} in all blocks together")

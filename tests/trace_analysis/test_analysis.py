@@ -90,6 +90,17 @@ def test_operator_named_by_trace_precedes_operator_around_call(tmp_path):
     assert times == {"aten::a": 4000, "aten::b": 0, "cudaLaunchKernel": 0}
 
 
+def test_ids_of_calls_that_are_those_of_operators_at_other_times_are_not_used(tmp_path):
+    """Torch 2.3 numbers calls apart from operators if it records Python functions."""
+    trace = Trace()
+    for i in range(4):
+        trace.op("aten::mm" if i else "aten::sort", 100 * i, 20, **{"External id": i + 3})
+        trace.call("cudaLaunchKernel", 100 * i + 5, 5, correlation=i + 1, **{"External id": i + 1})
+        trace.kernel("k", 100 * i + 20, 7, correlation=i + 1, **{"External id": i + 1})
+    rows = {row.name: row.device_total_ns for row in trace.analysed(tmp_path).operators}
+    assert (rows["aten::sort"], rows["aten::mm"]) == (7000, 21_000)
+
+
 def test_device_time_without_operator_belongs_to_the_call(tmp_path):
     found = Trace().kernel("k", 9, 4, launched=(0, 1)).analysed(tmp_path)
     assert [(operator.name, operator.device_self_ns) for operator in found.operators] == [("cudaLaunchKernel", 4000)]

@@ -290,6 +290,21 @@ def test_devices_of_other_kinds_are_read_as_what_they_are(runtime, tmp_path):
     assert {row.name: row.device_total_ns for row in found.operators}["aten::mm"] == 60_000
 
 
+def test_joined_recordings_that_count_launches_from_1_keep_their_own(tmp_path):
+    trace = Trace()
+    for begin, operator in ((0, "aten::mm"), (10_000, "aten::add"), (20_000, "aten::mul")):
+        trace.op(operator, begin, 20).call("cudaLaunchKernel", begin + 5, 5, correlation=1)
+        trace.kernel("k", begin + 20, 7, correlation=1)
+    found = trace.analysed(tmp_path)
+    rows = {row.name: row.device_total_ns for row in found.operators if row.name.startswith("aten")}
+    assert rows == {"aten::mm": 7000, "aten::add": 7000, "aten::mul": 7000}
+    assert not found.doubts
+
+
+def test_a_device_without_a_name_has_none(tmp_path):
+    assert Trace(deviceProperties=[{"id": 0, "name": None}]).kernel("k", 0, 1).analysed(tmp_path).device_names == ("",)
+
+
 def test_work_of_mtia_is_device_work(tmp_path):
     trace = Trace().step(1, 0, 100).op("aten::mm", 0, 20)
     trace.event("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 5, 5, correlation=3)

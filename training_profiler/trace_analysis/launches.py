@@ -109,10 +109,22 @@ def sections_of(columns: Columns, nesting: Nesting) -> Ints:
 
 
 def _matched(key: Ints, among: Bools, rows: Ints) -> Ints:
-    """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key."""
+    """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key.
+
+    Of several, as in a file of joined recordings that count from 1 again, it is the last that begins before: rows are in
+    order of time.
+    """
     candidates = np.flatnonzero(among & (key > 0))
     if not len(candidates) or not len(rows):
         return np.full(len(rows), NONE, np.int64)
     candidates = candidates[np.argsort(key[candidates], kind="stable")]
-    position = np.minimum(np.searchsorted(key[candidates], key[rows]), len(candidates) - 1)
+    first = np.searchsorted(key[candidates], key[rows])
+    position = np.minimum(first, len(candidates) - 1)
+    keys = key[candidates]
+    if (keys[1:] == keys[:-1]).any():
+        count = np.searchsorted(keys, key[rows], side="right") - first
+        group = np.cumsum(np.append(True, keys[1:] != keys[:-1]))
+        size = len(key) + 1
+        before = np.searchsorted(group * size + candidates, group[position] * size + rows) - first
+        position = position + np.clip(before - 1, 0, np.maximum(0, count - 1))
     return np.where((key[candidates[position]] == key[rows]) & (key[rows] > 0), candidates[position], NONE)

@@ -42,7 +42,9 @@ class Answer:
     busy_us: int = 0
     span_us: int = 0
     launches: int = 0
-    idle_us: Counter = field(default_factory=Counter)  # by what the host did
+    idle_us: Counter = field(default_factory=Counter)  # between works, by what the host did
+    before_us: int = 0  # from the begin of the loop to the first work
+    after_us: int = 0  # from the last work to the end of the loop
 
 
 def simulated(loop: Loop, rank: int = 0, world_size: int = 1) -> tuple[Trace, Answer]:
@@ -80,4 +82,5 @@ def simulated(loop: Loop, rank: int = 0, world_size: int = 1) -> tuple[Trace, An
         if loop.is_marked:
             trace.step(step, begin, now - begin)
     answer.span_us = (free or 0) - (first or 0)
+    answer.before_us, answer.after_us = first or 0, max(0, now - (free or 0))
     return trace, answer

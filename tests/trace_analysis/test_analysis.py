@@ -90,6 +90,17 @@ def test_operator_named_by_trace_precedes_operator_around_call(tmp_path):
     assert times == {"aten::a": 4000, "aten::b": 0, "cudaLaunchKernel": 0}
 
 
+def test_ids_of_calls_that_are_those_of_operators_at_other_times_are_not_used(tmp_path):
+    """Torch 2.3 numbers calls apart from operators if it records Python functions."""
+    trace = Trace()
+    for i in range(4):
+        trace.op("aten::mm" if i else "aten::sort", 100 * i, 20, **{"External id": i + 3})
+        trace.call("cudaLaunchKernel", 100 * i + 5, 5, correlation=i + 1, **{"External id": i + 1})
+        trace.kernel("k", 100 * i + 20, 7, correlation=i + 1, **{"External id": i + 1})
+    rows = {row.name: row.device_total_ns for row in trace.analysed(tmp_path).operators}
+    assert (rows["aten::sort"], rows["aten::mm"]) == (7000, 21_000)
+
+
 def test_device_time_without_operator_belongs_to_the_call(tmp_path):
     found = Trace().kernel("k", 9, 4, launched=(0, 1)).analysed(tmp_path)
     assert [(operator.name, operator.device_self_ns) for operator in found.operators] == [("cudaLaunchKernel", 4000)]
@@ -277,6 +288,21 @@ def test_devices_of_other_kinds_are_read_as_what_they_are(runtime, tmp_path):
     found = trace.kernel("gemm_kernel", 20, 60, correlation=3).analysed(tmp_path)
     assert found.utilization_in_steps == 0.6
     assert {row.name: row.device_total_ns for row in found.operators}["aten::mm"] == 60_000
+
+
+def test_joined_recordings_that_count_launches_from_1_keep_their_own(tmp_path):
+    trace = Trace()
+    for begin, operator in ((0, "aten::mm"), (10_000, "aten::add"), (20_000, "aten::mul")):
+        trace.op(operator, begin, 20).call("cudaLaunchKernel", begin + 5, 5, correlation=1)
+        trace.kernel("k", begin + 20, 7, correlation=1)
+    found = trace.analysed(tmp_path)
+    rows = {row.name: row.device_total_ns for row in found.operators if row.name.startswith("aten")}
+    assert rows == {"aten::mm": 7000, "aten::add": 7000, "aten::mul": 7000}
+    assert not found.doubts
+
+
+def test_a_device_without_a_name_has_none(tmp_path):
+    assert Trace(deviceProperties=[{"id": 0, "name": None}]).kernel("k", 0, 1).analysed(tmp_path).device_names == ("",)
 
 
 def test_work_of_mtia_is_device_work(tmp_path):

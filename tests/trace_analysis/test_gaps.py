@@ -119,3 +119,44 @@ def test_no_stall_is_claimed_where_most_launches_are_unknown(others, cause, tmp_
     for i in range(others):
         trace.kernel("k", 200 + 1000 * i, 900)
     assert trace.analysed(tmp_path).gaps[-1].gap.cause == cause
+
+
+def without_launch(host, begin=100, **args):
+    """Return a trace with known launches, and a last work without a recorded one; ``host`` runs until it begins."""
+    trace = Trace().op("first", 0, 5).kernel("k", 5, 5, launched=(1, 2)).op(host, 10, begin - 5)
+    trace.events[-3]["args"]["correlation"] = trace.events[-2]["args"]["correlation"] = 50
+    return trace.kernel("dma_request", begin, 10, cat="gpu_memcpy", **args)
+
+
+@pytest.mark.parametrize(
+    ("trace", "cause"),
+    [
+        (without_launch("aten::mm"), "unknown"),
+        (without_launch("aten::_copy_from"), "blocking copy"),
+        (without_launch("aten::mm", correlation=49), "launched, started late"),  # before the recording began
+        (without_launch("aten::mm", correlation=51), "unknown"),
+    ],
+)
+def test_host_is_not_charged_with_work_that_it_may_have_launched_before(trace, cause, tmp_path):
+    found = trace.analysed(tmp_path)
+    assert [place.gap.cause for place in found.gaps] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        ("urEnqueueUSMMemcpy", "blocking copy"),
+        ("urEnqueueMemBufferRead", "blocking copy"),
+        ("piextUSMEnqueueFill", "blocking copy"),
+        ("zeCommandListAppendMemoryCopy", "blocking copy"),
+        ("urUSMDeviceAlloc", "allocation"),
+        ("zeMemFree", "allocation"),
+        ("urEventWait", "synchronize"),
+        ("urEnqueueKernelLaunch", "launch-bound"),
+    ],
+)
+def test_calls_of_xpu_have_their_causes(call, cause, tmp_path):
+    trace = Trace().op("first", 0, 5).event("xpu_runtime", "urEnqueueKernelLaunch", 1, 2, correlation=1)
+    trace.kernel("k", 5, 5, correlation=1).event("xpu_runtime", call, 10, 80)
+    trace.event("xpu_runtime", "urEnqueueKernelLaunch", 95, 2, correlation=2).kernel("k", 100, 5, correlation=2)
+    assert [place.gap.cause for place in trace.op("last", 110, 5).analysed(tmp_path).gaps] == [cause]

@@ -273,12 +273,6 @@ def test_invalid_bytes_in_a_name_are_replaced(tmp_path):
     assert read_columns(path).names == ("a\ufffd\ufffdb",)
 
 
-def test_half_surrogate_is_not_reported_as_cut_off(tmp_path, capsys):
-    path = tmp_path / "a.json"
-    path.write_bytes(single_event(ts=1, dur=1).replace(b'"name": "a"', b'"name": "\\ud83d"'))
-    assert refusal(path, capsys) == "PATH is not JSON: unexpected end of escaped utf-16 surrogate pair (byte 61)"
-
-
 TWO = Trace().op("a", 0, 1).op("b", 2, 3)
 LIST = json.dumps(TWO.events).encode()
 OBJECT = TWO.text().encode()
@@ -289,6 +283,10 @@ MENDED = {
     ),
     "byte order mark": (b"\xef\xbb\xbf" + OBJECT, "a byte order mark at its begin is left out"),
     "UTF-16": (OBJECT.decode().encode("utf-16"), "read as UTF-16, not UTF-8"),
+    "half of a surrogate pair": (
+        OBJECT.replace(b'"args": {}', b'"args": {"x": "\\ud83d", "\\uDE00y": "\\\\ud83d \\uD83D\\uDE00"}', 1),
+        "halves of surrogate pairs in its texts are replaced",
+    ),
     "list without its end": (LIST[:-1], "its list of events has no end; it is read as far as it goes"),
     "list that ends with a comma": (LIST[:-1] + b",\n", "its list of events has no end; it is read as far as it goes"),
     "list cut inside an event": (
@@ -309,6 +307,13 @@ def test_file_that_breaks_the_rules_of_json_is_read_as_far_as_it_goes_and_this_i
     assert main(["trace", str(path), "--view", "overview"]) == 0
     assert f"File: {note}." in " ".join(capsys.readouterr().out.split())
     assert json.loads(json.dumps(list(found.notes))) == [note]
+
+
+def test_only_halves_of_surrogate_pairs_are_replaced(tmp_path):
+    trace = Trace().op("a", 0, 1)
+    path = tmp_path / "a.json"
+    path.write_bytes(trace.text().encode().replace(b'"a"', rb'"\ud83d\ud83d\ude00 \\ud83d\ude00"'))
+    assert [row.name for row in analyse(path).operators] == ["\ufffd\U0001f600 \\ud83d\ufffd"]
 
 
 def test_events_without_a_name_are_read_and_counted(tmp_path):

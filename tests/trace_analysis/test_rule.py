@@ -41,6 +41,12 @@ def launch_bound(us):
     return trace.kernel("vectorized_elementwise_kernel", 900, 100)
 
 
+def blocking_copies(us, call="cudaMemcpyAsync"):
+    trace = stepped().kernel("vectorized_elementwise_kernel", 0, 100).call(call, 100, us)
+    trace.kernel("vectorized_elementwise_kernel", 100 + us, 900 - us, launched=(98 + us, 2))
+    return trace.op("aten::to", 999, 1)
+
+
 def small_kernels(count, us=9):
     trace = stepped()
     for i in range(count):
@@ -159,6 +165,10 @@ CASES = {
         [reads(10), busy(stepped().op("aten::item", 0, 500)), stepped().op("aten::item", 0, 500)],
     ),
     "frequent-copies": ([frequent_copies(10.001)], [frequent_copies(10), stepped().op("aten::copy_", 0, 900)]),
+    "blocking-copies": (
+        [blocking_copies(101)],
+        [blocking_copies(100), blocking_copies(300, "cudaLaunchKernel"), stepped().op("aten::_copy_from", 0, 900)],
+    ),
     "pageable-copies": ([pageable(10.001)], [pageable(10), pageable(500, "HtoD (Pinned -> Device)"), stepped()]),
     "allocations": (
         [allocations(10.001), allocations(11, "hipFree")],
@@ -282,6 +292,21 @@ def test_a_single_slow_allocation_does_not_blame_the_cache(first_us, advice, tmp
     finding = RULES["allocations"](busy(trace).analysed(tmp_path))
     assert finding.fix.startswith(advice)
     assert ("0.3 ms of it one call" in finding.message) is (first_us == 300)
+
+
+def test_one_slow_call_alone_does_not_blame_the_cache(tmp_path):
+    finding = RULES["allocations"](busy(stepped().call("cudaFree", 0, 300)).analysed(tmp_path))
+    assert finding.message == "1 call of cudaMalloc and cudaFree (or HIP's) takes 30.0% of step time"
+    assert finding.fix.startswith("Where the device or a library is used for the first time")
+
+
+def test_advice_about_allocations_fits_the_device(tmp_path):
+    trace = busy(stepped())
+    for i in range(4):
+        trace.event("xpu_runtime", "urUSMDeviceAlloc", 100 * i, 50)
+    finding = RULES["allocations"](trace.analysed(tmp_path))
+    assert finding.message == "4 calls that allocate or free memory of the device take 20.0% of step time"
+    assert "CUDA" not in finding.fix
 
 
 def test_what_happens_outside_of_the_steps_does_not_count(tmp_path):

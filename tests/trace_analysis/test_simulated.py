@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.simulated_training import Loop, simulated
+from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
+from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms, trace_data
@@ -49,8 +50,47 @@ def test_first_finding_is_the_planted_cause_also_without_steps(loop, cause, code
     assert measured == pytest.approx(answer.idle_us[cause] * US, rel=0.02)
     first = recommendations(found)[0]
     assert first.code == code
-    assert saving_ms(first) == pytest.approx(answer.idle_us[cause] / 1000, rel=0.02)
+    before_us = answer.before_us if is_marked else 0  # without steps the recording begins with the first work
+    assert saving_ms(first) == pytest.approx((answer.idle_us[cause] + before_us) / 1000, rel=0.02)
     assert f"main cause of idle time: {cause}" in by_code(found)["gpu-idle"].message
+
+
+def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
+    trace, answer = simulated(Loop(loader_us=9000, kernels=2, steps=1, kernel_us=10))
+    trace.events = [event for event in trace.events if not event["name"].startswith("ProfilerStep#")]
+    end = answer.before_us + answer.span_us
+    trace.step(1, 0, end + 8000).op("aten::sort", end + 100, 7800)
+    found = trace.analysed(tmp_path)
+    assert not found.gaps
+    assert [(edge.gap.cause, edge.in_scope_ns / US, edge.next_name) for edge in found.edges] == [
+        ("data loader", answer.before_us, KERNEL),
+        ("host stall", 8000, ""),
+    ]
+    codes = by_code(found)
+    assert saving_ms(codes["data-loading-bound"]) == pytest.approx(answer.before_us / 1000)
+    assert "8.0 ms aten::sort" in codes["host-stall"].message
+    assert "(before the first run" not in codes["host-stall"].message
+    assert "main cause of idle time: data loader" in codes["gpu-idle"].message
+    text = render_view("trace", found, "host_self")
+    total_ms = (answer.before_us + 8000) / 1000
+    assert f"before the first work of a device and after its last: {total_ms:.3f} ms" in text
+    assert "  after: 8.000 ms, host stall (host in aten::sort)" in text
+
+
+def test_python_code_before_the_first_work_is_not_the_loading_of_a_kernel(tmp_path):
+    trace = Trace().step(1, 0, 9000).kernel("k", 7000, 10, launched=(6990, 5)).op("aten::mm", 6990, 8)
+    stall = by_code(trace.analysed(tmp_path))["host-stall"]
+    assert "7.0 ms Python code." in stall.message + "."
+    assert "schedule(wait=" not in stall.fix
+
+
+def test_idle_time_in_short_gaps_is_named_as_such(tmp_path):
+    trace = Trace().step(1, 0, 1000)
+    for i in range(40):
+        trace.op("aten::add", 25 * i, 20).kernel("k", 25 * i + 5, 5, launched=(25 * i + 1, 2))
+    found = by_code(trace.analysed(tmp_path))["gpu-idle"]
+    assert found.message.endswith("; most of the idle time is in gaps under 30 us")
+    assert "CUDA graphs" in found.fix
 
 
 def test_a_slow_first_launch_is_a_stall_not_launch_bound(tmp_path):
@@ -155,6 +195,12 @@ def test_whole_traces_are_not_doubted_and_add_up(tmp_path, loop):
     assert not found.doubts
     assert (found.device.busy.total_ns, found.span_ns) == (answer.busy_us * US, answer.span_us * US)
     assert sum(found.gap_lengths_ns) == sum(answer.idle_us.values()) * US
+    if loop.is_marked:
+        edges_ns = [us * US for us in (answer.before_us, answer.after_us) if us >= 30]
+        assert [edge.in_scope_ns for edge in found.edges] == edges_ns
+        assert sum(part.idle_ns for part in found.scope.parts) == sum(found.gap_lengths_ns) + US * (
+            answer.before_us + answer.after_us
+        )
     for part in found.scope.parts:
         parts = (part.compute_ns, part.exposed_communication_ns, part.exposed_copies_ns, part.idle_ns)
         assert min(parts) >= 0

@@ -25,8 +25,8 @@ from training_profiler.trace_analysis.device_activity import (
     step_parts,
     utilization,
 )
-from training_profiler.trace_analysis.gaps import Gap, long_gaps
-from training_profiler.trace_analysis.intervals import covered, gaps, overlap
+from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
+from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -106,6 +106,7 @@ class Analysis:
     notes: tuple[str, ...]  # what of the file could not be read
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
+    edges: tuple[AttributedGap, ...]  # the same before a device's first work in steps and after its last
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
     code: CodePlaces
@@ -134,6 +135,11 @@ class Analysis:
     def has_gpu(self) -> bool:
         """Whether the trace contains device work."""
         return self.gpu_events > 0
+
+    @property
+    def idle_times(self) -> tuple[AttributedGap, ...]:
+        """All idle times of at least 30 us in the steps: gaps, and before the first work and after the last."""
+        return self.gaps + self.edges
 
     @property
     def span_ns(self) -> int:
@@ -188,11 +194,12 @@ def analyse_columns(
     met = tuple(collectives(columns, device, communicates))
     devices = devices_of(columns, communicates, device)
     doubts = doubts_of(columns, launches, communicates, steps, scope)
-    long, code = _gaps_and_code(columns, device, devices, launches, communicates)
+    idle, code = _idle_times(columns, device, devices, launches, communicates, scope)
     conversions, converting = host_activity.conversions(columns, nesting, launches)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns),
+        **_attributed(columns, idle, launches, reads, scope, code),
         path=path,
         gpu_events=len(gpu_rows),
         streams=len(np.unique(np.stack([columns.device[gpu_rows], columns.stream[gpu_rows]]), axis=1).T),
@@ -206,7 +213,6 @@ def analyse_columns(
         parallelism=parallelism_of(columns, nesting, launches, communicates, met, scope.repetitions),
         doubts=doubts,
         gap_lengths_ns=_gap_lengths(device),
-        gaps=_attributed(columns, long, launches, reads, scope, code),
         operators=by_name,
         operators_by_shape=by_shape,
         code=code,
@@ -293,22 +299,34 @@ def _pageable(columns: Columns, scope: Scope) -> host_activity.ModuleCalls:
     return host_activity.ModuleCalls("", len(rows), scope.within(host_activity.span_of(columns, rows)))
 
 
-def _gaps_and_code(
-    columns: Columns, everything: Device, devices: tuple[OneDevice, ...], launches: Launches, communicates: Bools
-) -> tuple[list[Gap], CodePlaces]:
-    """Return the gaps of all devices, in order of time, and where in the code time and gaps are."""
-    long = [
-        gap
-        for device in devices
-        for gap in long_gaps(columns, device.device.busy, everything.busy, launches, communicates, device.index)
-    ]
-    long.sort(key=lambda gap: (gap.begin_ns, gap.device))
-    return long, code_places(columns, launches, long)
+def _idle_times(
+    columns: Columns,
+    everything: Device,
+    devices: tuple[OneDevice, ...],
+    launches: Launches,
+    communicates: Bools,
+    scope: Scope,
+) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
+    """Return the idle times of all devices in order of time, and where in the code time and gaps are.
+
+    Each idle time comes with whether it lies between two works: a gap.
+    """
+    steps = scope.windows if scope.is_steps else NOTHING
+    idle: list[tuple[Gap, bool]] = []
+    for device in devices:
+        busy, every, index = device.device.busy, everything.busy, device.index
+        idle += [(gap, True) for gap in long_gaps(columns, busy, every, launches, communicates, index)]
+        idle += [(edge, False) for edge in edge_gaps(columns, busy, every, launches, index, steps)]
+    idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
+    is_counted = np.array([is_between for _, is_between in idle], np.bool_)
+    return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)
 
 
 def _attributed(
-    columns: Columns, long: list[Gap], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
-) -> tuple[AttributedGap, ...]:
+    columns: Columns, idle: list[tuple[Gap, bool]], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
+) -> dict[str, Any]:
+    """Return the gaps with the names around them, and the idle times that are none, as the fields of an analysis."""
+    long = [gap for gap, _ in idle]
     begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
     order = np.argsort(columns.end_ns[reads])
     read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
@@ -318,32 +336,23 @@ def _attributed(
     def name(row: int) -> str:
         return "" if row == NONE else columns.names[columns.name[row]]
 
+    def name_by(of_work: Ints, row: int) -> str:
+        return "" if row == NONE else name(int(of_work[row]))
+
     labels = ("", *(step.name for step in scope.parts))
     in_scope_ns = covered(scope.windows, begins, ends).tolist()
     stalls = stalls_of(columns, long, launches)
     nowhere = ("",) * len(long)
     modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
-    return tuple(
-        AttributedGap(
-            gap,
-            name(gap.next_row),
-            name(int(launches.operator[gap.next_row])),
-            name(int(launches.section[gap.next_row])),
-            labels[step + 1],
-            module,
-            line,
-            bool(is_after),
-            within_ns,
-            stall,
+    found: dict[str, list[AttributedGap]] = {"gaps": [], "edges": []}
+    for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
+        idle, _step_of(scope.parts, begins).tolist(), modules, lines, follows.tolist(), in_scope_ns, stalls, strict=True
+    ):
+        row = gap.next_row
+        operator, section = name_by(launches.operator, row), name_by(launches.section, row)
+        found["gaps" if is_between else "edges"].append(
+            AttributedGap(
+                gap, name(row), operator, section, labels[step + 1], module, line, bool(is_after), within_ns, stall
+            )
         )
-        for gap, step, module, line, is_after, within_ns, stall in zip(
-            long,
-            _step_of(scope.parts, begins).tolist(),
-            modules,
-            lines,
-            follows.tolist(),
-            in_scope_ns,
-            stalls,
-            strict=True,
-        )
-    )
+    return {field: tuple(places) for field, places in found.items()}

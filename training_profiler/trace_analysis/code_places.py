@@ -80,12 +80,15 @@ class CodePlaces:
         return self.lines.of_gaps or self.sampled.of_gaps
 
 
-def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> CodePlaces:
-    """Return the places of the code, as far as the trace has annotations, modules and stacks."""
+def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools) -> CodePlaces:
+    """Return the places of the code, as far as the trace has annotations, modules and stacks.
+
+    All ``gaps``, in order of time, have a place; those of ``is_counted`` are in the sums of the places.
+    """
     device_ns = _device_ns(columns)
 
     def places(labels: Sequence[str], label: Ints) -> Places:
-        return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, device_ns)
+        return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, is_counted, device_ns)
 
     is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
     of_sections = np.where(is_section(columns) & ~is_mark, columns.name, NONE)
@@ -93,11 +96,11 @@ def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> Co
         places(columns.names, of_sections),
         places(*_modules(columns)),
         places(*_lines(columns)),
-        _sampled(columns, launches, gaps),
+        _sampled(columns, launches, gaps, is_counted),
     )
 
 
-def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> SampledLines:
+def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools) -> SampledLines:
     at_ns, line = columns.samples.at_ns, columns.samples.line
     if not len(at_ns):
         return SampledLines()
@@ -108,7 +111,7 @@ def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> Sampl
         names[np.bincount(line[at:until]).argmax()] if at < until else ""
         for at, until in zip(first.tolist(), end.tolist(), strict=True)
     )
-    is_in_gap = covered(union(begin_ns, launched_ns), at_ns, at_ns + 1) > 0
+    is_in_gap = covered(union(begin_ns[is_counted], launched_ns[is_counted]), at_ns, at_ns + 1) > 0
     samples = np.bincount(line, minlength=len(names)).tolist()
     in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
     rows = [SampledLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
@@ -120,7 +123,7 @@ def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tup
     begin_ns, end_ns, following = (
         np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("begin_ns", "end_ns", "next_row")
     )
-    call = launches.call[following]
+    call = launches.calls_of(following)
     return begin_ns, np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
 
 
@@ -184,7 +187,7 @@ def _device_ns(columns: Columns) -> Ints:
     return ns
 
 
-def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], device_ns: Ints) -> Places:
+def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools, device_ns: Ints) -> Places:
     """Return the times of the places; ``columns`` has them in place of names."""
     which = columns.name != NONE
     if not which.any():
@@ -201,7 +204,7 @@ def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], device_ns
     total_ns = with_children(nesting, own_ns)
     rows = np.flatnonzero(which)
     outer = rows[nesting.is_outermost[rows]]
-    of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps)
+    of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps, is_counted)
     sums = (
         stacks.self_ns(size),
         _summed(columns, outer, columns.end_ns - columns.begin_ns),
@@ -263,9 +266,9 @@ class _Stacks:
 
 
 def _idle(
-    columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]
+    columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap], is_counted: Bools
 ) -> tuple[tuple[str, ...], Ints, int]:
-    """Return the place of most of each gap, the idle time of each place, and that of none.
+    """Return the place of most of each gap, the idle time of each place in those that count, and that of none.
 
     A gap belongs to the places that the host is in until the end of the call that launches the next work, and from then
     on to the place of that call.
@@ -274,7 +277,7 @@ def _idle(
     gap, row, ns = _pieces(columns, stacks, launches, gaps)
     label = np.where(row == NONE, NONE, columns.name[row])
     idle_ns = np.zeros(size + 1, np.int64)  # the last is of no place
-    np.add.at(idle_ns, label, ns)
+    np.add.at(idle_ns, label, np.where(is_counted[gap], ns, 0))
     cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
     cell_ns = np.zeros(len(cells), np.int64)
     np.add.at(cell_ns, cell, ns)
@@ -291,7 +294,7 @@ def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequenc
         np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("end_ns", "device", "next_row")
     )
     begin_ns, launched_ns = _host_part(columns, launches, gaps)
-    call = launches.call[following]
+    call = launches.calls_of(following)
     thread = np.where(call == NONE, NONE, columns.thread[call])
     rest = np.flatnonzero(launched_ns < end_ns)
     pieces = [(rest, stacks.at(thread[rest], columns.begin_ns[call[rest]]), (end_ns - launched_ns)[rest])]

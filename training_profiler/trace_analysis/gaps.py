@@ -28,7 +28,7 @@ UNKNOWN: Final = "unknown"
 _CALLS: Final = {
     DATA_LOADER: re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$|dataloader\.py\(\d+\): (__next__|_next_data)"),
     ALLOCATION: runtime_calls.ALLOCATE_ANY,
-    BLOCKING_COPY: runtime_calls.COPY_OR_FILL,
+    BLOCKING_COPY: runtime_calls.COPIES,
     SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
 }
 # If several causes claim a moment, the first in this order gets it.
@@ -47,7 +47,7 @@ class Gap:
     end_ns: int
     cause: str  # of most of the gap
     part: float  # share of the gap with that cause, 0 to 1
-    next_row: int  # the work that ended it
+    next_row: int  # the work that ended it; -1 for none
 
     @property
     def length_ns(self) -> int:
@@ -71,18 +71,57 @@ def long_gaps(
     following = rows[np.searchsorted(columns.begin_ns[rows], end_ns)]
     by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
     preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
-    calls = launches.call[following]
+    near = communicates[following] | communicates[preceding]
+    return _with_causes(columns, everything, launches, device, Intervals(begin_ns, end_ns), following, near)
+
+
+def edge_gaps(
+    columns: Columns, busy: Intervals, everything: Intervals, launches: Launches, device: int, within: Intervals
+) -> list[Gap]:
+    """Return the idle time before the first work of a device and after its last, each with its cause.
+
+    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out.
+    """
+    if not len(busy.begin_ns) or not len(within.begin_ns):
+        return []
+    rows = np.flatnonzero(columns.is_gpu() & (columns.device == device))
+    begin_ns = np.array([within.begin_ns[0], busy.end_ns[-1]], np.int64)
+    end_ns = np.array([busy.begin_ns[0], within.end_ns[-1]], np.int64)
+    following = np.array([rows[0], NONE], np.int64)
+    is_long = end_ns - begin_ns >= LEAST_GAP_NS
+    edges = Intervals(begin_ns[is_long], end_ns[is_long])
+    if not len(edges.begin_ns):
+        return []
+    is_collective = np.zeros(len(edges.begin_ns), np.bool_)  # nothing on this device was waited for
+    return _with_causes(columns, everything, launches, device, edges, following[is_long], is_collective)
+
+
+def _with_causes(
+    columns: Columns,
+    everything: Intervals,
+    launches: Launches,
+    device: int,
+    idle: Intervals,
+    following: Ints,
+    near: Bools,
+) -> list[Gap]:
+    """Return idle times with their causes; ``near`` are those beside a collective, ``following`` what ends them."""
+    begin_ns, end_ns = idle.begin_ns, idle.end_ns
+    calls = launches.calls_of(following)
     # After the launch the host has done its part: the rest of the gap is a wait on the device.
     launched_ns = np.where(calls >= 0, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
+    made = launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
+    is_earlier = (following != NONE) & (calls == NONE) & _is_launched_before(columns, made, following)
+    launched_ns[is_earlier] = begin_ns[is_earlier]
     parts = _host_parts(columns, np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
+    _leave_unknown(parts, (calls == NONE) & (following != NONE) & (made != NONE).any())
     parts = np.vstack([parts, end_ns - launched_ns])
     which = parts.argmax(axis=0)
     shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
-    near = communicates[following] | communicates[preceding]
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(everything, launched_ns, end_ns) > end_ns - launched_ns
     by_host = _by_host(parts) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, launches.call[rows], calls, begin_ns, launched_ns)
+    is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
     is_stall |= _is_slow_call(columns, calls, begin_ns, launched_ns, end_ns)
     on_device = len(_IN_ORDER)
     long = []
@@ -94,6 +133,27 @@ def long_gaps(
             name, part = HOST_STALL, float(by_host[i])
         long.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
     return long
+
+
+def _is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
+    """Return which works were launched before the recording began: their number precedes those of all its calls.
+
+    ``made`` are the calls that launched each work of the device. If most of them are unknown, calls were left out.
+    """
+    numbers = columns.correlation[columns.is_of("cuda_runtime") & (columns.correlation > 0)]
+    first = numbers.min() if len(numbers) and 2 * (made != NONE).sum() >= len(made) else 0
+    number = columns.correlation[works]
+    return (number > 0) & (number < first)
+
+
+def _leave_unknown(parts: Ints, which: Bools) -> None:
+    """Charge neither operators nor Python with gaps whose next work has no known launch, though other work has.
+
+    It may have been launched long before, as a copy that a device makes for itself.
+    """
+    for cause in (LAUNCH_BOUND, PYTHON):
+        parts[_IN_ORDER.index(UNKNOWN), which] += parts[_IN_ORDER.index(cause), which]
+        parts[_IN_ORDER.index(cause), which] = 0
 
 
 def _by_host(parts: Ints) -> Ints:

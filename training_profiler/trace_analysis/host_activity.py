@@ -17,6 +17,9 @@ DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+# The last of each is of XPU, whose M is memory of the host that its runtime has not allocated.
+_TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
+_FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device|M2D\b")
 CONVERSIONS: Final = ("aten::copy_", "aten::_to_copy")
 SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
@@ -92,7 +95,7 @@ def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple
 
 def is_pageable_copy(columns: Columns) -> Bools:
     """Return which events copy to a device from memory that is not pinned."""
-    return columns.named(lambda name: "Pageable -> Device" in name, columns.is_of("gpu_memcpy"))
+    return columns.named(_FROM_PAGEABLE.search, columns.is_of("gpu_memcpy"))
 
 
 def side_work(columns: Columns) -> dict[str, Intervals]:
@@ -109,7 +112,7 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
     """
     is_operator = columns.is_of("cpu_op")
     outermost = _outermost_operator(nesting, is_operator)
-    to_host = columns.named(lambda name: "DtoH" in name or "DeviceToHost" in name, columns.is_of("gpu_memcpy"))
+    to_host = columns.named(_TO_HOST.search, columns.is_of("gpu_memcpy"))
     by = launches.operator[to_host]
     calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]

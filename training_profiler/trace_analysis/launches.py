@@ -1,6 +1,7 @@
 """Which host call launched which device work, in which operator and section."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from training_profiler.trace_analysis.graphs import captured_calls
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.timeline import main_thread, timeline_of
+
+ROUNDED_NS: Final = 3_000  # times of older traces are whole microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +22,16 @@ class Launches:
     operator: Ints  # the innermost operator around the call
     section: Ints  # the innermost annotation around the call, steps excluded; host events have one too
 
+    def calls_of(self, rows: Ints) -> Ints:
+        """Return what launched each of these works; -1 if that is unknown, and for a row of -1."""
+        return np.where(rows == NONE, NONE, self.call[rows])
+
 
 def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     """Return what launched each piece of device work; in a graph, the operator that was captured.
 
     The trace names the operator by its "External id". That is exact even if times are rounded to microseconds or no
-    call was recorded. Without that id it is the operator around the call.
+    call was recorded. Without that id, or where it is not that of operators, it is the operator around the call.
     """
     gpu_rows = np.flatnonzero(columns.is_gpu())
     call = np.full(len(columns.begin_ns), NONE, np.int64)
@@ -34,6 +41,8 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     correlation, external = columns.correlation, columns.external
     if _is_id_of_calls(columns, operators, gpu_rows, call_rows):
         correlation, external = external, np.full(len(call), NONE, np.int64)
+    elif not _is_id_of_operators(columns, is_operator, call_rows):
+        external = np.full(len(call), NONE, np.int64)
     call[gpu_rows] = _matched(correlation, columns.is_of("cuda_runtime"), gpu_rows)
     has_call = call >= 0
     named = _matched(external, is_operator, call_rows)
@@ -67,6 +76,20 @@ def _is_id_of_calls(columns: Columns, operators: Ints, gpu_rows: Ints, call_rows
     return bool(2 * is_same.sum() < max(1, (around != NONE).sum()))
 
 
+def _is_id_of_operators(columns: Columns, is_operator: Bools, call_rows: Ints) -> bool:
+    """Return whether the "External id" of calls is that of the operators they are in.
+
+    In some traces calls and operators are numbered apart: a call has the id of an operator that ran at another time.
+    """
+    named = _matched(columns.external, is_operator, call_rows)
+    has_name = named != NONE
+    call, operator = call_rows[has_name], named[has_name]
+    is_apart = (columns.end_ns[call] + ROUNDED_NS < columns.begin_ns[operator]) | (
+        columns.end_ns[operator] + ROUNDED_NS < columns.begin_ns[call]
+    )
+    return bool(2 * is_apart.sum() <= len(call))
+
+
 def is_section(columns: Columns) -> Bools:
     """Return which events are annotations of the host, steps excluded."""
     return columns.is_of("user_annotation") & ~columns.named(lambda name: name.startswith(STEP_NAME))
@@ -86,10 +109,22 @@ def sections_of(columns: Columns, nesting: Nesting) -> Ints:
 
 
 def _matched(key: Ints, among: Bools, rows: Ints) -> Ints:
-    """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key."""
+    """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key.
+
+    Of several, as in a file of joined recordings that count from 1 again, it is the last that begins before: rows are in
+    order of time.
+    """
     candidates = np.flatnonzero(among & (key > 0))
     if not len(candidates) or not len(rows):
         return np.full(len(rows), NONE, np.int64)
     candidates = candidates[np.argsort(key[candidates], kind="stable")]
-    position = np.minimum(np.searchsorted(key[candidates], key[rows]), len(candidates) - 1)
+    first = np.searchsorted(key[candidates], key[rows])
+    position = np.minimum(first, len(candidates) - 1)
+    keys = key[candidates]
+    if (keys[1:] == keys[:-1]).any():
+        count = np.searchsorted(keys, key[rows], side="right") - first
+        group = np.cumsum(np.append(True, keys[1:] != keys[:-1]))
+        size = len(key) + 1
+        before = np.searchsorted(group * size + candidates, group[position] * size + rows) - first
+        position = position + np.clip(before - 1, 0, np.maximum(0, count - 1))
     return np.where((key[candidates[position]] == key[rows]) & (key[rows] > 0), candidates[position], NONE)

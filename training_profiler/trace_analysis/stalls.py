@@ -39,13 +39,15 @@ def stalls_of(columns: Columns, gaps: list[Gap], launches: Launches) -> list[Sta
         if gap.cause != HOST_STALL:
             found.append(NO_STALL)
             continue
-        is_first = bool(first[columns.name[gap.next_row]] == gap.next_row)
-        call = launches.call[gap.next_row]
+        is_first = gap.next_row != NONE and bool(first[columns.name[gap.next_row]] == gap.next_row)
+        call = NONE if gap.next_row == NONE else launches.call[gap.next_row]
         threads = [main] if call == NONE else [main, columns.thread[call]]
         inside = np.minimum(columns.end_ns[long], gap.end_ns) - np.maximum(columns.begin_ns[long], gap.begin_ns)
         is_main = np.isin(columns.thread[long], threads) & (inside >= MAIN_PART * gap.length_ns)
         if not is_main.any():
-            found.append(Stall("", is_first))
+            # All work is new to a recording that begins: without an operator, nothing shows that it was loaded.
+            is_begin = bool(gap.next_row == works[0])
+            found.append(Stall("", is_first and not is_begin))
             continue
         most = long[is_main & is_operator] if (is_main & is_operator).any() else long[is_main]
         row = int(most[duration[most].argmin()])

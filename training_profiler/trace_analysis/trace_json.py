@@ -219,9 +219,10 @@ def _device(device: OneDevice) -> dict[str, Any]:
 
 
 def _limits(analysis: Analysis) -> dict[str, Any]:
-    """Return what shares are of, and what of the trace is missing or cannot be right."""
+    """Return what shares are of, the idle time outside of gaps, and what of the trace is missing or cannot be right."""
     return {
         "not_checked": not_checked(analysis),
+        "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),
         "shares_of": _scope(analysis.scope),
@@ -245,7 +246,7 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "ms": ms(place.gap.length_ns),
         "cause": place.gap.cause,
         "covered_pct": 100 * place.gap.part,
-        "next": place.next_name[:MOST_NAME],
+        "next": place.next_name[:MOST_NAME] or None,
         "operator": place.operator[:MOST_NAME] or None,
         "section": place.section[:MOST_NAME] or None,
         "step": place.step or None,

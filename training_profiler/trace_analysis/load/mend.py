@@ -7,6 +7,10 @@ import msgspec
 
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|nan|Infinity|infinity|inf)\b')
 _NO_NUMBER: Final = re.compile(rb"[:,\[\s]-?(NaN|nan|Inf|inf)")
+# Halves of a surrogate pair without the other one, after an even number of backslashes.
+_LONE_HALF: Final = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u(?:([dD][89abAB]..\\u[dD][c-fC-F]..)|[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 _END: Final = re.compile(rb"\}\s*,?\s*$")
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*\{")
 _TAIL: Final = 1 << 20  # bytes; the last whole event of a list begins within them
@@ -24,6 +28,9 @@ def mend(text: bytes) -> tuple[bytes, str] | None:
         text, count = _without_nan(text)
         if count:
             notes.append(f"{count} numbers that JSON does not have (NaN, Infinity) are unknown")
+    if not _is_json(text) and (whole := _without_halves(text)) != text:
+        text = whole
+        notes.append("halves of surrogate pairs in its texts are replaced")
     if not _is_json(text):
         closed = _closed(text)
         if closed is None:
@@ -48,6 +55,11 @@ def _without_nan(text: bytes) -> tuple[bytes, int]:
         return b"null"
 
     return _TOKEN.sub(null, text), count
+
+
+def _without_halves(text: bytes) -> bytes:
+    """Return JSON in which characters that are half of a pair are the replacement character."""
+    return _LONE_HALF.sub(lambda match: match[0] if match[2] else match[1] + rb"\ufffd", text)
 
 
 def _closed(text: bytes) -> tuple[bytes, int] | None:

@@ -213,7 +213,7 @@ class _Table:
             blocks_per_sm=rows["blocks_per_sm"],
             memory=self._memory_events(),
             samples=self._sampled_lines(),
-            device_names=tuple(printable(str(device.get("name", ""))) for device in self._devices),
+            device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
             device_bytes=_memory_of_devices(self._devices),
             world_size=integer_or_none(self._distributed.get("world_size")),
             rank=integer_or_none(self._distributed.get("rank")),

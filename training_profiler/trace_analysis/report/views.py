@@ -210,6 +210,7 @@ def _trace(analysis: Analysis) -> str:
         f"  {cause}: {value:.3f} ms ({percent(value * NS_PER_MS / total)})"
         for cause, value in gap_causes(analysis).items()
     ]
+    lines += _edges(analysis)
     longest = sorted(analysis.gaps, key=lambda gap: -gap.gap.length_ns)[:MOST_GAPS]
     rows = [
         (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
@@ -223,6 +224,20 @@ def _trace(analysis: Analysis) -> str:
     if calls:
         lines += ["", table(("call of the host", "count", "time"), calls)]
     return "\n".join(lines)
+
+
+def _edges(analysis: Analysis) -> list[str]:
+    """Return the idle time of steps that lies before the first work and after the last."""
+    if not analysis.edges:
+        return []
+    total = sum(edge.in_scope_ns for edge in analysis.edges)
+    lines = ["", f"Idle in the steps before the first work of a device and after its last: {ms(total)}"]
+    for edge in analysis.edges:
+        when = "before" if edge.next_name else "after"
+        around = ", ".join(filter(None, (edge.stall.by and f"host in {edge.stall.by}", edge.where)))
+        text = f"{when}: {ms(edge.in_scope_ns)}, {edge.gap.cause}" + (f" ({around})" if around else "")
+        lines.append(wrapped(text, first="  ", rest="    "))
+    return lines
 
 
 def _around(gap: AttributedGap) -> str:

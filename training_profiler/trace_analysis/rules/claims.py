@@ -22,6 +22,7 @@ _MEASURED: Final = (
     "launch-bound",
     "host-stall",
     "synchronizing-reads",
+    "blocking-copies",
     "allocations",
     "exposed-communication",
     *(code for codes in _SAME_WORK for code in codes),

@@ -6,12 +6,22 @@ from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import data_share
-from training_profiler.trace_analysis.gaps import ALLOCATION, DATA_LOADER, HOST_STALL, LAUNCH_BOUND, PYTHON
+from training_profiler.trace_analysis.gaps import (
+    ALLOCATION,
+    BLOCKING_COPY,
+    DATA_LOADER,
+    HOST_STALL,
+    LAUNCH_BOUND,
+    PYTHON,
+    UNKNOWN,
+)
 from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, HOST, THREE_STEPS, WHOLE
 from training_profiler.trace_analysis.rules.registry import RULES, gap_ns, reads_gap_ns, share_of_scope
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 MOST_STALLS: Final = 3  # that a finding names
+SHORT_GAPS: Final = "gaps under 30 us"
+FIX_OF_LAUNCHES: Final = "Use {}, larger batches, a fused optimizer, fused operators"
 
 
 @RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,))
@@ -41,17 +51,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
     if used is None or used >= threshold:
         return None
     idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
-    causes: dict[str, int] = {}
-    for attributed in analysis.gaps:
-        cause = attributed.gap.cause
-        causes[cause] = causes.get(cause, 0) + attributed.in_scope_ns
-    main = max(causes, key=lambda cause: causes[cause], default="")
-    if not causes.get(main):
-        main = ""
-    cause = f"; main cause of idle time: {main}" if main else ""
-    longest = max(analysis.gaps, key=lambda place: place.in_scope_ns, default=None)
-    if longest is not None and longest.in_scope_ns and longest.where:
-        cause += f"; the longest gap, {longest.in_scope_ns / NS_PER_MS:.1f} ms, is {longest.where}"
+    main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     verdict = "serious" if used < 0.5 else "the CPU probably cannot keep up" if used < 0.7 else "could be higher"
     return Finding(
@@ -59,14 +59,43 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
         f"The device is busy for {used:.1%} of {where} ({verdict}){cause}",
         {"utilization": used, "threshold": threshold, "idle_ms": idle_ns / NS_PER_MS, "main_cause": main},
         0.0,  # the other findings split it by cause
-        "Fix the main cause first: --view trace shows the cause of every gap",
+        fix,
     )
+
+
+def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
+    """Return the cause of most idle time, what the finding says of it, and the fix."""
+    places = [place for place in analysis.idle_times if place.in_scope_ns]
+    causes: dict[str, int] = {}
+    for place in places:
+        causes[place.gap.cause] = causes.get(place.gap.cause, 0) + place.in_scope_ns
+    short_ns = idle_ns - sum(causes.values())
+    main = max(causes, key=lambda cause: causes[cause], default="")
+    fix = "Fix the main cause first: --view trace shows the cause of every gap"
+    if short_ns > causes.get(main, 0):
+        return SHORT_GAPS, f"; most of the idle time is in {SHORT_GAPS}", FIX_OF_LAUNCHES.format(_replay(analysis))
+    if not main:
+        return "", "", fix
+    said = f"; main cause of idle time: {main}"
+    if main == UNKNOWN:
+        said = "; for most of the idle time the trace does not show what the device waits for"
+        if not analysis.operators:
+            fix = "Record the host too: torch.profiler.profile(activities=[ProfilerActivity.CPU, ...], with_stack=True)"
+    longest = max(places, key=lambda place: place.in_scope_ns)
+    if longest.where:
+        what = "gap" if longest in analysis.gaps else "idle time"
+        said += f"; the longest {what}, {longest.in_scope_ns / NS_PER_MS:.1f} ms, is {longest.where}"
+    return main, said, fix
+
+
+def _replay(analysis: Analysis) -> str:
+    return 'torch.compile(mode="reduce-overhead") or CUDA graphs' if analysis.has_graphs else "torch.compile"
 
 
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST))
 def stalls(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
-    found = [place for place in analysis.gaps if place.gap.cause == HOST_STALL and place.in_scope_ns]
+    found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
     ns = gap_ns(analysis, HOST_STALL)
     share = share_of_scope(analysis, ns)
     if not found or share is None or share <= threshold:
@@ -110,13 +139,12 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
         return None
     kernels = analysis.kernels
     short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
-    replay = 'torch.compile(mode="reduce-overhead") or CUDA graphs' if analysis.has_graphs else "torch.compile"
     return Finding(
         "launch-bound",
         f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
         {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
         (ns - reads_gap_ns(analysis, LAUNCH_BOUND, PYTHON)) / NS_PER_S,
-        f"Use {replay}, larger batches, a fused optimizer, fused operators",
+        FIX_OF_LAUNCHES.format(_replay(analysis)),
     )
 
 
@@ -135,6 +163,25 @@ def reads(analysis: Analysis, threshold: float) -> Finding | None:
         {"share_of_step": share, "threshold": threshold, "calls": calls},
         reads_gap_ns(analysis) / NS_PER_S,
         "Keep values on the device (.detach()) and read them every n-th step; use torch.where instead of `if tensor`",
+    )
+
+
+@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, HOST))
+def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
+    """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
+    ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
+    share = share_of_scope(analysis, ns)
+    if share is None or share <= threshold:
+        return None
+    copies = sum(copy.count for copy in analysis.copies)
+    return Finding(
+        "blocking-copies",
+        f"The device idles for {share:.1%} of {analysis.scope.time} while the host copies to or from it "
+        f"({'1 copy' if copies == 1 else f'{copies} copies'} recorded)",
+        {"share_of_step": share, "threshold": threshold, "copies": copies},
+        ns / NS_PER_S,
+        "Create tensors on the device, copy few large tensors in place of many small ones, and use "
+        "DataLoader(pin_memory=True) with .to(device, non_blocking=True)",
     )
 
 
@@ -164,23 +211,21 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     if share is None or share <= threshold:
         return None
     longest_ns = analysis.waiting.longest_allocation_ns
-    one, fix = (
-        "",
-        (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do not call empty_cache() in the loop, and keep "
-            "shapes constant"
-        ),
-    )
-    if calls > 1 and 2 * longest_ns > ns:
-        one = f", {longest_ns / NS_PER_MS:.1f} ms of it one call"
+    is_cuda = analysis.has_graphs
+    expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
+    fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
+    one = ""
+    if 2 * longest_ns > ns:  # such a call is not what an allocator does again and again
+        one = f", {longest_ns / NS_PER_MS:.1f} ms of it one call" if calls > 1 else ""
         fix = (
             "Where the device or a library is used for the first time, this call initialises it, once in a run: record "
             "later, with torch.profiler.schedule(wait=..., warmup=...)"
         )
+    of_what = "of cudaMalloc and cudaFree (or HIP's)" if is_cuda else "that allocate or free memory of the device"
     return Finding(
         "allocations",
-        f"{counted(calls, 'call')} of cudaMalloc and cudaFree (or HIP's) {'takes' if calls == 1 else 'take'} "
-        f"{share:.1%} of {analysis.scope.time}{one}",
+        f"{counted(calls, 'call')} {of_what} {'takes' if calls == 1 else 'take'} {share:.1%} of "
+        f"{analysis.scope.time}{one}",
         {"share_of_step": share, "threshold": threshold, "calls": calls, "longest_call_ms": longest_ns / NS_PER_MS},
         (min(ns, gap_ns(analysis, ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
         fix,

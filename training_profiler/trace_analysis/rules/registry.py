@@ -22,18 +22,18 @@ def computed_ns(analysis: Analysis) -> int:
 
 
 def gap_ns(analysis: Analysis, *causes: str) -> int:
-    """Return the length of the gaps of these causes within the scope; of several devices the mean."""
-    return _mean_ns(analysis, [place for place in analysis.gaps if place.gap.cause in causes])
+    """Return the idle time of these causes within the scope; of several devices the mean."""
+    return _mean_ns(analysis, [place for place in analysis.idle_times if place.gap.cause in causes])
 
 
 def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
-    """Return the length of the gaps that reads from the device caused, of these causes or of any that reads can have.
+    """Return the idle time that reads from the device caused, of these causes or of any that reads can have.
 
     A read is behind no more than the time that the host spent in reads.
     """
     chosen = [
         place
-        for place in analysis.gaps
+        for place in analysis.idle_times
         if place.follows_read and place.gap.cause in _AFTER_READ and (not causes or place.gap.cause in causes)
     ]
     return min(_mean_ns(analysis, chosen), analysis.waiting.read_ns)

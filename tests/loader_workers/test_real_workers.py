@@ -19,6 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.support.recording import implementation_of
+from training_profiler.aggregation.loader_workers import worker_stats
+from training_profiler.diagnosis.worker_plan import shared_lock, waiting_share
 from training_profiler.instrumentation.context import PatchContext, WorkerHooks
 from training_profiler.instrumentation.patches import loader_worker
 from training_profiler.instrumentation.patching import Patches
@@ -90,6 +92,21 @@ def planted_collate(samples: list[torch.Tensor]) -> dict[str, float]:
         pass
     spent_s["collate"] += time.perf_counter() - begin_s
     return dict(spent_s)
+
+
+class Locked(Dataset):
+    """Samples that are read while a lock of all workers is held, and nothing else."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.lock = samples, multiprocessing.get_context("fork").Lock()
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.lock:
+            time.sleep(0.05)
+        return torch.tensor([index])
 
 
 class Observed:
@@ -379,3 +396,19 @@ def test_a_data_set_of_a_library_is_named_by_the_librarys_line(
     hottest = sums.lines[0]
     assert (hottest.phase, hottest.file, hottest.function) == ("fetch", "arrow/dataset.py", "Library.__getitem__")
     assert hottest.inside.startswith("arrow/reader.py:")
+
+
+def test_two_workers_that_take_turns_at_a_lock_wait_there_half_of_their_time(observed: Observed) -> None:
+    # 120 samples of 50 ms, one after the other: 6 s, with 5 samples a second and worker or more.
+    sums = observed.run(DataLoader(Locked(120), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    of = Counter[str]()
+    for line in sums.lines:
+        of[line.phase] += line.samples
+    stats = worker_stats(sums)
+    assert stats is not None
+    assert 0.35 < of["shared lock"] / sum(of.values()) < 0.6, of
+    lock = shared_lock(stats, 2)
+    assert lock is not None
+    assert f"/{THIS}:" in f"/{lock.place}"
+    assert lock.place.endswith("Locked.__getitem__")
+    assert waiting_share(stats) > 0.5

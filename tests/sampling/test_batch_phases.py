@@ -1,5 +1,8 @@
 """The phase of a batch, from the names of functions and files on a worker's stack."""
 
+import dis
+from types import CodeType
+
 import pytest
 
 from tests.support.worker_stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
@@ -62,3 +65,56 @@ def test_a_call_in_c_is_known_by_its_name() -> None:
 def test_the_innermost_known_function_decides() -> None:
     compose = (f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()")
     assert phase_of(GET, ITEM, compose, ("/project/data.py", "decode", "call()")) == "decode"
+
+
+SYNCHRONIZE = f"{LIBRARY}/multiprocessing/synchronize.py"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [ITEM, (SYNCHRONIZE, "SemLock.__enter__", "call()")],
+        [ITEM, (f"{LIBRARY}/multiprocessing/managers.py", "AcquirerProxy.__enter__", "call()")],
+        [ITEM, (f"{SITE}/filelock/_api.py", "BaseFileLock.acquire", "call()")],
+        [ITEM, (f"{SITE}/portalocker/utils.py", "Lock.acquire", "call()")],
+        [("/project/data.py", "Pictures.load_image", "self.flock()")],
+    ],
+)
+def test_waiting_for_a_lock_of_several_processes_is_a_phase(rows: list[Row]) -> None:
+    assert phase_of(GET, *rows) == "shared lock"
+    assert phase_of(COLLATED, *rows) == "shared lock"
+
+
+def test_what_is_done_with_a_lock_is_work() -> None:
+    assert phase_of(GET, ITEM, (SYNCHRONIZE, "SemLock.__exit__", "call()")) == "fetch"
+    assert phase_of(GET, ITEM, ("/project/data.py", "read_image", "call()")) == "decode"
+
+
+def test_a_lock_that_may_be_of_this_process_alone_is_another_phase() -> None:
+    assert phase_of(GET, ("/project/data.py", "Pictures.__getitem__", "self.acquire()")) == "lock"
+
+
+def test_waiting_for_a_pool_of_threads_is_a_phase() -> None:
+    future = (f"{LIBRARY}/concurrent/futures/_base.py", "Future.result", "call()")
+    assert phase_of(GET, ITEM, future, (f"{LIBRARY}/threading.py", "Condition.wait", "self.acquire()")) == "threads"
+
+
+def test_a_function_of_the_program_called_acquire_is_work() -> None:
+    calls = ("/project/data.py", "Pictures.__getitem__", "self.acquire()")
+    assert phase_of(GET, calls, ("/project/pool.py", "Pool.acquire", "call()")) == "fetch"
+
+
+def enters(code: CodeType) -> int:
+    return next(each.offset for each in dis.get_instructions(code) if each.opname == "BEFORE_WITH")
+
+
+@pytest.mark.skipif("BEFORE_WITH" not in dis.opmap, reason="since Python 3.14 entering is a call without a name")
+def test_entering_a_lock_written_in_c_is_waiting_for_it() -> None:
+    code = compile("with lock:\n    read()", "/project/data.py", "exec")
+    fetch = (GET_CODE, 0)
+    assert PhaseReader().phase_of([(code, enters(code))], fetch) == "lock"
+    inner = compile("pass", "/project/context.py", "exec")
+    assert PhaseReader().phase_of([(inner, 0), (code, enters(code))], fetch) == "fetch"
+
+
+GET_CODE = compile("dataset[0]", "/torch/utils/data/_utils/fetch.py", "eval")

@@ -9,9 +9,11 @@ from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
+from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
@@ -161,9 +163,20 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     if loader is None or loader.workers is None or not loader.workers.lines:
         return None
     lines = loader.workers.lines[:LINES_A_FUNCTION]
-    texts = [f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase})" for line in lines]
+    texts = [
+        f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase}{_waits(line, loader.workers)})"
+        for line in lines
+    ]
     evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
     return replace(finding, message=f"{finding.message}; in the workers above all {texts[0]}", evidence=evidence)
+
+
+def _waits(line: WorkerLineStats, workers: WorkerStats) -> str:
+    """Return whether a line of workers mostly waits: where all that they compute leaves most of its time over."""
+    waits = line.share - (1 - waiting_share(workers))  # if all that is not waiting is in this line
+    if line.phase in (LOCK, SHARED_LOCK, THREADS) or waits < MOSTLY_WAITS * line.share:
+        return ""
+    return f"; it waits there, a batch uses {ms_text(workers.cpu_avg_s)} of CPU"
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:

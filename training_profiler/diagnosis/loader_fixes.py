@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from training_profiler.diagnosis.worker_plan import FREE_CPUS, PREPROCESS_LESS, WorkerPlan, worker_plan
+from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
-from training_profiler.recording.worker_sums import PHASES
+from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 
 MOST_WORKERS: Final = 8  # to begin with
@@ -14,6 +14,7 @@ BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers take
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 NEXT: Final = "next"
+MOSTLY_LOCKED: Final = 0.5  # of the waiting for a batch, waiting for a lock
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
@@ -46,8 +47,10 @@ def waiting_fix(snapshot: Snapshot) -> str:
     loader = slowest_loader(snapshot)
     if loader is None:
         return UNKNOWN_LOADER
+    if (locked := _lock_in_the_way(snapshot)) is not None:
+        return f"Shorten what holds the lock that {locked.place} waits for"
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
-    is_said = words[0].endswith(PREPROCESS_LESS)
+    is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
         words = [f"{REMADE}, with new workers", *(_as_next(word) for word in words if word != _as_next(REMADE))]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
@@ -78,6 +81,15 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
     if loader is None or loader.num_workers != 0 or sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return None
     return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
+
+
+def _lock_in_the_way(snapshot: Snapshot) -> LineStats | None:
+    """Return the line that waits for a lock in most of the time in which the training makes its batches itself."""
+    loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
+    if loader is None or loader.num_workers != 0 or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return None
+    waits = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
+    return waits if waits is not None and _part_of_waiting(snapshot, waits) >= MOSTLY_LOCKED else None
 
 
 def _part_of_waiting(snapshot: Snapshot, line: LineStats) -> float:

@@ -5,15 +5,35 @@ from typing import Final, NamedTuple
 
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.units import ms_text
 
 BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill caches
 PREPROCESS_LESS: Final = "Preprocess less per sample"
+MOSTLY_TAKEN: Final = 0.8  # of the time, a lock: it is what holds workers up, whatever else would
+MOSTLY_WAITS: Final = 0.5  # of the time of making a batch
+LESS_LOCKED: Final = "Do less while the lock is held, or give each worker a file or connection of its own"
 FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
 MOST_OF_ONE_THREAD: Final = 1.5  # CPU time over time; the profiler's own threads are in it as well
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
+
+
+class SharedLock(NamedTuple):
+    """A lock at which the workers of a loader wait for each other."""
+
+    place: str
+    """The line that waits longest, and its function."""
+    taken: float
+    """At least this share of the time one of them has it, 0 to 1: some other one waits."""
+    waiting: float
+    """The share of the time of making a batch in which a worker waits for it, 0 to 1."""
+
+    @property
+    def text(self) -> str:
+        """What it is, and where."""
+        return f"a shared lock, {self.place}"
 
 
 class WorkerPlan(NamedTuple):
@@ -28,6 +48,8 @@ class WorkerPlan(NamedTuple):
     now_s: float  # of the training
     at_best_s: float  # of the training, with any number of workers
     is_uneven: bool  # single batches take much longer than the mean
+    lock: SharedLock | None = None  # where it is what allows no more workers
+    waits: bool = False  # the workers compute less than they wait, for a disk, a network or another program
 
     @property
     def saved(self) -> float:
@@ -47,6 +69,7 @@ class WorkerPlan(NamedTuple):
             "making_cpu_s": self.cpu_s,
             "using_s": self.using_s,
             "least_batch_s": self.at_best_s,
+            **({} if self.lock is None else {"lock": self.lock.place, "lock_taken": self.lock.taken}),
         }
 
     def text(self) -> str:
@@ -57,6 +80,12 @@ class WorkerPlan(NamedTuple):
             why = ", but some take much longer" if self.is_uneven else ""
             workers = "One worker is" if self.now == 1 else f"The {self.now} workers are"
             return f"{workers} enough for batches of mean length{why}: {times}"
+        if self.lock is not None and self.useful <= self.now:
+            return (
+                f"More workers would not help: they wait for each other at {self.lock.text}. It is taken in at least "
+                f"{self.lock.taken:.0%} of the time, so a batch takes at least {ms_text(self.at_best_s)} with any "
+                f"number of workers. {LESS_LOCKED}"
+            )
         if self.useful <= self.now:
             workers = "More workers" if self.now else "Workers"
             return (
@@ -64,11 +93,19 @@ class WorkerPlan(NamedTuple):
                 f"CPU time, using it {ms_text(self.using_s)}. {PREPROCESS_LESS}"
             )
         if self.useful < self.needed:
+            why = "find no free CPU" if self.lock is None else f"wait for each other at {self.lock.text}"
             return (
-                f"Set DataLoader(num_workers={self.useful}), now {self.now}: more would find no free CPU, so a batch "
+                f"Set DataLoader(num_workers={self.useful}), now {self.now}: more would {why}, so a batch "
                 f"takes at least {ms_text(self.at_best_s)}; without waiting {self.needed} would be needed: {times}"
+                f"{self._unknown}"
             )
-        return f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}"
+        return f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}{self._unknown}"
+
+    @property
+    def _unknown(self) -> str:
+        if not self.waits:
+            return ""
+        return f". They compute for {ms_text(self.cpu_s)} of that: it helps if what they wait for serves more at a time"
 
 
 def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None) -> WorkerPlan | None:
@@ -91,21 +128,57 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     making_s = max(0.0, workers.batch_avg_s - workers.queued_avg_s)
     if using_s <= 0 or not making_s:
         return None
-    at_best_s = using_s
+    at_best_s, waits = using_s, waiting_share(workers) >= MOSTLY_WAITS
     if free_cpus is not None and workers.cpu_avg_s:
+        # Workers that mostly wait get a CPU also where others keep all of them busy; the delay is in their time.
+        free_cpus = max(free_cpus, FREE_CPUS) if waits else free_cpus
         cpus = workers.cpu_avg_s / now_s + (free_cpus if free_cpus >= FREE_CPUS else 0.0)
         at_best_s = max(using_s, workers.cpu_avg_s / cpus)
+    lock = shared_lock(workers, loader.num_workers)
+    if lock is not None and lock.taken < MOSTLY_TAKEN and lock.taken * now_s <= at_best_s:
+        lock = None  # something else allows no more
+    work_s = making_s
+    if lock is not None:
+        at_best_s, work_s = max(at_best_s, lock.taken * now_s), making_s * (1 - lock.waiting)
     return WorkerPlan(
         now=loader.num_workers,
-        needed=_count(making_s / using_s),
-        useful=_count(making_s / at_best_s),
+        needed=_count(work_s / using_s),
+        useful=_count(work_s / at_best_s),
         making_s=making_s,
         cpu_s=workers.cpu_avg_s,
         using_s=using_s,
         now_s=now_s,
         at_best_s=at_best_s,
         is_uneven=workers.batch_max_s > UNEVEN_FROM * workers.batch_avg_s,
+        lock=lock,
+        waits=waits and lock is None,
     )
+
+
+def waiting_share(workers: WorkerStats) -> float:
+    """Return the share of the time of making a batch in which a worker neither computes nor waits for a CPU, at least.
+
+    At least, because all CPU time of the worker is taken as that of batches.
+    """
+    if not workers.batch_avg_s:
+        return 0.0
+    return max(0.0, 1 - (workers.cpu_avg_s + workers.queued_avg_s) / workers.batch_avg_s)
+
+
+def shared_lock(workers: WorkerStats, count: int) -> SharedLock | None:
+    """Return the lock at which ``count`` workers wait for each other; None where they do not, or it is not known.
+
+    While some wait, at most all but one of them do, because one has the lock. So it is taken at least in their mean
+    number over the others' number. Of the share of samples, two standard errors are left out.
+    """
+    share = workers.phases.get(SHARED_LOCK, 0.0)
+    waits = next((line for line in workers.lines if line.phase == SHARED_LOCK), None)
+    if waits is None or count < 2 or not workers.samples:
+        return None
+    error = 2 * (share * (1 - share) / workers.samples) ** 0.5
+    taken = min(1.0, count / (count - 1) * (share - error))
+    of_work = share / (1 - workers.phases.get(IDLE, 0.0)) if share < 1 else 1.0
+    return SharedLock(f"{waits.place} {waits.what}", taken, min(1.0, of_work)) if taken > 0 else None
 
 
 def _plan_without_workers(

@@ -7,15 +7,18 @@ from typing import Final, NamedTuple
 MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
 MOST_WORKERS: Final = 64  # whose memory is kept
 
-# The phases of a worker's time, in the order in which reports have them. All but the last are work.
+# The phases of a worker's time, in the order in which reports have them. All but the last are of making batches.
 FETCH: Final = "fetch"
 DECODE: Final = "decode"
 TRANSFORM: Final = "transform"
 COLLATE: Final = "collate"
+LOCK: Final = "lock"  # waiting for one that may be of this process alone
+SHARED_LOCK: Final = "shared lock"  # waiting for one that several processes share
+THREADS: Final = "threads"  # waiting for other threads of the process, as for those of a pool
 HAND_OVER: Final = "hand-over"
 STARTING: Final = "start"
 IDLE: Final = "idle"
-PHASES: Final = (FETCH, DECODE, TRANSFORM, COLLATE, HAND_OVER, STARTING, IDLE)
+PHASES: Final = (FETCH, DECODE, TRANSFORM, COLLATE, LOCK, SHARED_LOCK, THREADS, HAND_OVER, STARTING, IDLE)
 
 
 class WorkerLine(NamedTuple):

@@ -64,8 +64,8 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     workers = loader.workers
     if workers is None:
         seen = f"Workers of loader {loader_name(loader)}: no figures of what they do"
-        # A loader whose making was not seen is one of a program that marks its sections: no worker is looked at.
-        is_known = loader.num_workers and loader.made_at
+        # Detected loaders have numbers; loaders with names are of a program that marks them: no worker is looked at.
+        is_known = loader.num_workers and loader.name.isdecimal()
         is_worth_a_line = is_known and loader.phase == TRAIN and loader.batches >= SEEN_FROM
         return layout.wrap(seen) if is_worth_a_line else []
     queued = f", {ms_text(workers.queued_avg_s)} of it waiting for a CPU" if workers.queued_avg_s else ""

@@ -1,11 +1,21 @@
 """Which part of a batch is being made: from the frames of a stack, without reading any value."""
 
+import opcode
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from training_profiler.recording.worker_sums import COLLATE, DECODE, FETCH, HAND_OVER, TRANSFORM
+from training_profiler.recording.worker_sums import (
+    COLLATE,
+    DECODE,
+    FETCH,
+    HAND_OVER,
+    LOCK,
+    SHARED_LOCK,
+    THREADS,
+    TRANSFORM,
+)
 from training_profiler.sampling.called_functions import called_function
 from training_profiler.sampling.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 from training_profiler.sampling.location import ByInstruction, Instruction
@@ -42,6 +52,20 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/transformers/feature_extraction_", (ANY,), TRANSFORM),
 )
 _TABLE: Final = FrameTable(FRAMES)
+# Functions in which a thread waits for a lock that several processes share, whatever they wait for it with.
+LOCKS: Final[tuple[LibraryFrame, ...]] = (
+    LibraryFrame("/multiprocessing/synchronize.py", ("SemLock.__enter__",), SHARED_LOCK),
+    LibraryFrame("/multiprocess/synchronize.py", ("SemLock.__enter__",), SHARED_LOCK),
+    LibraryFrame("/multiprocessing/managers.py", ("AcquirerProxy.acquire", "AcquirerProxy.__enter__"), SHARED_LOCK),
+    LibraryFrame("/filelock/", ("BaseFileLock.acquire", "BaseFileLock.__enter__"), SHARED_LOCK),
+    LibraryFrame("/portalocker/", ("Lock.acquire", "Lock.__enter__", "lock"), SHARED_LOCK),
+    LibraryFrame("/fasteners/process_lock.py", ("_InterProcessLock.acquire",), SHARED_LOCK),
+)
+_LOCK_TABLE: Final = FrameTable(LOCKS)
+# Functions in C that wait for a lock, by the name that their caller uses. They return at once if the lock is free, so
+# samples there are of waiting.
+_LOCK_CALLS: Final = {"flock": SHARED_LOCK, "lockf": SHARED_LOCK, "acquire": LOCK}
+_ENTERS: Final = opcode.opmap.get("BEFORE_WITH")  # not in Python 3.14
 # What functions are called that do so, in any file.
 _DECODES: Final = re.compile(
     r"(?i)decode|decompress|imread|(read|load|open)_?(image|img|picture|audio|video|wav|jpe?g|png)"
@@ -49,13 +73,15 @@ _DECODES: Final = re.compile(
 _TRANSFORMS: Final = re.compile(r"(?i)transform|augment|pre_?process|tokeni[sz]e")
 PINS: Final = "pin_memory"  # torch's function for a batch
 MOST_CODES: Final = 2000
+_THREADING: Final = "/threading.py"
+LOCK_FRAMES: Final = 6  # of a library, from its function that waits to its function that sleeps
 
 
 class PhaseReader:
     """Finds the phase of a batch that a stack shows. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, FileRows] = {}
+        self._rows: dict[tuple[str, bool], FileRows] = {}  # by file, and by table
         # By which name a function is called at an instruction: "imread" in ``cv2.imread(path)``.
         self.called_name = ByInstruction(lambda code, at: called_function(code, at).rpartition(".")[2])
 
@@ -68,6 +94,8 @@ class PhaseReader:
         """
         if fetch[0].co_name == PINS:
             return HAND_OVER
+        if waits := self._waits(frames):
+            return waits
         if self.called_name(*fetch) == "collate_fn":
             return COLLATE
         for code, instruction in frames:
@@ -77,12 +105,30 @@ class PhaseReader:
                 return phase
         return FETCH
 
-    def _of_file(self, filename: str) -> FileRows:
-        rows = self._rows.get(filename)
+    def _waits(self, frames: Sequence[Instruction]) -> str:
+        """Return the phase of waiting for a lock or a thread; "" where the thread does something else."""
+        if not frames:
+            return ""
+        code, instruction = frames[0]
+        if code.co_filename.replace("\\", "/").endswith(_THREADING):  # a condition, which queues and pools use as well
+            return THREADS
+        # A lock of Python is in C: only where it is entered does the frame of the ``with`` stay the innermost one.
+        if _ENTERS is not None and code.co_code[instruction] == _ENTERS:
+            return LOCK
+        if called := _LOCK_CALLS.get(self.called_name(code, instruction)):
+            return called
+        for code, _ in frames[:LOCK_FRAMES]:
+            if phase := self._of_file(code.co_filename, _LOCK_TABLE).phase_of(code.co_qualname):
+                return phase
+        return ""
+
+    def _of_file(self, filename: str, table: FrameTable = _TABLE) -> FileRows:
+        rows = self._rows.get((filename, table is _TABLE))
         if rows is None:
             if len(self._rows) >= MOST_CODES:
                 self._rows.clear()
-            rows = self._rows[filename] = FileRows(filename, has_hooks=False, table=_TABLE)
+            rows = FileRows(filename, has_hooks=False, table=table)
+            self._rows[filename, table is _TABLE] = rows
         return rows
 
 

@@ -57,7 +57,7 @@ def section_stats(
     names = _plain_where_alone(totals, names, [*ids, *parents.values()])
     seen = {names[id] for id in ids}
     for id in ids:
-        # Of calls that a model makes to act, and few long ones of its targets, most lie in rollouts, but not their time.
+        # Most calls are actions in rollouts, but the few long ones of targets may have most of the time.
         around = parents.get(id, 0)
         if names.get(around) == ROLLOUT and sums.total_ns[id] > sums.total_ns[around]:
             parents[id] = 0

@@ -99,6 +99,23 @@ def test_time_on_other_threads_is_not_wall_time(run):
     assert sum(section.self_s for section in snapshot.sections.values()) == snapshot.wall_s == 3.0
 
 
+@pytest.mark.parametrize(("target_s", "parent"), [(0.5, "rollout"), (20, None)])
+def test_calls_without_gradients_belong_to_rollouts_if_their_time_may(run, target_s, parent):
+    """Most calls are actions, but the few of the targets may take longer than all rollouts."""
+    with run.section("rollout"):
+        for _ in range(3):
+            run.spend("forward_without_grad", 1)
+    run.spend("forward_without_grad", target_s)
+    run.step(forward_pass=1)
+    if parent is None:
+        assert run.snapshot().sections["forward_without_grad"].parent is None
+    else:
+        run.clock.advance(1)
+        with run.section("rollout"):
+            run.clock.advance(2)
+        assert run.snapshot().sections["forward_without_grad"].parent == parent
+
+
 def test_validation_makes_no_step_longer(run):
     run.step(forward_pass=1)
     with run.section("validation_epoch"):

@@ -85,6 +85,14 @@ def test_validation_with_batches_or_by_name_is_validation(inner):
     assert finding.fix.startswith("Validate less often")
 
 
+def test_more_forward_passes_than_batches_may_generate_samples():
+    run = run_of_validation("data_loading", "forward_pass")
+    passes = run.sections["validation_epoch/forward_pass"]
+    more = {passes.name: replace(passes, count=passes.count + 1)}
+    finding = find(replace(run, sections=run.sections | more), "validation-heavy")
+    assert "spent validating or generating samples (" in finding.message
+
+
 def test_forward_passes_in_eval_mode_without_batches_may_generate_samples():
     finding = find(run_of_validation("forward_pass"), "validation-heavy")
     assert finding.message.startswith("20.0% of the run is spent validating or generating samples (")

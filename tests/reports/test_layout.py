@@ -11,7 +11,9 @@ def test_wrapped_text_has_the_width():
     ]
 
 
-@pytest.mark.parametrize("quantity", ["7.58 ms", "1 min 01 s", "12 h 05 min", "0.25 GiB"])
+@pytest.mark.parametrize(
+    "quantity", ["7.58 ms", "1 min 01 s", "12 h 05 min", "0.25 GiB", "59.7 MFLOP/s", "1.95 samples/s"]
+)
 def test_no_line_ends_between_a_number_and_its_unit(quantity):
     for before in range(24, 40):
         first, *rest = Layout(width=40).wrap(f"{'x' * before} {quantity} more")

@@ -120,6 +120,8 @@ def test_in_this_process_the_standard_library_and_the_profiler_are_not_the_users
 def test_a_string_is_the_users_where_it_is_the_program() -> None:
     assert UserCode(PLACES).shown("<string>") is None  # what a dataclass or a namedtuple is made by
     assert UserCode(replace(PLACES, main=None)).shown("<string>") == "<string>"
+    spawned = replace(PLACES, main=None, has_typed_in=False)  # by multiprocessing, with a text of its own
+    assert UserCode(spawned).shown("<string>") is None
 
 
 def test_a_folder_that_an_installer_wrote_to_has_libraries(tmp_path, monkeypatch) -> None:

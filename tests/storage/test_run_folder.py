@@ -14,6 +14,7 @@ from training_profiler.storage.run_folder import (
     write_json,
     write_text,
 )
+from training_profiler.storage.run_lookup import program_in
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,15 @@ def test_the_command_line_is_described_without_secrets(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "--token", "X", "--lr", "1e-3"])
     command = describe_process(Settings())["command"]
     assert command.split(" ", 1)[1] == "train.py --token '***' --lr 1e-3"
+
+
+def test_a_process_that_multiprocessing_spawned_has_the_command_of_its_parent(monkeypatch):
+    text = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "-c", text, "--multiprocessing-fork"])
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1e-3"])
+    command = describe_process(Settings())["command"]
+    assert command.split(" ", 1)[1] == "train.py --lr 1e-3"
+    assert program_in(command) == "train.py"
 
 
 def test_the_description_of_a_run_is_json(tmp_path):

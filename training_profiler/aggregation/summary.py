@@ -20,6 +20,7 @@ from training_profiler.aggregation.work import explained_by_calls, work_growth
 from training_profiler.recording.known_sections import (
     ACTING_SECTIONS,
     DATA_LOADING,
+    ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,
     WITHIN,
@@ -55,6 +56,11 @@ def section_stats(
     parents = _parents(totals)
     names = _plain_where_alone(totals, names, [*ids, *parents.values()])
     seen = {names[id] for id in ids}
+    for id in ids:
+        # Most calls are actions in rollouts, but the few long ones of targets may have most of the time.
+        around = parents.get(id, 0)
+        if names.get(around) == ROLLOUT and sums.total_ns[id] > sums.total_ns[around]:
+            parents[id] = 0
     for id in ids:
         stats[names[id]] = SectionStats(
             name=names[id],

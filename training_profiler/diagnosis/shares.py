@@ -141,9 +141,9 @@ def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
 
 
 def _may_be_sampling(snapshot: Snapshot) -> bool:
-    """Return whether validation was detected by its forward passes alone: generating samples has the same."""
-    of_passes, of_batches = f"{VALIDATION_EPOCH}/{FORWARD_PASS}", f"{VALIDATION_EPOCH}/{DATA_LOADING}"
-    return of_passes in snapshot.sections and of_batches not in snapshot.sections
+    """Return whether validation has more forward passes than batches: generating samples looks the same."""
+    passes, batches = (snapshot.sections.get(f"{VALIDATION_EPOCH}/{name}") for name in (FORWARD_PASS, DATA_LOADING))
+    return passes is not None and (batches is None or passes.count > batches.count)
 
 
 def _validating(snapshot: Snapshot) -> str:

@@ -24,9 +24,9 @@ for _name in {"tabulate", "termcolor"} - set(_imported_before):
 TABLE, LINES = "table", "lines"
 WIDTH: Final = 80  # of files, pipes, and terminals that do not know their own
 MIN_WIDTH: Final = 40
-# The spaces in "7.58 ms", "20 min 49 s" and "2 h 05 min".
+# The spaces in "7.58 ms", "20 min 49 s", "2 h 05 min", "59.7 MFLOP/s" and "4.18 steps/s".
 _IN_A_QUANTITY: Final = re.compile(
-    r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)"
+    r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB|\w+/s)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)"
 )
 KEPT: Final = "\0"  # stands for such a space; names in reports have no control characters
 

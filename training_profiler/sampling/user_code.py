@@ -14,6 +14,7 @@ from training_profiler.text import printable
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
 METADATA: Final = ".dist-info"  # what an installer writes beside a package
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
+SPAWNED: Final = "--multiprocessing-fork"  # a word of the command that starts a process of multiprocessing's
 # A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
 MOST_ENTRIES: Final = 5_000  # of a folder: it may be one of data
@@ -29,6 +30,7 @@ class Places:
     search_path: tuple[str, ...]  # sys.path
     never: tuple[str, ...] = ()  # folders whose files are never user code
     installed: tuple[str, ...] = ()  # further folders that an installer put libraries in: pip install --target
+    has_typed_in: bool = True  # code given by ``python -c`` is the user's if no file was started
 
 
 def places_of_this_process() -> Places:
@@ -50,6 +52,7 @@ def places_of_this_process() -> Places:
         search_path=search_path,
         never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
+        has_typed_in=SPAWNED not in sys.orig_argv,
     )
 
 
@@ -91,6 +94,7 @@ class UserCode:
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._runs_text = places.main is None and places.has_typed_in
         self._main_package = self._installed_package(places.main) if places.main else None
         self._shown: dict[str, str | None] = {}
         self._libraries: dict[str, str | None] = {}
@@ -135,7 +139,7 @@ class UserCode:
 
     def _name_of(self, filename: str) -> str | None:
         if filename.startswith("<"):
-            is_typed_in = filename.startswith(TYPED_IN) and (filename != "<string>" or not self._places.main)
+            is_typed_in = filename.startswith(TYPED_IN) and (filename != "<string>" or self._runs_text)
             return printable(filename) if is_typed_in else None
         path = self._absolute(filename)
         if not self._is_users(path):

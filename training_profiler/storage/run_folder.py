@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.safety.files import is_folder, replace_file
+from training_profiler.sampling.user_code import SPAWNED
 from training_profiler.settings import Settings, launch_id
 
 MASK: Final = "***"
@@ -222,7 +223,12 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 
 
 def command_words() -> list[str]:
-    """Return the words of the command that started this process, after the interpreter; they may be secret."""
+    """Return the words of the command that started this process, after the interpreter; they may be secret.
+
+    A process that ``multiprocessing`` has spawned has those of its parent: its own name no program.
+    """
+    if SPAWNED in sys.orig_argv:
+        return list(sys.argv)
     # Unlike argv, orig_argv shows `-m package`.
     return list(sys.orig_argv[1:] or sys.argv)
 

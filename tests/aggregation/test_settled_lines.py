@@ -73,3 +73,35 @@ def test_a_journal_has_the_same_lines(tmp_path):
     live = run.snapshot()
     assert read_run(tmp_path).settled_lines == live.settled_lines
     assert live.settled_lines[OTHER][0].share == pytest.approx(live.sections[OTHER].share)
+
+
+def test_samples_of_seconds_with_many_of_them_do_not_count_more():
+    """The sampler is faster at the begin of a run, until it has used its budget."""
+    run = FakeRun()
+    early, late = Location("model.py", 4, "early"), Location("model.py", 8, "late")
+    for line, steps, samples in ((early, 10, 500), (late, 90, 450)):
+        for _ in range(steps):
+            with run.section("forward_pass"):
+                run.sample_line(line, times=samples // steps)
+                run.clock.advance(1)
+            run.step()
+        run.flush()
+    snapshot = run.snapshot()
+    first, second = snapshot.lines["forward_pass"]
+    assert (first.function, first.share, first.samples) == ("late", pytest.approx(0.9, abs=0.01), 450)
+    assert (second.function, second.share, second.samples) == ("early", pytest.approx(0.1, abs=0.01), 500)
+
+
+def test_settled_lines_have_the_time_that_their_samples_stand_for():
+    run = trained(once=500, warmup=1)
+    for line, steps, samples in ((ONCE, 20, 30), (EACH, 20, 2)):
+        for _ in range(steps):
+            run.spend("forward_pass", 0.05)
+            run.sample_line(line, times=samples)
+            run.clock.advance(0.05)
+            run.step()
+        run.flush()
+    lines = {line.function: line for line in run.snapshot().lines_of_steps(OTHER)}
+    whole = sum(line.share for line in lines.values())
+    assert lines["prepare"].samples == 600  # and 100 of the other line
+    assert lines["prepare"].share / whole == pytest.approx(20 / 99, abs=0.01)

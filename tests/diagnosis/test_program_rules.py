@@ -50,6 +50,14 @@ def test_many_operators_that_compute_nothing_are_found():
     assert "healthy" not in findings_of(run)
 
 
+def test_operators_are_small_on_a_busy_machine_too():
+    run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=4_000))  # 22.5 us each, half of it without a CPU
+    busy = MachineStats(10, cores=2.0, cpu_wait=Level(0.5, 0.5, 0.5))
+    assert "small-operators" not in findings_of(run)
+    found = findings_of(replace(run, machine=busy))
+    assert "11.2 us each" in found["small-operators"].message
+
+
 def test_a_layer_that_loops_by_itself_is_not_called_a_loop_of_the_program():
     forward = ForwardFacts(12_000, 0.03, 0.2, "model.py:10", "GRU")
     found = findings_of(run_with(ProgramFacts(ADAM, operators=12_000, forward=forward)))["small-operators"]

@@ -35,6 +35,16 @@ def test_the_line_that_has_the_lock_is_named():
     assert finding.potential_saving_s == 2.0
 
 
+def test_the_thread_of_a_queue_is_named_with_what_it_does():
+    finding = found(run_with(line(0.5, 0.25, "multiprocessing/queues.py:267 Queue._feed")))
+    assert finding is not None
+    assert finding.message.endswith(
+        "which a thread of the program has at multiprocessing/queues.py:267 Queue._feed: the thread of a "
+        "multiprocessing queue, which pickles what is put into it"
+    )
+    assert finding.fix.startswith("Put less into the queue")
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -1,7 +1,8 @@
 """The frames of libraries below a line of the user's code, and the phases of trainers, from fabricated stacks."""
 
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -162,6 +163,28 @@ UNPACK = (CHECKPOINT, "_checkpoint_hook.__init__.<locals>.unpack_hook")
 )  # fmt: skip
 def test_what_the_program_does_in_a_backward_pass_has_a_phase(stack: list[tuple[str, str]], phase: str) -> None:
     assert read(TRAIN, BACKWARD, *stack).phase == phase
+
+
+def test_a_thread_of_a_library_has_the_function_that_it_was_started_for() -> None:
+    frames = []
+
+    def innermost() -> None:
+        frames.append(sys._getframe(1))
+
+    function: Callable[[], None] = innermost
+    queues, reduction = (f"/usr/lib/python3.11/multiprocessing/{name}.py" for name in ("queues", "reduction"))
+    for file, name in ((reduction, "dumps"), (queues, "_feed")):
+        names = {"call": function}
+        exec(compile(f"def {name}():\n    call()\n", file, "exec"), names)
+        function = names[name]
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+    reader = StackReader(UserCode(PLACES))
+    holder = reader.function_of_thread(frames[0])
+    assert holder is not None
+    assert reader._users_text(holder) == "multiprocessing/queues.py:2 _feed"
+    assert reader.function_of_thread(None) is None
 
 
 def test_a_hook_of_a_library_is_not_the_programs() -> None:

@@ -6,7 +6,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.lines import IN_STEPS, LineCounts
+from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, line_times
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.units import NS_PER_US
@@ -37,12 +37,15 @@ class _Stretch(NamedTuple):
     steps: int
     machine: MachineSums
     lines: LineCounts  # in sections and within steps
+    line_ns: LineTimes  # the time that these samples stand for
 
     def together(self, following: "_Stretch") -> "_Stretch":
         machine = MachineSums()
         machine.add_levels(self.machine)
         machine.add_levels(following.machine)
-        return _Stretch(self.steps + following.steps, machine, _most_seen(self.lines + following.lines))
+        kept = _most_seen(self.lines + following.lines)
+        line_ns = _of_kept(self.line_ns + following.line_ns, kept)
+        return _Stretch(self.steps + following.steps, machine, kept, line_ns)
 
 
 Part = TypeVar("Part", _Block, _Stretch)
@@ -92,8 +95,11 @@ class RunHistory:
         """Number of parts that are kept."""
         return len(self._blocks.parts) + len(self._stretches.parts)
 
-    def add(self, series: SectionSeries, steps: int, machine: MachineSums, lines: LineCounts) -> None:
-        """Add the steps of a stretch: their sections, their number, what the machine did, and the samples of lines."""
+    def add(self, series: SectionSeries, steps: int, machine: MachineSums, lines: LineCounts, wall_ns: int = 0) -> None:
+        """Add the steps of a stretch: their sections, their number, what the machine did, and the samples of lines.
+
+        ``wall_ns`` is the time of the stretch, for which all its samples stand.
+        """
         # As precise as a journal, so that a report from one has the same figures.
         sums_ns = (series.sums_ns + NS_PER_US // 2) // NS_PER_US * NS_PER_US
         for row, begin in zip(sums_ns, range(0, series.steps, series.steps_a_block), strict=False):
@@ -103,7 +109,8 @@ class RunHistory:
         levels = MachineSums()
         levels.add_levels(machine)
         in_steps = Counter({key: count for key, count in lines.items() if key[0] > 0 or key[0] == IN_STEPS})
-        self._stretches.add(_Stretch(steps, levels, _most_seen(in_steps)))
+        kept = _most_seen(in_steps)
+        self._stretches.add(_Stretch(steps, levels, kept, _of_kept(line_times(lines, wall_ns), kept)))
 
     def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
         """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""
@@ -135,6 +142,24 @@ class RunHistory:
         for each in self._stretches.within(first, end):
             counts += each.lines
         return counts
+
+    def line_ns(self, first: int, end: int) -> LineTimes:
+        """Return the time that these samples stand for."""
+        times: LineTimes = Counter()
+        for each in self._stretches.within(first, end):
+            times += each.line_ns
+        return times
+
+
+def _of_kept(line_ns: LineTimes, kept: LineCounts) -> LineTimes:
+    """Return the times of the lines that are kept; those of the others are of no line, as their samples are."""
+    found: LineTimes = Counter()
+    for (section, location), ns in line_ns.items():
+        if (section, location) in kept:
+            found[section, location] += ns
+        elif section > 0 or section == IN_STEPS:
+            found[section, None] += ns
+    return found
 
 
 def _most_seen(lines: LineCounts) -> LineCounts:

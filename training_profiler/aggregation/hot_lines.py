@@ -31,6 +31,7 @@ _SAME_WORK: Final = {
     FORWARD_WITHOUT_GRAD: FORWARD_PASS,
     ROLLOUT: FORWARD_PASS,
 }
+Shares = dict[str, float]  # by the name of what a line does
 MAKING_SAMPLES: Final = 30  # a share of one half is then accurate to about 18 points (95 %)
 
 
@@ -72,46 +73,55 @@ def _is_known_loop(file: str, function: str) -> bool:
     return FileRows(f"/{file}", has_hooks=False).phase_of(function) == LOOP
 
 
-def lines_of(share: float, samples: Counter[Location | None], callers: set[Location]) -> tuple[LineStats, ...]:
-    """Return the lines of a section of this share, most samples first; those of ``callers`` by what ran in them."""
-    of_a_sample = share / samples.total()
+def lines_of(
+    share: float,
+    samples: Counter[Location | None],
+    callers: set[Location],
+    times: Counter[Location | None] | None = None,
+) -> tuple[LineStats, ...]:
+    """Return the lines of a section of this share, the longest first; those of ``callers`` by what ran in them.
+
+    ``times`` are those that the samples stand for; None: each for as much as any other.
+    """
+    spent = samples if not times or not times.total() else times
+    of_one = share / spent.total()
     seen: Counter[Location] = Counter()
-    waits: dict[Location, Counter[str]] = {}
+    shares: dict[Location, float] = {}
+    waits: dict[Location, Shares] = {}
     phases: dict[Location, Counter[str]] = {}
-    held: dict[Location, Counter[str]] = {}
-    called: dict[Location, Counter[str]] = {}
+    held: dict[Location, Shares] = {}
+    called: dict[Location, Shares] = {}
     for location, count in samples.items():
         if location is None:
             continue
-        line = location.alone()
+        line, part = location.alone(), spent[location] * of_one
         if line in callers:
             line = line._replace(inside=location.inside)
         seen[line] += count
+        shares[line] = shares.get(line, 0.0) + part
         phases.setdefault(line, Counter())[location.making or location.phase] += count
-        if location.waits_in:
-            waits.setdefault(line, Counter())[location.waits_in] += count
-        if location.held_by:
-            held.setdefault(line, Counter())[location.held_by] += count
-        if location.called:
-            called.setdefault(line, Counter())[location.called] += count
+        for parts, name in ((waits, location.waits_in), (held, location.held_by), (called, location.called)):
+            if name:
+                of_line = parts.setdefault(line, {})
+                of_line[name] = of_line.get(name, 0.0) + part
     return tuple(
         LineStats(
             *line[:3],
-            share=count * of_a_sample,
-            samples=count,
-            waiting_share=waits[line].total() * of_a_sample if line in waits else 0.0,
-            waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
+            share=its_share,
+            samples=seen[line],
+            waiting_share=sum(waits.get(line, {}).values()),
+            waits_in=next(iter(_sorted(waits.get(line, {}))), ""),
             inside=line.inside,
             phase=_main_phase(phases[line]),
-            held_by=_shares(held.get(line), of_a_sample),
-            called=_shares(called.get(line), of_a_sample),
+            held_by=_sorted(held.get(line, {})),
+            called=_sorted(called.get(line, {})),
         )
-        for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
+        for line, its_share in sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     )
 
 
-def _shares(samples: Counter[str] | None, of_a_sample: float) -> dict[str, float]:
-    return {} if samples is None else {name: count * of_a_sample for name, count in samples.most_common()}
+def _sorted(shares: Shares) -> Shares:
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def phase_shares(

@@ -16,9 +16,16 @@ from training_profiler.snapshot.snapshot import PROFILER
 # Samples by section id and line; id 0 stands for no section. Samples of no section within complete steps are counted
 # once more under IN_STEPS: only the end of a step shows that it was one.
 LineCounts = Counter[tuple[int, Location | None]]
+LineTimes = Counter[tuple[int, Location | None]]  # ns instead of samples
 IN_STEPS: Final = -1
 # All samples before the first step, once more, with what the program prepared then.
 BEFORE_STEPS: Final = -2
+
+
+def line_times(lines: LineCounts, wall_ns: int) -> LineTimes:
+    """Return the time that the samples of a stretch stand for: the sampler is faster in the first seconds of a run."""
+    seen = sum(count for (section, _), count in lines.items() if section >= 0)
+    return Counter({key: round(count * wall_ns / seen) for key, count in lines.items()}) if seen else Counter()
 
 
 class LineAttribution:

@@ -14,6 +14,7 @@ from training_profiler.aggregation.summary import (
     section_stats,
     settled_line_stats,
     step_stats,
+    times_of_lines,
 )
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
@@ -70,7 +71,7 @@ class RunSums:
             if sums is not None:
                 sums.add(totals, step_ns)
                 move_late(sums, self._names, totals)
-        self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines)
+        self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines, totals.wall_ns)
 
     def _memory_changes(self) -> tuple[MemoryChange, ...]:
         quantities = self.run.machine.memory_quantities()
@@ -136,7 +137,7 @@ class RunSums:
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
-            lines=line_stats(lines, sections),
+            lines=line_stats(lines, sections, times_of_lines(totals, self._names.names)),
             settled_lines=settled_line_stats(totals, self._names.names, lines, sections, settled_from),
             phases=phase_shares(lines, sections),
             making=making_shares(lines),

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,7 @@ from training_profiler.units import NS_PER_S
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
+NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
@@ -161,23 +163,44 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
 
 def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the samples of each line by section."""
-    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines if id > 0})
-    counts: dict[str, Counter[Location | None]] = {}
-    for (id, location), count in totals.lines.items():
-        if id > 0:
-            counts.setdefault(shown[id], Counter())[location] += count
+    counts = _by_section(totals, names, totals.lines)
     for name, uncovered in _uncovered_lines(totals, names).items():
         counts[name] = counts.get(name, Counter()) + uncovered
     return counts
 
 
+def times_of_lines(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
+    """Return the time in ns that the samples of each line stand for, by section, without time outside of steps."""
+    times = _by_section(totals, names, totals.line_ns)
+    of_steps = len(_uncovered(totals)) > 1
+    other = {location: ns for (id, location), ns in totals.line_ns.items() if id == (IN_STEPS if of_steps else 0)}
+    times[OTHER] = times.get(OTHER, Counter()) + Counter(other)
+    return times
+
+
+def _by_section(
+    totals: Totals, names: Mapping[int, str], lines: Mapping[tuple[int, Location | None], int]
+) -> dict[str, Counter[Location | None]]:
+    shown = _plain_where_alone(totals, names, {id for id, _ in lines if id > 0})
+    found: dict[str, Counter[Location | None]] = {}
+    for (id, location), number in lines.items():
+        if id > 0:
+            found.setdefault(shown[id], Counter())[location] += number
+    return found
+
+
 def line_stats(
-    counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
+    counts: Mapping[str, Counter[Location | None]],
+    sections: Mapping[str, SectionStats],
+    times: Mapping[str, Counter[Location | None]] = NO_TIMES,
 ) -> dict[str, tuple[LineStats, ...]]:
-    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
+    """Return the lines of each section, the longest first; none for sections with fewer than 30 samples.
+
+    Each has the part of its section's time that its samples have, by the ``times`` that these stand for.
+    """
     callers = lines_with_loops(counts)
     return {
-        name: lines_of(sections[name].share, samples, callers)
+        name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in counts.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
@@ -198,17 +221,27 @@ def settled_line_stats(
     outside = _settled_outside(totals, names, counts)
     if not warmup:
         return outside
-    later = totals.history.lines(warmup, totals.steps.count)
-    shown = _plain_where_alone(totals, names, {id for id, _ in later if id > 0})
-    settled: dict[str, Counter[Location | None]] = {}
-    for (id, location), count in later.items():
-        settled.setdefault(OTHER if id == IN_STEPS else shown[id], Counter())[location] += count
+    history, steps = totals.history, totals.steps.count
+    settled, times = (
+        _in_steps_by_section(totals, names, lines)
+        for lines in (history.lines(warmup, steps), history.line_ns(warmup, steps))
+    )
     callers = lines_with_loops(counts)
     return outside | {
-        name: lines_of(sections[name].share, samples, callers)
+        name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in settled.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
+
+
+def _in_steps_by_section(
+    totals: Totals, names: Mapping[int, str], lines: Mapping[tuple[int, Location | None], int]
+) -> dict[str, Counter[Location | None]]:
+    found = _by_section(totals, names, lines)
+    for (id, location), number in lines.items():
+        if id == IN_STEPS:
+            found.setdefault(OTHER, Counter())[location] += number
+    return found
 
 
 def _settled_outside(

@@ -60,7 +60,7 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         if parameter_loop(snapshot, snapshot.thresholds) is not None:
             return None
         return _small_operators_outside(snapshot, threshold, needed, start_s)
-    operator_s = computing_s / operators
+    operator_s = computing_s * _with_a_cpu(snapshot) / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
     potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
@@ -100,6 +100,11 @@ def _start_s(snapshot: Snapshot) -> float | None:
     if cpu is not None:
         return cpu.operator_s or None
     return START_S if optimizer is not None and optimizer.devices == ("cpu",) else None
+
+
+def _with_a_cpu(snapshot: Snapshot) -> float:
+    """Return the part of the time in which the training did not wait for a CPU: operators seem longer on a busy one."""
+    return max(0.0, 1 - cpu_loss(snapshot.machine).all)
 
 
 def _starting_one(snapshot: Snapshot) -> str:
@@ -147,7 +152,7 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     backward_s = _without_long(backward_s, long) * step.settled_count
     if operators <= 0 or backward_s <= 0:
         return None
-    operator_s = backward_s / step.settled_count / operators
+    operator_s = backward_s * _with_a_cpu(snapshot) / step.settled_count / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
     # What a loss computes outside of modules takes about as long as its backward pass; the rest may be anything.

@@ -16,6 +16,7 @@ ONE_THREAD: Final = (
     "only one thread runs Python code at a time. Without the profiler's faster hand-over of the lock, each wait may "
     "take up to 5 ms"
 )
+QUEUE: Final = "multiprocessing/queues.py:"  # where the thread of a queue runs that sends what is put into it
 SAID_FROM: Final = 0.1  # of the wait: the part for a CPU
 
 
@@ -84,6 +85,9 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
         for_what = "Python's lock or for a CPU" if wait.seconds > SAID_FROM * held_s else "a CPU"
         message = f"The training waits for {for_what} {how_long}, while a thread of the program runs at {place}"
         fix = f"Do less of that work meanwhile; where a CPU is free, move it to a process of its own: {ONE_THREAD}"
+    if place.startswith(QUEUE):
+        message = f"{message}: the thread of a multiprocessing queue, which pickles what is put into it"
+        fix = f"Put less into the queue, or tensors and arrays instead of many objects: {ONE_THREAD}"
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": held_s, "lines": place}
     return Finding(
         code=LOCK_HELD,

@@ -88,6 +88,7 @@ ADVISED: Final = (
     Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
     Price("weight decay", CLOSE, "and the loss has no penalty in it", "weight_decay of"),
     Price("no graph of gradients", EXACT, words="create_graph=True out"),
+    Price("less in a queue", EXACT, words="into the queue"),
     Price("memory made once", EXACT, words="room for all"),
     Price("cheaper hooks", EXACT_IF, "if gradients stay the same", "hooks that only watch"),
     Price("fewer garbage collections", EXACT, words=r"gc\.collect\(\) less often|gc\.set_threshold"),

@@ -166,8 +166,15 @@ class PatchContext:
     def note_optimizer(self) -> None:
         """Remember that the program has created an optimizer of torch, which reports its updates."""
         self.has_optimizer = True
-        if self.detector is not None and get_ident() == self.training_thread.ident:
-            self.detector.optimizer_is_made()
+        self.guarded(self._note_optimizer_in_loop)
+
+    def _note_optimizer_in_loop(self) -> None:
+        """Remember when the program made its optimizer, if it called its model before, and computed no gradient."""
+        detector = self.detector
+        if detector is None or detector.has_trained or get_ident() != self.training_thread.ident:
+            return
+        if detector.loop_begin_ns is not None:
+            detector.optimizer_made_ns = detector.pending.host_clock()
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

@@ -10,7 +10,7 @@ from training_profiler.safety.background_thread import BackgroundThread, StopLoc
 from training_profiler.safety.cost_budget import Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import StackOfThread, frame_of
-from training_profiler.sampling.location import Location, Sample
+from training_profiler.sampling.location import Instruction, Location, Sample
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
@@ -165,9 +165,15 @@ class LineSampler:
         self._watch.look_begins(self._sampled.ident)
         place = self._place(frame)
         holder = self._watch.look_ends()
-        held_at = None if place is None or holder is None else self._place(frame_of(holder))
+        held_at = None if place is None or holder is None else self._line_of_thread(frame_of(holder))
         self._watch.find_helpers()
-        return place if place is None or held_at is None else place._replace(holder=held_at.users)
+        return place if place is None or held_at is None else place._replace(holder=held_at)
+
+    def _line_of_thread(self, frame: FrameType | None) -> Instruction | None:
+        """Return the line that another thread runs: the innermost of the user's, or its own function in a library."""
+        assert self._stacks is not None
+        place = self._place(frame)
+        return self._stacks.function_of_thread(frame) if place is None else place.users
 
     def locate(self, frame: FrameType | None) -> Location | None:
         """Return the innermost line of user code on the stack of ``frame``; None without user code."""

@@ -1,6 +1,8 @@
 """Reads a stack: the innermost line of the user's code, and the frames of libraries that it called."""
 
 import re
+import threading
+from pathlib import Path
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
@@ -182,9 +184,20 @@ class StackReader:
                 return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
 
+    def function_of_thread(self, frame: Frame | None) -> Instruction | None:
+        """Return the outermost frame of a thread that is not of ``threading``: what the thread was started for."""
+        outermost = None
+        while frame is not None:
+            if frame.f_code.co_filename != threading.__file__:
+                outermost = frame.f_code, frame.f_lasti
+            frame = frame.f_back
+        return outermost
+
     def _users_text(self, frame: Instruction) -> str:
         line, function = self._line_at(*frame)
-        return f"{self._user_code.shown(frame[0].co_filename)}:{line} {function}"
+        path = frame[0].co_filename
+        file = self._user_code.shown(path) or self._user_code.shown_library(path) or "/".join(Path(path).parts[-2:])
+        return f"{printable(file)}:{line} {function}"
 
     def _inside(self, place: Place, phase: str) -> str:
         """Return the loop of a trainer and its phase, or the first and last frame of a library."""

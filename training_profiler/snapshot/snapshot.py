@@ -120,7 +120,7 @@ class LineChange:
     before_s: float  # of a step
     after_s: float
     samples: int  # of it after the change
-    called: str = ""  # the function that it calls for most of its time after it: "torch.cat"; "" if unknown
+    called: str = ""  # the function that it calls for most of its time then: "torch.cat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +301,7 @@ class Snapshot:
     # The same without warm-up, where there was one and enough samples are known after it.
     settled_lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
-    # Batches that the training makes itself: fetch, decode, ... -> share of the time that this takes.
-    making: Mapping[str, float] = field(default_factory=dict)
+    making: Mapping[str, float] = field(default_factory=dict)  # batches in the training itself: fetch, ... -> share
     unseen: tuple[UnseenWait, ...] = ()  # the longest first
     startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None

@@ -7,6 +7,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loop_begin import begin_again
 from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
@@ -271,7 +272,7 @@ class LoopDetector(ModuleCalls):
         self.backwards = 0
         self.updates = 0
         self.has_manual_steps = False
-        self._made_ns = 0  # when the last optimizer was made, before the first gradient
+        self.optimizer_made_ns = 0  # before the first gradient
         self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
         self.inferred_updates = 0
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
@@ -392,27 +393,10 @@ class LoopDetector(ModuleCalls):
             self.update.closure_begins()
         if self.phases.is_unresolved:
             self._training_event_begins(self.pending.host_clock())
-        if self._made_ns:
-            self._loop_begins_again()
+        if self.optimizer_made_ns:
+            self.loop_begin_ns = begin_again(self.pending, self.codes, self.optimizer_made_ns) or self.loop_begin_ns
+            self.optimizer_made_ns = 0
         self._backward_begins()
-
-    def optimizer_is_made(self) -> None:
-        """Remember when the program makes its optimizer: what it did before builds the model."""
-        if not self.has_trained and self.loop_begin_ns is not None:
-            self._made_ns = self.pending.host_clock()
-
-    def _loop_begins_again(self) -> None:
-        """Let the first step begin with the first forward pass after the optimizer was made, if it has one.
-
-        A model may be called while it is built, as for lazy layers, a summary, or a copy of it.
-        """
-        codes = self.codes
-        forward = {codes.forward, time_only(codes.forward), codes.data_loading, codes.no_grad}
-        begin_ns = self.pending.first_since(self._made_ns, forward)
-        has_forward = self.pending.first_since(self._made_ns, {codes.forward, time_only(codes.forward)})
-        self._made_ns = 0
-        if begin_ns and has_forward:
-            self.loop_begin_ns = self.pending.begin_loop(begin_ns)
 
     def use_inferred_updates(self, inferred: InferredUpdates | None) -> None:
         """Look for updates of the program's own before each backward pass from now on; None: no longer."""

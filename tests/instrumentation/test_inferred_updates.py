@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
@@ -78,6 +78,31 @@ def test_replaced_parameters_end_a_step(instrumented, model):
         parameters = {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}
     instrumented.counts()
     assert instrumented.steps in (5, 6)  # nothing follows the last update
+
+
+def test_models_that_vmap_trains_at_once_end_steps_together(instrumented, model):
+    weights = torch.ones(3, 2)
+    for _ in range(6):
+        gradients = vmap(grad(lambda w: (INPUTS @ w).square().sum()))(weights)
+        weights = weights - 0.1 * gradients
+    instrumented.counts()
+    assert instrumented.steps in (5, 6)  # nothing follows the last update
+
+
+def test_gradients_within_others_end_no_step(instrumented):
+    """The inner updates of meta-learning, one task or many at once."""
+
+    def adapted(weights, inputs):
+        for _ in range(3):
+            weights = weights - 0.1 * grad(lambda w: (inputs @ w).square().sum())(weights)
+        return (inputs @ weights).sum()
+
+    weights, tasks = torch.ones(2), INPUTS.expand(3, 4, 2)
+    for _ in range(4):
+        gradients = grad(lambda w: vmap(adapted, (None, 0))(w, tasks).sum())(weights)
+        weights = weights - 0.1 * gradients
+    instrumented.counts()
+    assert instrumented.steps in (3, 4)
 
 
 def test_leaves_of_raw_tensors_are_found(instrumented):

@@ -359,15 +359,21 @@ def _times(count: int) -> str:
 def _unwrap_with(torch: Any) -> Callable[[Any], Any]:
     """Return the function that ``InferredUpdates`` takes."""
     functorch = getattr(torch._C, "_functorch", None)  # private: may be gone
-    names = ("is_functorch_wrapped_tensor", "maybe_get_level", "get_unwrapped")
-    functions = [getattr(functorch, name, None) for name in names]
+    names = ("is_functorch_wrapped_tensor", "maybe_get_level", "get_unwrapped", "is_batchedtensor")
+    functions = [getattr(functorch, name, None) for name in (*names, "get_interpreter_stack", "TransformType")]
 
     def unwrap(tensor: Any) -> Any:
-        is_wrapped, level_of, get_unwrapped = functions
-        if is_wrapped is None or level_of is None or get_unwrapped is None:
+        is_wrapped, level_of, get_unwrapped, is_batched, stack, kinds = functions
+        if None in functions:
             return None
         if not is_wrapped(tensor):
             return tensor
-        return get_unwrapped(tensor) if level_of(tensor) == 1 else None
+        level = level_of(tensor)
+        if any(each.key() != kinds.Vmap for each in stack() or () if each.level() < level):
+            return None  # of a gradient within another
+        tensor = get_unwrapped(tensor)
+        while is_batched(tensor):  # many models at once, by vmap
+            tensor = get_unwrapped(tensor)
+        return tensor
 
     return unwrap

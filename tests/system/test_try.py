@@ -24,7 +24,7 @@ TRY = [sys.executable, "-m", "training_profiler", "try"]
 
 def tried(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TRY, *words], cwd=cwd, env=environment(None, **variables), capture_output=True, text=True, timeout=TIMEOUT_S
+        [*TRY, *words], cwd=cwd, env=environment(None, **variables), capture_output=True, text=True, timeout=2 * TIMEOUT_S
     )
 
 

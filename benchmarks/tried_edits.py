@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -48,36 +47,33 @@ class Training:
     """A program that prints a line for each step, and runs only in its turns."""
 
     def __init__(self, script: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, script.name, str(MANY_STEPS)],
-            cwd=script.parent,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that its workers are stopped with it, at once
-        )
-        self._times_s: list[float] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._output = script.with_suffix(".out")  # a pipe would wake its reader at each step, which costs time
+        with open(self._output, "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, script.name, str(MANY_STEPS)],
+                cwd=script.parent,
+                stdout=output,
+                start_new_session=True,  # so that its workers are stopped with it, at once
+            )
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("loss"):
-                self._times_s.append(time.perf_counter())
+    def _steps(self) -> int:
+        return self._output.read_bytes().count(b"\n")
 
     def begin(self) -> None:
         """Wait for the first steps, and stop it."""
-        while len(self._times_s) < 10:
+        while self._steps() < 10:
             time.sleep(0.1)
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def turn(self) -> float:
         """Return the mean seconds of a step in a turn."""
-        begin_s = time.perf_counter()
         os.killpg(self._process.pid, signal.SIGCONT)
-        time.sleep(TURN_S)
+        time.sleep(SKIPPED_S)
+        begin_s, before = time.perf_counter(), self._steps()
+        time.sleep(TURN_S - SKIPPED_S)
+        seconds, steps = time.perf_counter() - begin_s, self._steps() - before
         os.killpg(self._process.pid, signal.SIGSTOP)
-        times_s = [at_s for at_s in self._times_s if at_s > begin_s + SKIPPED_S]
-        return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+        return seconds / steps
 
     def end(self) -> None:
         """Kill it with its workers."""

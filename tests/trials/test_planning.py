@@ -41,11 +41,11 @@ def test_a_short_training_has_blocks_of_two_steps_and_never_more_steps_than_it_m
     ("seconds", "cycle", "block_steps", "rounds"),
     [
         (10_000, 1, 4, 30),
-        (10_000, 2, 9, 20),  # four cycles and the first step, which is not measured
-        (10_000, 8, 33, 20),
-        (45, 8, 9, 20),  # one cycle
-        (20, 8, 4, 19),  # not even one
-        (20, 3, 4, 19),
+        (10_000, 2, 9, 20),  # 0.25 s in whole cycles, and the first step, which is not measured
+        (10_000, 5, 11, 20),
+        (10_000, 16, 17, 20),
+        (26, 5, 6, 19),  # 0.1 s in whole cycles
+        (20, 16, 4, 19),  # not even one
     ],
 )
 def test_a_block_has_whole_cycles_of_the_workers_as_far_as_there_is_time(seconds, cycle, block_steps, rounds):

@@ -24,6 +24,14 @@ def test_a_fix_that_helped_has_its_gain():
     assert tried("optimizer-heavy", WORKERS, FUSED) == "fused -3.4% (-4.4 .. -2.4)"
 
 
+@pytest.mark.parametrize(("row", "is_against"), [(WORKERS, True), (UNSAVED, False), (FUSED, False)])
+def test_a_gain_beside_a_prediction_of_none_says_which_was_measured(row, is_against):
+    finding = Finding("data-loading-bound", "it waits", {}, 1.0, "Workers would not help: all CPUs are busy")
+    row = replace(row, name="one_batch", family="one_batch") if row.is_ceiling else row
+    (found,) = with_trials([finding], replace(RESULTS, rows=(row,)))
+    assert found.tried.endswith("-38.5), which was measured, unlike the prediction") == is_against
+
+
 def test_of_two_numbers_of_workers_the_better_is_named_and_changes_that_go_together_all():
     four = replace(WORKERS, name="num_workers=4", effect=effect(-0.3))
     kept = replace(WORKERS, name="persistent_workers", family="persistent_workers", effect=effect(-0.1))

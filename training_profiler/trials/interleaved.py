@@ -45,14 +45,13 @@ class Schedule:
         return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
 
 
-def steps_of_a_block(step_s: float, cycle: int = 1, cycles: int = 1) -> int:
+def steps_of_a_block(step_s: float, cycle: int = 1, least_s: float = LEAST_BLOCK_S) -> int:
     """Return how many steps a block has, with the first, which is not measured.
 
-    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern, and at least so
-    many cycles.
+    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern.
     """
-    least = max(FEWEST_STEPS - 1, ceil(LEAST_BLOCK_S / step_s))
-    return 1 + cycle * max(cycles, ceil(least / cycle))
+    least = max(FEWEST_STEPS - 1, ceil(least_s / step_s))
+    return 1 + cycle * ceil(least / cycle)
 
 
 @dataclass

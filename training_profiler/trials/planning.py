@@ -7,13 +7,13 @@ from typing import Final
 import psutil
 
 from training_profiler.trials.first_run import FirstRun, TryError
-from training_profiler.trials.interleaved import Schedule, steps_of_a_block
+from training_profiler.trials.interleaved import LEAST_BLOCK_S, Schedule, steps_of_a_block
 from training_profiler.trials.statistics import FEWEST_ROUNDS
 from training_profiler.trials.treatment import Treatment
 
 MOST_ROUNDS: Final = 30
 ENOUGH_ROUNDS: Final = 20  # of long blocks
-CYCLES: Final = 4  # in a long block
+LONG_BLOCK_S: Final = 0.25  # at least, where workers make the batches
 SWITCH_S: Final = 0.03  # between two blocks
 LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
 MEMORY_PART: Final = 0.7  # of what is free, for the trainings that wait
@@ -59,7 +59,8 @@ def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float, c
     """
     assert first.snapshot.step is not None
     step_s, least = first.step_s, steps_of_a_block(first.step_s)
-    blocks = [steps_of_a_block(step_s, cycle, cycles) for cycles in ((CYCLES, 1) if cycle > 1 else ())] + [least]
+    whole = [steps_of_a_block(step_s, cycle, least_s) for least_s in (LONG_BLOCK_S, LEAST_BLOCK_S)]
+    blocks = [*(whole if cycle > 1 else ()), least]
     warmup = max(LEAST_WARMUP, min(MOST_WARMUP, first.snapshot.step.warmup_count))
     startup_s = first.startup_s + max(first.snapshot.step.warmup_s, warmup * step_s)
     left_s = seconds - startup_s * ceil(trainings / at_once)

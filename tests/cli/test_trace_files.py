@@ -36,14 +36,18 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     write(path, "--csv", folder)
     assert capsys.readouterr().out.split() == [
         str(folder / f"{name}.csv")
-        for name in ("steps", "operators", "kernels", "gaps", "roofline", "sections", "critical_path", "what_if")
-    ]
+        for name in (
+            "steps", "operators", "kernels", "gaps", "idle_at_ends", "roofline", "sections", "critical_path", "what_if"
+        )
+    ]  # fmt: skip
     found = analyse(path)
     gaps = rows(folder / "gaps.csv")
     assert [(float(row["length_ms"]), row["cause"]) for row in gaps] == [
         (gap.gap.length_ns / 1e6, gap.gap.cause) for gap in found.gaps
     ]
     assert {row["cause"] for row in gaps} == {"data loader"}
+    (edge,) = rows(folder / "idle_at_ends.csv")
+    assert (float(edge["length_ms"]) * 1e6, edge["cause"]) == (found.edges[0].in_scope_ns, "data loader")
     assert len(rows(folder / "steps.csv")) == LOOP.steps
     (kernel,) = rows(folder / "kernels.csv")
     assert (kernel["kind"], int(kernel["calls"])) == ("matmul", LOOP.steps * LOOP.kernels)
@@ -129,8 +133,8 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
     assert "is spent waiting for batches" in text
     assert "Not checked, because the trace lacks:" in text
-    assert text.count("<table>") == 8
-    assert text.count("<td>data loader</td>") == len(analyse(path).gaps)
+    assert text.count("<table>") == 9
+    assert text.count("<td>data loader</td>") == len(analyse(path).idle_times)
 
 
 def test_page_of_incomplete_trace_says_so_and_escapes_names(tmp_path, capsys):

@@ -42,7 +42,7 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, PROCESS)
     for device in analysis.devices:
         yield _named("thread_name", device.index, f"gaps of device {device.index}")
-    for place in analysis.gaps:
+    for place in analysis.idle_times:
         gap = place.gap
         details = {
             "step": place.step,

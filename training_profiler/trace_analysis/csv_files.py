@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
@@ -59,6 +59,15 @@ def kernel_rows(trace: Analysis) -> list[Row]:
 
 def gap_rows(trace: Analysis) -> list[Row]:
     """Return the gaps of 30 us or more, in order of time."""
+    return _idle_rows(trace, trace.gaps)
+
+
+def edge_rows(trace: Analysis) -> list[Row]:
+    """Return the idle times of steps before the first work of a device and after its last."""
+    return _idle_rows(trace, trace.edges)
+
+
+def _idle_rows(trace: Analysis, places: Sequence[AttributedGap]) -> list[Row]:
     return [
         {
             "device": place.gap.device,
@@ -74,7 +83,7 @@ def gap_rows(trace: Analysis) -> list[Row]:
             "ended_by": place.next_name,
             "launched_by": place.operator,
         }
-        for place in trace.gaps
+        for place in places
     ]
 
 
@@ -181,6 +190,7 @@ TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "operators": operator_rows,
     "kernels": kernel_rows,
     "gaps": gap_rows,
+    "idle_at_ends": edge_rows,
     "collectives": collective_rows,
     "roofline": roofline_rows,
     "bus_bandwidth": bandwidth_rows,

@@ -111,8 +111,8 @@ def sections_of(columns: Columns, nesting: Nesting) -> Ints:
 def _matched(key: Ints, among: Bools, rows: Ints) -> Ints:
     """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key.
 
-    Of several, as in a file of joined recordings that count from 1 again, it is the last that begins before: rows are in
-    order of time.
+    Of several, as in a file of joined recordings that count from 1 again, it is the last one that begins before: rows
+    are in order of time.
     """
     candidates = np.flatnonzero(among & (key > 0))
     if not len(candidates) or not len(rows):

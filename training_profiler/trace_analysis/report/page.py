@@ -12,6 +12,7 @@ from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.csv_files import (
     Row,
     bandwidth_rows,
+    edge_rows,
     gap_rows,
     jump_rows,
     kernel_rows,
@@ -37,6 +38,7 @@ _TABLES: Final = (
     ("roofline", "What operators achieve", roofline_rows, "device_ms"),
     ("bandwidth", "Bus bandwidth of collectives", bandwidth_rows, "total_ms"),
     ("gaps", "Gaps of the device", gap_rows, "length_ms"),
+    ("idle_at_ends", "Idle before the first work and after the last", edge_rows, "length_ms"),
     ("sections", "Sections", section_rows, "host_total_ms"),
     ("modules", "Modules", module_rows, "host_total_ms"),
     ("lines", "Lines of the program", line_rows, "host_total_ms"),

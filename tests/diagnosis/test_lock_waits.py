@@ -43,7 +43,7 @@ def test_a_lock_allows_some_workers_more() -> None:
     )
 
 
-def test_a_lock_that_is_nearly_always_taken_is_told_before_busy_cpus() -> None:
+def test_a_lock_that_is_nearly_always_taken_is_named_before_busy_cpus() -> None:
     assert waiting_fix(waiting_run(locked(0.49), busy=7.9)).startswith(
         "More workers would not help: they wait for each"
     )
@@ -56,7 +56,7 @@ def test_workers_that_mostly_wait_find_a_cpu_on_a_busy_machine_too() -> None:
     assert "They compute for 8.00 ms of that: it helps if what they wait for serves more at a time" in fix
 
 
-def test_workers_that_compute_are_told_without_a_condition() -> None:
+def test_workers_that_compute_need_more_workers_without_a_condition() -> None:
     assert "it helps if" not in waiting_fix(waiting_run())
 
 
@@ -98,7 +98,7 @@ def test_a_line_that_may_compute_is_not_said_to_wait(cpu_s: float, share: float)
     assert "it waits there" not in finding.message
 
 
-def test_waiting_for_a_cpu_is_no_waiting_of_the_line() -> None:
+def test_waiting_for_a_cpu_does_not_count_as_waiting_of_the_line() -> None:
     line = WorkerLineStats("data.py", 9, "fetch", 0.9, 720, "fetch")
     crowded = replace(WORKERS, batch_avg_s=0.160, cpu_avg_s=0.02, queued_avg_s=0.120, lines=(line,))
     finding = next(each for each in diagnose(waiting_run(crowded)) if each.code == "data-loading-bound")
@@ -106,13 +106,13 @@ def test_waiting_for_a_cpu_is_no_waiting_of_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "part", "is_told"),
+    ("phase", "part", "is_named"),
     [("lock", 0.8, True), ("shared lock", 0.8, True), ("lock", 0.4, False), ("fetch", 0.8, False)],
 )
-def test_a_training_that_waits_for_a_lock_while_it_loads_is_told_the_line(
-    phase: str, part: float, is_told: bool
+def test_a_training_that_waits_for_a_lock_while_it_loads_is_named_the_line(
+    phase: str, part: float, is_named: bool
 ) -> None:
     run = waiting_run(None, num_workers=0)  # it loads in 75% of its time
     line = LineStats("data.py", 7, "Pictures.__getitem__", part * 0.75, 90, phase=phase)
     fix = waiting_fix(replace(run, lines={"data_loading": (line,)}))
-    assert (fix == "Shorten what holds the lock that data.py:7 waits for") == is_told
+    assert (fix == "Shorten what holds the lock that data.py:7 waits for") == is_named

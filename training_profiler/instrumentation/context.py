@@ -174,7 +174,7 @@ class PatchContext:
         if detector is None or detector.has_trained or get_ident() != self.training_thread.ident:
             return
         if detector.loop_begin_ns is not None:
-            detector.optimizer_made_ns = detector.pending.host_clock()
+            detector.early.optimizer_is_made(detector.pending.host_clock())
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

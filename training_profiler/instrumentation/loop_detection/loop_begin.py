@@ -5,13 +5,24 @@ from training_profiler.instrumentation.loop_detection.section_codes import Secti
 from training_profiler.recording.event_codes import time_only
 
 
-def begin_again(pending: PendingEvents, codes: SectionCodes, made_ns: int) -> int:
-    """Let the loop begin with the first batch or forward pass since ``made_ns``, when the optimizer was made.
+class EarlyCalls:
+    """When the optimizer was made, in a program that called its model before, and computed no gradient so far."""
 
-    Return when that was. Without a forward pass since then, return 0: the first step is under way. A model may be
-    called before, to fill lazy layers, for a summary, or for a copy of it.
-    """
-    forward = {codes.forward, time_only(codes.forward)}
-    if not pending.first_since(made_ns, forward):
-        return 0
-    return pending.begin_loop(pending.first_since(made_ns, forward | {codes.data_loading, codes.no_grad}))
+    def __init__(self) -> None:
+        self.made_ns = 0  # 0: not yet, or the model was not called before
+
+    def optimizer_is_made(self, now_ns: int) -> None:
+        """Remember the last one."""
+        self.made_ns = now_ns
+
+    def begin_again(self, pending: PendingEvents, codes: SectionCodes) -> int:
+        """Let the loop begin with the first batch or forward pass since then, and return when that was.
+
+        Without a forward pass since then, return 0: the first step is under way. A model may be called before, to fill
+        lazy layers, for a summary, or for a copy of it.
+        """
+        made_ns, self.made_ns = self.made_ns, 0
+        forward = {codes.forward, time_only(codes.forward)}
+        if not pending.first_since(made_ns, forward):
+            return 0
+        return pending.begin_loop(pending.first_since(made_ns, forward | {codes.data_loading, codes.no_grad}))

@@ -7,7 +7,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
-from training_profiler.instrumentation.loop_detection.loop_begin import begin_again
+from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
 from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
@@ -272,7 +272,7 @@ class LoopDetector(ModuleCalls):
         self.backwards = 0
         self.updates = 0
         self.has_manual_steps = False
-        self.optimizer_made_ns = 0  # before the first gradient
+        self.early: Final = EarlyCalls()
         self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
         self.inferred_updates = 0
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
@@ -393,9 +393,8 @@ class LoopDetector(ModuleCalls):
             self.update.closure_begins()
         if self.phases.is_unresolved:
             self._training_event_begins(self.pending.host_clock())
-        if self.optimizer_made_ns:
-            self.loop_begin_ns = begin_again(self.pending, self.codes, self.optimizer_made_ns) or self.loop_begin_ns
-            self.optimizer_made_ns = 0
+        if self.early.made_ns:
+            self.loop_begin_ns = self.early.begin_again(self.pending, self.codes) or self.loop_begin_ns
         self._backward_begins()
 
     def use_inferred_updates(self, inferred: InferredUpdates | None) -> None:

@@ -20,11 +20,12 @@ from .scripts import ROOT, TIMEOUT_S, environment
 PROGRAMS = ROOT / "tests" / "trials" / "programs"
 SLEEPING = PROGRAMS / "sleeping.py"
 TRY = [sys.executable, "-m", "training_profiler", "try"]
+SESSION_S = 2 * TIMEOUT_S
 
 
 def tried(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TRY, *words], cwd=cwd, env=environment(None, **variables), capture_output=True, text=True, timeout=2 * TIMEOUT_S
+        [*TRY, *words], cwd=cwd, env=environment(None, **variables), capture_output=True, text=True, timeout=SESSION_S
     )
 
 

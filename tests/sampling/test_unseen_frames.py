@@ -62,3 +62,9 @@ def test_a_queue_inside_a_data_set_is_not_seen_where_the_training_makes_its_batc
     location = read(TRAIN, fetch, ("/project/data.py", "Stream.__next__"), *QUEUE)
     assert (location.file, location.making != "") == ("data.py", True)
     assert location.waits_for == "a queue between threads"
+
+
+def test_importing_a_library_is_not_waiting_for_it() -> None:
+    dali = (f"{SITE}/nvidia/dali/__init__.py", "<module>")
+    assert read(TRAIN, dali).waits_for == "the pipeline of NVIDIA DALI"
+    assert read(TRAIN, ("<frozen importlib._bootstrap>", "_find_and_load"), dali).waits_for == ""

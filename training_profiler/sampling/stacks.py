@@ -127,7 +127,7 @@ class StackReader:
             return None
         made = () if making is None else _frames(innermost, making)
         # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
-        unseen = "" if waits_for == SEEN or phases else waits_for
+        unseen = "" if waits_for == SEEN or phases or is_import else waits_for
         return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen)
 
     def _add(self, code: CodeType) -> _Code:

@@ -60,7 +60,7 @@ def test_a_training_that_goes_on_with_another_loader_has_clear_epochs_until_then
     passes, epochs = [a_pass(100), a_pass(200), a_pass(300), a_pass(400, loader=2)], EpochDetector()
     found = [epochs.next_boundary(one) for one, _ in passes]
     assert [boundary is not None for boundary in found] == [True, True, True, False]
-    assert epochs.unclear_after == 2  # what followed the third cannot be told from the other loader's
+    assert epochs.unclear_after == 2  # what followed the third cannot be divided from the other loader's
     assert epochs.is_off
 
 

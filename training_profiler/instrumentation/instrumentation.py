@@ -360,12 +360,13 @@ def _unwrap_with(torch: Any) -> Callable[[Any], Any]:
     """Return the function that ``InferredUpdates`` takes."""
     functorch = getattr(torch._C, "_functorch", None)  # private: may be gone
     names = ("is_functorch_wrapped_tensor", "maybe_get_level", "get_unwrapped", "is_batchedtensor")
-    functions = [getattr(functorch, name, None) for name in (*names, "get_interpreter_stack", "TransformType")]
+    more = ("get_interpreter_stack", "TransformType")
+    functions: list[Any] = [getattr(functorch, name, None) for name in (*names, *more)]
 
     def unwrap(tensor: Any) -> Any:
-        is_wrapped, level_of, get_unwrapped, is_batched, stack, kinds = functions
         if None in functions:
             return None
+        is_wrapped, level_of, get_unwrapped, is_batched, stack, kinds = functions
         if not is_wrapped(tensor):
             return tensor
         level = level_of(tensor)

@@ -325,7 +325,7 @@ class Pipeline:
             )
         if clear := self._clear_epochs():
             notes.append(
-                f"only the first {clear} epoch{'s' * (clear > 1)} could be told: batches came from another data loader "
+                f"only the first {clear} epoch{'s' * (clear > 1)} are known: batches came from another data loader "
                 f"afterwards; profile_epoch() marks epochs"
             )
         return notes

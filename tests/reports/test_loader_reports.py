@@ -171,10 +171,10 @@ def test_work_that_is_not_sampled_is_said_to_be_so():
     assert loader_lines(replace(run, unseen=(replace(wait, share=0.009),)), FILE) == []
     # A thread of the program may read ahead from a loader of torch, whose workers are observed, in either phase.
     ahead = replace(run, loaders=(loader("0", 30, 0.12, num_workers=2),))
-    assert len(loader_lines(ahead, FILE)) == 1
+    assert "Not sampled" not in "".join(loader_lines(ahead, FILE))
     validation = loader("1", 30, 0.12, phase="val", num_workers=0)
     assert "Not sampled" not in "".join(loader_lines(replace(run, loaders=(validation,)), FILE))
-    assert len(loader_lines(replace(ahead, unseen=(replace(wait, in_loader=True),)), FILE)) == 3
+    assert "Not sampled" in "".join(loader_lines(replace(ahead, unseen=(replace(wait, in_loader=True),)), FILE))
 
 
 def test_workers_without_samples_have_only_what_is_exact():

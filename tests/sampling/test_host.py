@@ -29,7 +29,12 @@ class FakeProcess:
     def memory_info(self) -> Memory:
         return Memory(self.resident_bytes)
 
-    def children(self, recursive: bool) -> list["FakeProcess"]:
+    def parent(self) -> "FakeProcess | None":
+        return self._psutil.parent
+
+    def children(self, recursive: bool = False) -> list["FakeProcess"]:
+        if self is self._psutil.parent:
+            return [self._psutil.own, *self._psutil.siblings]
         assert recursive
         self._psutil.searches += 1
         self._psutil.now_s += self._psutil.search_s
@@ -45,6 +50,8 @@ class FakePsutil:
     def __init__(self) -> None:
         self.own = FakeProcess(self, 1, 10.0, 1000)
         self.workers: list[FakeProcess] = []
+        self.parent: FakeProcess | None = FakeProcess(self, 0, 1.0, 1000)
+        self.siblings: list[FakeProcess] = []
         self.searches = 0
         self.search_s = self.now_s = self.ended_cpu_s = 0.0
         self.times: Any = LinuxTimes(5.0, 1.0, 2.0, 80.0, 10.0, 1.0, 1.0, 0.0, 2.0, 1.0)
@@ -63,8 +70,9 @@ class FakePsutil:
         return 8
 
 
-def host_of(psutil: FakePsutil, affinity: Any = frozenset(range(8))) -> Host:
-    return Host(psutil, lambda: psutil.now_s, lambda: psutil.own.cpu_s, lambda: psutil.ended_cpu_s, affinity)
+def host_of(psutil: FakePsutil, affinity: Any = frozenset(range(8)), is_spawned: bool = False) -> Host:
+    times = (lambda: psutil.now_s, lambda: psutil.own.cpu_s, lambda: psutil.ended_cpu_s)
+    return Host(psutil, *times, affinity, is_spawned)
 
 
 def worker(psutil: FakePsutil, pid: int, cpu_s: float = 0.0, resident_bytes: int = 100) -> FakeProcess:
@@ -163,3 +171,25 @@ def test_installed_psutil_has_all_readings():
     assert seen.own_bytes > 1_000_000
     assert seen.host_total_bytes > seen.host_available_bytes > 0
     assert seen.tree_cpu_s > 0
+
+
+def test_processes_of_one_spawn_that_work_alike_are_siblings():
+    psutil = FakePsutil()
+    tidy, trains, gone = (FakeProcess(psutil, pid, cpu_s, 100) for pid, cpu_s in ((7, 0.05), (8, 9.0), (9, 30.0)))
+    psutil.siblings, gone.has_ended = [tidy, trains, gone], True
+    host = host_of(psutil, is_spawned=True)
+    assert host.read().siblings == 1
+    trains.has_ended = True  # it worked beside this one for most of the run
+    assert [host.read().siblings for _ in range(9)][-1] == 1
+
+
+def test_siblings_of_a_program_that_was_started_by_itself_are_other_programs():
+    psutil = FakePsutil()
+    psutil.siblings = [FakeProcess(psutil, 8, 9.0, 100)]
+    assert host_of(psutil).read().siblings == 0
+
+
+def test_spawned_process_without_a_parent_any_more_has_no_siblings():
+    psutil = FakePsutil()
+    psutil.parent = None
+    assert host_of(psutil, is_spawned=True).read().siblings == 0

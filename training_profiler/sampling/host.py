@@ -1,5 +1,6 @@
 """CPU and memory of this process, its children and the host, by psutil."""
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple
 SAMPLES_PER_SEARCH: Final = 20
 SEARCH_SHARE: Final = 1 / 5000  # of the time, where there are thousands
 CHILDREN_PER_SAMPLE: Final = 1  # eight children are read at every eighth sample
+ALIKE_FROM: Final = 0.5  # of this process's CPU time: a sibling with less, such as one that cleans up, does not train
 
 
 class HostReading(NamedTuple):
@@ -24,6 +26,7 @@ class HostReading(NamedTuple):
     stolen_s: float | None  # of all that: in which the hypervisor ran others; None is unknown
     host_total_bytes: int
     host_available_bytes: int
+    siblings: int = 0  # at most so far: processes that work like this one, started by the same one
 
 
 class Host:
@@ -40,6 +43,7 @@ class Host:
         own_cpu_s: Callable[[], float] = time.process_time,  # more exact than psutil, and without reading a file
         ended_cpu_s: Callable[[], float] | None = None,  # of children that have ended
         affinity: set[int] | None = None,
+        is_spawned: bool | None = None,  # by multiprocessing, which may have started others for the same training
     ) -> None:
         if psutil is None:
             import psutil as installed
@@ -47,6 +51,8 @@ class Host:
             psutil = installed
         self._psutil = psutil
         self._process = self._psutil.Process()
+        self._is_spawned = multiprocessing.parent_process() is not None if is_spawned is None else is_spawned
+        self._siblings = 0
         self._children: list[Any] = []
         self._children_cpu_s = 0.0  # of all that run or have ended
         self._children_bytes = 0
@@ -77,6 +83,7 @@ class Host:
             getattr(times, "steal", None),
             memory.total,
             memory.available,
+            self._siblings,
         )
 
     def cores(self) -> float | None:
@@ -110,8 +117,25 @@ class Host:
             self._children = self._process.children(recursive=True)
         except self._psutil.Error:
             self._children = []
+        if self._is_spawned:
+            self._siblings = max(self._siblings, self._count_siblings())
         end_s = self._clock_s()
         self._search_from_s = end_s + (end_s - begin_s) / SEARCH_SHARE
+
+    def _count_siblings(self) -> int:
+        least_s, count = ALIKE_FROM * self._own_cpu_s(), 0
+        try:
+            parent = self._process.parent()
+            siblings = [] if parent is None else parent.children()
+        except self._psutil.Error:
+            return 0
+        for each in siblings:
+            try:
+                times = each.cpu_times()
+            except self._psutil.Error:  # it has ended
+                continue
+            count += each.pid != self._process.pid and times.user + times.system >= least_s
+        return count
 
     def _read_children(self) -> None:
         # The system adds up children that have ended, also those that were never found: workers of one short epoch.

@@ -194,9 +194,10 @@ class MachineReader:
             sample.facts["cores"] = self._cores
         if self._host_cores is not None:
             sample.facts["host_cores"] = self._host_cores
-        if self._local_ranks > 1:
-            sample.facts["local_ranks"] = self._local_ranks
         reading = self._host.read()
+        local_ranks = max(self._local_ranks, 1 + reading.siblings)
+        if local_ranks > 1:
+            sample.facts["local_ranks"] = local_ranks
         self._add_host(sample, reading)
         before_ns, self._sampled_at_ns = self._sampled_at_ns, sample.at_ns
         seconds = 0.0 if before_ns is None else (sample.at_ns - before_ns) / NS_PER_S

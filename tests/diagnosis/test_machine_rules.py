@@ -82,7 +82,7 @@ def test_more_threads_than_cpus_are_named_with_their_line_and_save_what_is_lost(
 def test_ranks_on_the_same_machine_are_own_processes():
     stats = machine(wait=0.4, process=1.0, local_ranks=2)
     assert machine_busy(run_on(stats)) is None
-    assert "ranks" in cpu_oversubscribed(run_on(stats)).fix
+    assert cpu_oversubscribed(run_on(stats)).fix.endswith("or fewer workers, in each of the 2 processes")
 
 
 def test_others_on_cpus_outside_the_affinity_are_no_competition():

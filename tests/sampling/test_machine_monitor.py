@@ -26,6 +26,7 @@ class FakeHost:
         self.tree_cpu_s: float | None = 100.0
         self.host_cpu_s = (0.0, 0.0)
         self.stolen_s: float | None = None
+        self.siblings = 0
 
     def cores(self) -> float:
         return 2.0
@@ -37,7 +38,7 @@ class FakeHost:
         return 4
 
     def read(self) -> HostReading:
-        return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, None, self.stolen_s, 1000, 600)
+        return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, None, self.stolen_s, 1000, 600, self.siblings)
 
     def work(self, seconds: float, process_s: float, host_s: float) -> None:
         self._clock.advance(seconds)
@@ -246,3 +247,9 @@ def test_energy_of_a_device_adds_up_over_stretches_to_what_its_counter_counted(c
         run.add(stretch)
     (gpu,) = run.stats().gpus
     assert (gpu.energy_j, gpu.energy_s) == (pytest.approx(1200.0), pytest.approx(4.0))
+
+
+def test_siblings_count_as_processes_of_the_training(reader, host):
+    assert "local_ranks" not in reader.sample().facts
+    host.siblings = 3
+    assert reader.sample().facts["local_ranks"] == 4

@@ -144,7 +144,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     is_alone = machine.local_ranks == 1 and not any(loader.num_workers for loader in snapshot.loaders)
     if is_alone and snapshot.program.threads > MANY_THREADS * machine.cores:
         return _too_many_threads(snapshot, machine.cores, loss, threshold)
-    ranks = f" and {machine.local_ranks} ranks" if machine.local_ranks > 1 else ""
+    each = f", in each of the {machine.local_ranks} processes" if machine.local_ranks > 1 else ""
     return Finding(
         code=OVERSUBSCRIBED,
         message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
@@ -152,7 +152,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
         potential_saving_s=0.0,
         fix="Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
-        f"or fewer workers{ranks}",
+        f"or fewer workers{each}",
     )
 
 

@@ -182,6 +182,27 @@ def test_other_lines_do_not_change_what_workers_save(lines: dict[str, tuple[Line
     assert "can save more" not in finding.fix
 
 
+def calling(name: str, part: float = 0.9, of_line: float = 1.0) -> dict[str, tuple[LineStats, ...]]:
+    decode, loop = lines_of_making(part)["data_loading"]
+    return {"data_loading": (replace(decode, called={name: of_line * decode.share}), loop)}
+
+
+@pytest.mark.parametrize("name", ["torch.tensor", "np.array", "torch.FloatTensor"])
+def test_tensors_that_take_most_of_the_waiting_are_made_ahead_of_time(name: str) -> None:
+    finding = waiting(replace(making(cores=2.0), lines=calling(name)))
+    assert finding.fix.startswith("Set DataLoader(num_workers=2), now 0")
+    assert finding.fix.endswith(
+        "; make the tensors of data.py:7 ahead of time, or from NumPy arrays where they are made of lists"
+    )
+
+
+@pytest.mark.parametrize(
+    "lines", [calling("torch.tensor", part=0.45), calling("torch.tensor", of_line=0.5), calling("augmented.tensor2")]
+)
+def test_tensors_that_take_less_of_the_waiting_have_no_fix(lines: dict[str, tuple[LineStats, ...]]) -> None:
+    assert "make the tensors" not in waiting(replace(making(cores=2.0), lines=lines)).fix
+
+
 def test_workers_would_not_help_where_no_cpu_is_free() -> None:
     finding = waiting(making(busy=7.8))
     assert finding.fix.startswith(

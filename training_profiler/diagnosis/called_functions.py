@@ -21,7 +21,16 @@ class Activity(NamedTuple):
     functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
     fix: str
 
+    def matches(self, name: str) -> bool:
+        """Return whether a function of this name is one of these."""
+        return name in self.functions or name.rpartition(".")[2] in self.functions
 
+
+MAKING_TENSORS: Final = Activity(
+    "making tensors of lists and arrays",
+    frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
+    "Make tensors of the data once, ahead of time, and take batches of them by index",
+)
 ACTIVITIES: Final = (
     Activity(
         "in loops and functions of Python",
@@ -78,11 +87,7 @@ ACTIVITIES: Final = (
         ),
         "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
     ),
-    Activity(
-        "making tensors of lists and arrays",
-        frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
-        "Make tensors of the data once, ahead of time, and take batches of them by index",
-    ),
+    MAKING_TENSORS,
     Activity(
         "making optimizers and schedulers",
         frozenset(
@@ -143,7 +148,7 @@ def activities(section: SectionStats, lines: Sequence[LineStats], has_forward: b
     for activity in ACTIVITIES:
         if has_forward and PYTHON in activity.functions:
             continue
-        its = Counter({name: share for name, share in called.items() if _is_of(name, activity)})
+        its = Counter({name: share for name, share in called.items() if activity.matches(name)})
         whole = its.total()
         if section.share and whole >= EACH_FROM * section.share:
             names = [name for name, share in its.most_common(MOST_NAMES) if share >= OFTEN_CALLED * whole]
@@ -154,10 +159,6 @@ def activities(section: SectionStats, lines: Sequence[LineStats], has_forward: b
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}()" for name in names if name != PYTHON)
-
-
-def _is_of(name: str, activity: Activity) -> bool:
-    return name in activity.functions or name.rpartition(".")[2] in activity.functions
 
 
 def spent_text(spent: Sequence[Spent]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
@@ -15,6 +16,7 @@ HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 NEXT: Final = "next"
 MOSTLY_LOCKED: Final = 0.5  # of the waiting for a batch, waiting for a lock
+MOSTLY_TENSORS: Final = 0.5  # of the waiting, making tensors
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
@@ -54,6 +56,9 @@ def waiting_fix(snapshot: Snapshot) -> str:
     if loader.is_remade and _begins_often(snapshot):
         words = [f"{REMADE}, with new workers", *(_as_next(word) for word in words if word != _as_next(REMADE))]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
+    if line is not None and _makes_tensors(line) * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
+        made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
+        return "; ".join([*words, made])
     if line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
         return "; ".join([*words, f"less work in {line.place} can save more"])
     return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
@@ -90,6 +95,12 @@ def _lock_in_the_way(snapshot: Snapshot) -> LineStats | None:
         return None
     waits = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
     return waits if waits is not None and _part_of_waiting(snapshot, waits) >= MOSTLY_LOCKED else None
+
+
+def _makes_tensors(line: LineStats) -> float:
+    """Return the part of a line's time in functions that make tensors of other objects."""
+    made = sum(share for name, share in line.called.items() if MAKING_TENSORS.matches(name))
+    return min(1.0, made / line.share) if line.share else 0.0
 
 
 def _part_of_waiting(snapshot: Snapshot, line: LineStats) -> float:

@@ -59,7 +59,7 @@ def render_final(
     findings, origin = list(findings), origin or Origin()
     return _text(
         [
-            f"=== Final Profiling Summary ({counted(snapshot.steps, 'step')}) ===",
+            f"=== Final Profiling Summary ({snapshot.steps} steps) ===",
             *first_screen(snapshot, findings, layout, origin.program),
             "",
             *breakdown_lines(snapshot, layout),

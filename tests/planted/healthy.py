@@ -11,11 +11,11 @@ def make_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.Conv2d(16, 64, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
-        nn.Linear(512, 10),
+        nn.Linear(1024, 10),
     )
 
 

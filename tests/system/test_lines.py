@@ -29,7 +29,7 @@ def augment(n):
 def main():
     network = Network()
     start_training_profiling(log_every=1000)
-    for step in range(20):
+    for step in range(40):  # half of them are settled, with enough samples on a busy machine, too
         with profile_section("forward_pass"):
             network.forward(200_000)
         augment(200_000)

@@ -102,3 +102,32 @@ def test_time_in_a_trainer_names_its_frames_and_who_called_it():
     place = LineStats("train.py", 30, "main", share=run.sections["other"].share, samples=90, inside=inside)
     finding = finding_of(replace(run, lines={"other": (place,)}), "unexplained")
     assert finding.message.endswith(f": {inside} (100% of it); called at train.py:30 main")
+
+
+def calling(number: int, share: float, function: str) -> LineStats:
+    return LineStats("train.py", number, "main", share=share, samples=round(share * 1000), called={function: share})
+
+
+@pytest.mark.parametrize("function", ["F.cross_entropy", "nn.functional.smooth_l1_loss", "mse_loss"])
+def test_the_loss_is_not_time_that_could_be_saved(function):
+    run = run_with(calling(42, 0.375, function), calling(50, 0.125, "write"))
+    finding = finding_of(run, "unexplained")
+    assert finding.message == (
+        "12.5% of step time is unattributed (15.6 ms per step), beside 37.5% in which the loss is computed, most of it "
+        "spent printing and writing (write(), 100%): train.py:50 main (100% of it, in write())"
+    )
+    assert finding.potential_saving_s == 1.0
+    run = run_with(calling(42, 0.4375, function), calling(50, 0.0625, "write"))
+    assert not [finding for finding in diagnose(run) if finding.code == "unexplained"]
+
+
+def test_a_line_that_does_more_than_the_loss_counts_with_the_rest():
+    both = replace(calling(42, 0.5, "F.cross_entropy"), called={"F.cross_entropy": 0.25, "print": 0.25})
+    finding = finding_of(run_with(both), "unexplained")
+    assert finding.potential_saving_s == 2.0
+    assert finding.message.endswith(": train.py:42 main (100% of it, in print())")
+
+
+def test_functions_that_only_sound_like_a_loss_count():
+    finding = finding_of(run_with(calling(42, 0.5, "log_losses")), "unexplained")
+    assert finding.potential_saving_s == 4.0

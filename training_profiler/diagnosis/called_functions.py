@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.snapshot.snapshot import PYTHON, LineStats, SectionStats
+from training_profiler.snapshot.snapshot import PYTHON, LineStats
 
 TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
 EACH_FROM: Final = 0.1
@@ -127,6 +128,11 @@ ACTIVITIES: Final = (
 )
 
 
+# A training needs these: functions of torch.nn.functional, and their like in libraries.
+LOSSES: Final = frozenset(("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"))
+LOSS_SUFFIX: Final = "_loss"  # mse_loss, smooth_l1_loss, ...
+
+
 class Spent(NamedTuple):
     """An activity in the unattributed time."""
 
@@ -135,8 +141,8 @@ class Spent(NamedTuple):
     names: tuple[str, ...]  # of its functions with most of it, such as "copy.deepcopy()"
 
 
-def activities(section: SectionStats, lines: Sequence[LineStats], has_forward: bool) -> list[Spent]:
-    """Return what a good part of a section's time is spent on, the largest first; empty where that is not known.
+def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> list[Spent]:
+    """Return what a good part of ``share`` of the run is spent on, the largest first; empty where that is not known.
 
     ``has_forward``: it includes a forward pass, whose short operators may be taken for the loop around them.
     """
@@ -148,13 +154,29 @@ def activities(section: SectionStats, lines: Sequence[LineStats], has_forward: b
     for activity in ACTIVITIES:
         if has_forward and PYTHON in activity.functions:
             continue
-        its = Counter({name: share for name, share in called.items() if activity.matches(name)})
+        its = Counter({name: its_share for name, its_share in called.items() if activity.matches(name)})
         whole = its.total()
-        if section.share and whole >= EACH_FROM * section.share:
-            names = [name for name, share in its.most_common(MOST_NAMES) if share >= OFTEN_CALLED * whole]
-            spent.append(Spent(activity, min(1.0, whole / section.share), _shown(names)))
+        if share and whole >= EACH_FROM * share:
+            names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= OFTEN_CALLED * whole]
+            spent.append(Spent(activity, min(1.0, whole / share), _shown(names)))
     spent = sorted(spent, key=lambda each: -each.part)[:MOST_ACTIVITIES]
     return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
+
+
+def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
+    """Return the lines with what they do beside calling functions that compute a loss."""
+    others = []
+    for line in lines:
+        called = {name: share for name, share in line.called.items() if not _computes_loss(name)}
+        share = line.share - (sum(line.called.values()) - sum(called.values()))
+        if share >= EACH_FROM * line.share:
+            others.append(line if len(called) == len(line.called) else replace(line, share=share, called=called))
+    return others
+
+
+def _computes_loss(name: str) -> bool:
+    name = name.rpartition(".")[2]
+    return name in LOSSES or name.endswith(LOSS_SUFFIX)
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.called_functions import activities, spent_text
+from training_profiler.diagnosis.called_functions import activities, spent_text, without_losses
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
@@ -13,13 +13,14 @@ from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
 from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats, hottest_places
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
+SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
@@ -73,8 +74,8 @@ def _trains_on_cpu(snapshot: Snapshot) -> bool:
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
-    Time that ``waits-for-device`` reports does not count. Functional code has its forward pass there: as much time as
-    the backward pass takes is none that could be saved.
+    Time that ``waits-for-device`` reports does not count, nor does computing the loss. Functional code has its forward
+    pass there: as much time as the backward pass takes is none that could be saved.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -82,6 +83,11 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     total_s = other.settled_total_s
     if waits_for_device(snapshot, snapshot.thresholds) is not None:
         total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
+    has_forward, all_lines = _has_hidden_forward(snapshot), snapshot.lines_of_steps(OTHER)
+    its_lines = all_lines if has_forward else without_losses(all_lines)
+    loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
+    loss_s = loss / other.share * other.settled_total_s if other.share else 0.0
+    total_s -= loss_s
     idle_s = snapshot.idle_device_s()
     if idle_s is not None:  # waiting for a busy device makes no step longer
         total_s = min(total_s, idle_s)
@@ -96,14 +102,15 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         "seconds": total_s,
     }
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
+    if loss_s >= SHOWN_FROM * total_s:
+        message += f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
-    has_forward = _has_hidden_forward(snapshot)
-    spent = activities(other, snapshot.lines_of_steps(OTHER), has_forward)
+    of_run = max(0.0, other.share - loss)
+    spent = activities(of_run, its_lines, has_forward)
     if spent:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    places = snapshot.hottest(OTHER, of_steps=True)
-    lines = places_text(places, other.share)
+    lines = places_text(hottest_places(its_lines), of_run)
     if lines:
         evidence["lines"] = lines
         message += f": {lines}"

@@ -15,6 +15,8 @@ PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers 
 METADATA: Final = ".dist-info"  # what an installer writes beside a package
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
 SPAWNED: Final = "--multiprocessing-fork"  # a word of the command that starts a process of multiprocessing's
+DOTTED: Final = 3  # parts of a file's name after the package that make it the name of a module, with its suffix
+COMPILED: Final = "torchinductor_"  # how the folder begins that torch.compile writes its code to
 # A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
 MOST_ENTRIES: Final = 5_000  # of a folder: it may be one of data
@@ -30,6 +32,7 @@ class Places:
     search_path: tuple[str, ...]  # sys.path
     never: tuple[str, ...] = ()  # folders whose files are never user code
     installed: tuple[str, ...] = ()  # further folders that an installer put libraries in: pip install --target
+    generated: tuple[str, ...] = ()  # folders that hold code written by a compiler
     has_typed_in: bool = True  # code given by ``python -c`` is the user's if no file was started
 
 
@@ -44,6 +47,7 @@ def places_of_this_process() -> Places:
     search_path = tuple(os.path.abspath(path or cwd) for path in sys.path if isinstance(path, str))
     own_folders = {cwd, os.path.dirname(main) if main else cwd}
     others = [folder for folder in search_path if not _holds_any(folder, own_folders)]
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     library = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.abspath(os.__file__))}
     return Places(
         main=main,
@@ -52,6 +56,7 @@ def places_of_this_process() -> Places:
         search_path=search_path,
         never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
+        generated=(os.path.abspath(compiled),) if compiled else (),
         has_typed_in=SPAWNED not in sys.orig_argv,
     )
 
@@ -159,7 +164,26 @@ class UserCode:
         package = self._installed_package(path)
         if package is not None:
             return package == self._main_package
+        if self._is_generated(path):
+            return False
         return not any(_is_in(path, folder) for folder in self._places.standard_library)
+
+    def _is_generated(self, path: str) -> bool:
+        """Return whether a library wrote the file: ``torch.compile``, or a package that names it as its own module.
+
+        PyTorch Geometric writes ``torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_a1b2.py`` to the folder of
+        temporary files.
+        """
+        *folders, name = path.split(os.sep)
+        if any(folder.startswith(COMPILED) for folder in folders):
+            return True
+        if any(_is_in(path, folder) for folder in self._places.generated):
+            return True
+        package, *others = name.split(".")
+        if len(others) < DOTTED or not all(part.isidentifier() for part in others):
+            return False
+        file = getattr(sys.modules.get(package), "__file__", None)
+        return isinstance(file, str) and self._installed_package(os.path.abspath(file)) is not None
 
     def _installed_package(self, path: str) -> str | None:
         """Return the folder or file of the installed package that contains ``path``; None without one."""

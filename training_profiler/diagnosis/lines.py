@@ -13,7 +13,7 @@ from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
 from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats, hottest_places
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
@@ -110,7 +110,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
-    lines = places_text(hottest_places(its_lines), of_run)
+    of_these = replace(snapshot, settled_lines={**snapshot.settled_lines, OTHER: tuple(its_lines)})
+    lines = places_text(of_these.hottest(OTHER, of_steps=True), of_run)
     if lines:
         evidence["lines"] = lines
         message += f": {lines}"

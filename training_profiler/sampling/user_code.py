@@ -1,6 +1,7 @@
 """Distinguishes the user's source files from libraries and names them for reports."""
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,8 @@ METADATA: Final = ".dist-info"  # what an installer writes beside a package
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
 SPAWNED: Final = "--multiprocessing-fork"  # a word of the command that starts a process of multiprocessing's
 DOTTED: Final = 3  # parts of a file's name after the package that make it the name of a module, with its suffix
-COMPILED: Final = "torchinductor_"  # how the folder begins that torch.compile writes its code to
+# What torch.compile writes: FOLDER/ab/cab....py, "c" and 51 characters of a hash, of which two name the folder.
+COMPILED: Final = re.compile(r"(?:^|/)(..)/c\1[a-z2-7]{49}\.py")
 # A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
 MOST_ENTRIES: Final = 5_000  # of a folder: it may be one of data
@@ -32,7 +34,6 @@ class Places:
     search_path: tuple[str, ...]  # sys.path
     never: tuple[str, ...] = ()  # folders whose files are never user code
     installed: tuple[str, ...] = ()  # further folders that an installer put libraries in: pip install --target
-    generated: tuple[str, ...] = ()  # folders that hold code written by a compiler
     has_typed_in: bool = True  # code given by ``python -c`` is the user's if no file was started
 
 
@@ -47,7 +48,6 @@ def places_of_this_process() -> Places:
     search_path = tuple(os.path.abspath(path or cwd) for path in sys.path if isinstance(path, str))
     own_folders = {cwd, os.path.dirname(main) if main else cwd}
     others = [folder for folder in search_path if not _holds_any(folder, own_folders)]
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     library = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.abspath(os.__file__))}
     return Places(
         main=main,
@@ -56,7 +56,6 @@ def places_of_this_process() -> Places:
         search_path=search_path,
         never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
-        generated=(os.path.abspath(compiled),) if compiled else (),
         has_typed_in=SPAWNED not in sys.orig_argv,
     )
 
@@ -175,9 +174,7 @@ class UserCode:
         temporary files.
         """
         *folders, name = path.split(os.sep)
-        if any(folder.startswith(COMPILED) for folder in folders):
-            return True
-        if any(_is_in(path, folder) for folder in self._places.generated):
+        if COMPILED.fullmatch("/".join((*folders[-1:], name))):
             return True
         package, *others = name.split(".")
         if len(others) < DOTTED or not all(part.isidentifier() for part in others):

@@ -419,11 +419,23 @@ class Snapshot:
         return self.lines.get(name, ()) if is_settled else ()
 
     def hottest(self, name: str, *, of_steps: bool = False) -> list[LineStats]:
-        """Return the ``hottest_places`` of ``name``: where in the user's code its time goes.
+        """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
+        A place is a line. If three lines have less than half the time of three functions, the time is spread over many
+        lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
         With ``of_steps``, lines are those of ``lines_of_steps``.
         """
-        return hottest_places(self.lines_of_steps(name) if of_steps else self.lines.get(name, ()))
+        lines = self.lines_of_steps(name) if of_steps else self.lines.get(name, ())
+        places = list(lines[:HOT_PLACES])
+        for level in (_function_of, _loop_of, _caller_of):
+            merged: dict[tuple[str, ...], LineStats] = {}
+            for line in lines:
+                key = level(line)
+                merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
+            coarser = sorted(merged.values(), key=lambda place: -place.share)[:HOT_PLACES]
+            if 2 * _share(places) < _share(coarser):
+                places = [_common(place, level) for place in coarser]
+        return [place for place in places if place.share >= HOT_SHARE]
 
     def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:
         """Return the lines that workers of all loaders ran, as shares of all their work, the largest first."""
@@ -473,24 +485,6 @@ def _common(place: LineStats, level: Callable[[LineStats], tuple[str, ...]]) -> 
 
 def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
-
-
-def hottest_places(lines: Sequence[LineStats]) -> list[LineStats]:
-    """Return at most 3 places with 1 % of the run each, the largest first.
-
-    A place is a line. If three lines have less than half the time of three functions, the time is spread over many
-    lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
-    """
-    places = list(lines[:HOT_PLACES])
-    for level in (_function_of, _loop_of, _caller_of):
-        merged: dict[tuple[str, ...], LineStats] = {}
-        for line in lines:
-            key = level(line)
-            merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
-        coarser = sorted(merged.values(), key=lambda place: -place.share)[:HOT_PLACES]
-        if 2 * _share(places) < _share(coarser):
-            places = [_common(place, level) for place in coarser]
-    return [place for place in places if place.share >= HOT_SHARE]
 
 
 def _added(hotter: LineStats, line: LineStats) -> LineStats:

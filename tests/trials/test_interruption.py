@@ -10,15 +10,18 @@ from training_profiler.trials.interruption import ASKED_TO_END, Interruption
 
 @pytest.mark.parametrize("number", ASKED_TO_END)
 def test_a_request_to_end_is_raised_where_it_is_asked_for_and_further_ones_change_nothing(number):
-    before = signal.getsignal(number)
-    with Interruption() as interruption:
-        interruption.check()
-        for _ in range(3):
-            os.kill(os.getpid(), number)
-        assert interruption.has_come
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(number, signal.default_int_handler)  # under nohup, SIGHUP is ignored
+    try:
+        with Interruption() as interruption:
             interruption.check()
-    assert signal.getsignal(number) is before
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+            assert interruption.has_come
+            with pytest.raises(KeyboardInterrupt):
+                interruption.check()
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_signal_that_is_ignored_stays_so():

@@ -1,6 +1,7 @@
 """Time and memory of trace analysis, against a bare decoder and traceinsight (HolisticTraceAnalysis).
 
-Run it with ``python -m benchmarks.trace_analysis``.
+Run it with ``python -m benchmarks.trace_analysis``; with ``--large`` (10 minutes, 4 GB of memory) it compares
+``trace FILE`` and the floor for up to 3.5 million events.
 
 CPU seconds of reading and all analyses, and peak resident memory, each in its own process, taken in turns: of the
 largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
@@ -9,11 +10,11 @@ traceinsight runs all its analyses that need one trace, without the critical pat
 search for frequent sequences of kernels, which has no counterpart here.
 """
 
+import argparse
 import contextlib
 import gzip
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ from benchmarks.figures import Figure, print_figures, print_table
 TRACES: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
 LARGEST: Final = "a100_ddp_rank3of8.pt.trace.json.gz"
 TIMES: Final = (1, 2, 5)  # repetitions; two are 218,203 events
+LARGE: Final = (2, 8, 32)  # 218,203, 872,683 and 3,490,603 events
 ROUNDS: Final = 3
 _IDS: Final = ("correlation", "External id")
 TARGET_TIMES_FASTER: Final = 7
@@ -61,15 +63,7 @@ def run() -> list[Figure]:
     sides = ["floor", "report", "ours", *(["traceinsight"] if find_spec("hta") else [])]
     if "traceinsight" not in sides:
         print("traceinsight is not installed (`make bench` does): ours alone\n")
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
-    with TemporaryDirectory() as folder:
-        files = {times: repeated(source, times, Path(folder)) for times in TIMES}
-        for _ in range(ROUNDS):
-            for times, path in files.items():
-                for side in sides:
-                    result = result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False)
-                    found.setdefault((side, times), []).append(result)
-    best = {key: {name: median(result[name] for result in all_) for name in all_[0]} for key, all_ in found.items()}
+    best = _medians(source, TIMES, sides)
     print(f"{LARGEST} ({int(best['ours', 1]['events'])} events) and repeated; medians of {ROUNDS}")
     print_table(
         ["", "times", "CPU s", "without sequences", "peak MB"],
@@ -81,6 +75,32 @@ def run() -> list[Figure]:
     stats = _figures(best)
     print_figures(stats)
     return stats
+
+
+def run_large() -> list[Figure]:
+    """Compare ``trace FILE`` with the floor for up to 3.5 million events."""
+    source = TRACES / LARGEST
+    if not source.is_file():
+        print(f"Skipped: no real trace to read ({source} is absent)\n")
+        return []
+    best = _medians(source, LARGE, ("floor", "report"))
+    rows = [[side, times, f"{cost['cpu_s']:.2f}", f"{cost['peak_mb']:.0f}"] for (side, times), cost in best.items()]
+    print_table(["", "times", "CPU s", "peak MB"], rows)
+    figures = [figure for times in LARGE for figure in _over_floor(best, times)]
+    print_figures(figures)
+    return figures
+
+
+def _medians(source: Path, all_times: Sequence[int], sides: Sequence[str]) -> dict[tuple[str, int], dict[str, float]]:
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with TemporaryDirectory() as folder:
+        files = {times: repeated(source, times, Path(folder)) for times in all_times}
+        for _ in range(ROUNDS):
+            for times, path in files.items():
+                for side in sides:
+                    result = result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False)
+                    found.setdefault((side, times), []).append(result)
+    return {key: {name: median(result[name] for result in all_) for name in all_[0]} for key, all_ in found.items()}
 
 
 def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
@@ -100,24 +120,23 @@ def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
             Figure(f"{size}: peak memory over traceinsight's", ratio(times, "peak_mb"), 1.0, "", 3),
         ]
     for times in TIMES:
-        floor, report = best["floor", times], best["report", times]
-        allowed_s = MOST_OVER_FLOOR * floor["cpu_s"] + 1e-6 * floor["events"]
-        size = f"trace x{times}"
-        stats += [
-            Figure(f"{size}: CPU over 1.3 floors and 1 us an event", report["cpu_s"] / allowed_s, 1.0, "", 2),
-            Figure(
-                f"{size}: peak memory over the floor's",
-                report["peak_mb"] / floor["peak_mb"],
-                MOST_MEMORY_OVER_FLOOR,
-                "",
-                2,
-            ),
-        ]
+        stats += _over_floor(best, times)
     linear = best["ours", most]["cpu_s"] / best["ours", 1]["cpu_s"] / most
     return [
         *stats,
         Figure("218,203 events: peak memory", best["ours", 2]["peak_mb"], TARGET_MB, "MB"),
         Figure(f"trace x{most}: CPU an event over that of x1", linear, MOST_ABOVE_LINEAR, "", 2),
+    ]
+
+
+def _over_floor(best: dict[tuple[str, int], dict[str, float]], times: int) -> list[Figure]:
+    floor, report = best["floor", times], best["report", times]
+    allowed_s = MOST_OVER_FLOOR * floor["cpu_s"] + 1e-6 * floor["events"]
+    memory = report["peak_mb"] / floor["peak_mb"]
+    size = f"trace x{times}"
+    return [
+        Figure(f"{size}: CPU over 1.3 floors and 1 us an event", report["cpu_s"] / allowed_s, 1.0, "", 2),
+        Figure(f"{size}: peak memory over the floor's", memory, MOST_MEMORY_OVER_FLOOR, "", 2),
     ]
 
 
@@ -242,8 +261,19 @@ def inside(side: str, path: str) -> None:
     print(json.dumps(result | {"peak_mb": peak_kb * 1024 / 1e6}))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--inside"]:
-        inside(*sys.argv[2:4])
+def main() -> None:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(description="Time and memory of trace analysis")
+    parser.add_argument("--large", action="store_true", help="compare with the floor for up to 3.5 million events")
+    parser.add_argument("--inside", nargs=2, metavar=("SIDE", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        inside(*options.inside)
+    elif options.large:
+        run_large()
     else:
         run()
+
+
+if __name__ == "__main__":
+    main()

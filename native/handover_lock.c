@@ -5,6 +5,12 @@ torch give it up more often than that, each for less time than the waiting threa
 get it in the long operators alone, and the lines with the short ones would have no samples. A pending call is run by
 the main thread between two instructions of Python, wherever it is, and waits there until the sampler has the GIL.
 
+Up to Python 3.12 the main thread may look for pending calls late: a flag of the interpreter tells threads to look, and
+a thread that adds a call for another one does not set it. The main thread then looks when it has taken the GIL again,
+so a loop of Python between two operators would have no samples, and the second operator would have all of them. So
+this flag is set here. Its place in these two versions does not change any more, and it is used only after a call that
+the main thread has added itself has set and cleared it there (find_flag).
+
 Works for the main thread only: Python runs pending calls nowhere else. None may be added to an interpreter that is gone,
 while a sampler that was not stopped still sleeps: the end of the interpreter stops all. */
 
@@ -24,8 +30,10 @@ while a sampler that was not stopped still sleeps: the end of the interpreter st
 #ifdef _MSC_VER
 #include <intrin.h>
 #define swap(flag, value) _InterlockedExchange(flag, value)
+#define set_flag(flag) ((void)(flag)) /* never found here */
 #else
 #define swap(flag, value) __atomic_exchange_n(flag, value, __ATOMIC_SEQ_CST)
+#define set_flag(flag) __atomic_store_n(flag, 1, __ATOMIC_SEQ_CST)
 #endif
 
 #define MOST_WAITING_US 1000  /* for a sampler that gets no CPU */
@@ -51,6 +59,33 @@ typedef struct {
 
 static Handover *all;
 static volatile long is_ended; /* the interpreter */
+
+/* Of the main interpreter, once it is found: not 0 if its threads must look for pending calls and the like. */
+static volatile int32_t *look_flag, *assumed_flag;
+
+/* The pending call that find_flag adds. Python clears the flag before it. */
+static int confirm_flag(void *argument)
+{
+    if (assumed_flag != NULL && *assumed_flag == 0)
+        look_flag = assumed_flag;
+    assumed_flag = NULL; /* if there was another reason to look, the next lock tries again */
+    return 0;
+}
+
+/* Look for the flag where it is in this version of Python, on the main thread. */
+static void find_flag(void)
+{
+    size_t place = 0;
+#ifdef __LP64__
+    place = Py_Version >> 16 == 0x030B ? 100 : Py_Version >> 16 == 0x030C ? 368 : 0;
+#endif
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (!place || look_flag != NULL || PyInterpreterState_GetID(interpreter) != 0)
+        return;
+    volatile int32_t *flag = (volatile int32_t *)((char *)interpreter + place);
+    if (*flag == 0 && Py_AddPendingCall(confirm_flag, NULL) == 0 && *flag == 1)
+        assumed_flag = flag;
+}
 
 /* Hold the gate; return whether it is held. */
 static int close_gate(Handover *handover)
@@ -121,6 +156,8 @@ static void ask(Handover *handover)
         swap(&handover->is_asking, 1);
         if (!swap(&handover->is_queued, 1) && Py_AddPendingCall(hand_over, handover) < 0)
             swap(&handover->is_queued, 0); /* no room: the GIL comes later */
+        else if (look_flag != NULL)
+            set_flag(look_flag);
     }
     PyThread_release_lock(handover->gate);
 }
@@ -197,6 +234,7 @@ static PyObject *lock_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF((PyObject *)lock);
         return PyErr_NoMemory();
     }
+    find_flag();
     handover->process = process_id();
     handover->next = all;
     all = lock->handover = handover;

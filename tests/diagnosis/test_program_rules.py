@@ -8,7 +8,8 @@ from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
-from training_profiler.findings.finding import Finding
+from training_profiler.diagnosis.worth import with_uncertainty
+from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import (
     CompileFacts,
@@ -329,6 +330,16 @@ def test_saving_has_a_range():
     assert found.saving_range_s is not None
     low, high = found.saving_range_s
     assert 0 < low < found.potential_saving_s < high <= 10.0
+
+
+def test_at_most_all_waiting_is_saved_where_workers_save_a_part():
+    """What a faster data set brings is in the range, although the estimate is for workers."""
+    run = run_with(ProgramFacts(ADAM), {"data_loading": 0.6, "forward_pass": 0.4})
+    evidence: Evidence = {"seconds_per_step": 0.06, "steps": 100, "share_of_step": 0.6}
+    for code, most_s in (("data-loading-bound", 6.0), ("data-transfer", 3.0)):
+        found = with_uncertainty(Finding(code, "", evidence, potential_saving_s=3.0, fix=""), run)
+        assert found.saving_range_s is not None
+        assert found.saving_range_s[1] == pytest.approx(most_s, rel=0.01)
 
 
 TWICE = RepeatFacts(25, 25, 25 * 0.020, 0, 0, 0, "train.py:20", 25)  # 20 of the 40 ms of forward passes in each step

@@ -43,6 +43,7 @@ from training_profiler.trials.interruption import Interruption
 from training_profiler.trials.launcher import Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
+from training_profiler.trials.scratch_folder import scratch_folder
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, load_state
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS
@@ -215,8 +216,7 @@ def _session(
 ) -> int:
     """Run a session of trials or go on with one, print its results, and return the exit status."""
     progress = _Progress(wishes.budget_s)
-    with Interruption() as interruption:
-        scratch = Path(tempfile.mkdtemp(prefix="training-profiler-try-"))
+    with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
         launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check)
         try:
             identity = identity_of(program, describe_process(read_settings()))
@@ -228,7 +228,6 @@ def _session(
         finally:
             progress.clear()
             launcher.close()
-            shutil.rmtree(scratch, ignore_errors=True)
         assert session.folder is not None
         save(session.folder, results)
         status = _print(results, session.folder, is_json)

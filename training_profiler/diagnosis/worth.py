@@ -47,6 +47,14 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
 _UNLISTED: Final = (0.5, 1.0)
 
 
+def _all_waiting_s(finding: Finding) -> float:
+    """Return the time waiting for batches, which a faster data set saves where more workers save a part; else 0."""
+    per_step_s, steps = finding.evidence.get("seconds_per_step"), finding.evidence.get("steps")
+    if finding.code != "data-loading-bound" or not isinstance(per_step_s, float) or not isinstance(steps, int):
+        return 0.0
+    return per_step_s * steps
+
+
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     """Return the finding with the range of its saving; as it is without one."""
     saving_s, step = finding.potential_saving_s, snapshot.step
@@ -56,5 +64,6 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     if RULES[finding.code].saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
     least, most = _PARTS.get(finding.code, _UNLISTED)
+    most = max(most, _all_waiting_s(finding) / saving_s)
     low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

@@ -22,6 +22,7 @@ from training_profiler.errors import ProfilerError
 from training_profiler.sinks.registry import WANDB
 from training_profiler.trials.isolation import linux, processes, promise, trackers, written
 from training_profiler.trials.isolation.plan import (
+    FOLDER,
     GUARDED,
     NAMESPACES,
     REDIRECTED,
@@ -30,6 +31,7 @@ from training_profiler.trials.isolation.plan import (
     TRIAL,
     WAYS,
     Plan,
+    load_plan,
 )
 
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
@@ -149,6 +151,16 @@ def prepare(
     raise IsolationError(
         "a trial cannot be kept apart from your files here: namespaces, Landlock and redirection were all refused"
     )
+
+
+def finish_trial(scratch: Path) -> None:
+    """End and remove what is left of a trial whose session was killed, if there is one in this scratch folder."""
+    try:
+        plan = load_plan(str(scratch / FOLDER))
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    if plan.scratch == str(scratch.resolve()):
+        Isolation(plan, "").finish()
 
 
 def _plan(way: str, scratch: Path, writable: Sequence[Path], in_memory: bool) -> Plan:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 TRIAL: Final = "TRAINING_PROFILER_TRIAL"  # variable of every process of a trial: the folder of its plan
 
+FOLDER: Final = "trial"  # of the plan's own files
 ENDED: Final = "ended.txt"  # the names of processes that the program left behind
 WRITTEN: Final = "written.json"
 SHARED_MEMORY: Final = "shared_memory.txt"  # names below /dev/shm that the trial may leave behind
@@ -47,7 +48,7 @@ class Plan(NamedTuple):
     @property
     def folder(self) -> Path:
         """Return the folder of the plan's own files."""
-        return Path(self.scratch, "trial")
+        return Path(self.scratch, FOLDER)
 
     @property
     def layers(self) -> Path:

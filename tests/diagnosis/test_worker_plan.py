@@ -8,7 +8,7 @@ import pytest
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import waiting_fix
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot, WorkerStats
 
 
 def waiting(run: Snapshot) -> Finding:
@@ -54,6 +54,42 @@ def test_no_more_workers_are_advised_where_no_cpu_is_free() -> None:
         "10.0 ms. Preprocess less per sample"
     )
     assert "num_workers" not in fix
+
+
+IDLE_WORKERS = replace(WORKERS, batch_avg_s=0.004, cpu_avg_s=0.004, batch_max_s=0.050, phases={"idle": 0.9})
+
+
+def handed_over(workers: WorkerStats = IDLE_WORKERS, median_s: float = 0.020, first_batches: int = 4) -> Snapshot:
+    """Return a training whose batches take longer from the worker to the training than to be made."""
+    run = waiting_run(workers)
+    fetches = replace(run.sections["data_loading"], p50_s=median_s)
+    first_s = median_s * first_batches
+    first = replace(fetches, name="first_fetch", count=first_batches, total_s=first_s, parent="data_loading")
+    return replace(run, sections={**run.sections, "data_loading": fetches, "first_fetch": first})
+
+
+def test_no_workers_are_advised_where_taking_over_a_batch_takes_longer_than_making_it() -> None:
+    run = handed_over()
+    assert waiting_fix(run) == (
+        "Set DataLoader(num_workers=0), now 2: the training waits 20.0 ms to take a batch over from workers that are "
+        "mostly idle, and making a batch takes 4.00 ms in a worker, using it 10.0 ms"
+    )
+    found = waiting(run)
+    assert found.potential_saving_s == pytest.approx(200 * (0.040 - 0.010 - 0.004))
+    assert found.evidence["handing_over_s"] == 0.020
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        handed_over(replace(IDLE_WORKERS, phases={"idle": 0.2})),  # busy workers are late
+        handed_over(median_s=0.003),  # a few long waits
+        handed_over(first_batches=100),  # passes of two batches
+        handed_over(replace(IDLE_WORKERS, batch_avg_s=0.027), median_s=0.028),  # hardly less than now
+    ],
+)
+def test_workers_stay_where_something_else_makes_the_training_wait(run: Snapshot) -> None:
+    assert "num_workers=0)" not in waiting_fix(run)
 
 
 def test_workers_that_wait_for_a_disk_need_no_cpus() -> None:

@@ -114,6 +114,18 @@ def test_workers_keep_losses_where_samples_draw_no_random_numbers(name):
     assert under(name) == list(unchanged())
 
 
+def test_a_loader_can_do_without_workers():
+    given = {"num_workers": 1, "timeout": 60, "prefetch_factor": 4}
+    assert under("num_workers=0", **given) == losses(**given)
+    loader = DataLoader(Images(), num_workers=1, timeout=60)
+    patches = Patches()
+    BY_NAME["num_workers=0"].install(patches, torch)
+    try:
+        assert type(iter(loader)).__name__ == "_SingleProcessDataLoaderIter"
+    finally:
+        patches.undo()
+
+
 def test_workers_change_losses_where_samples_draw_random_numbers():
     assert under("num_workers=1", data=Images(0.1), epochs=1) != losses(Images(0.1), epochs=1)
 

@@ -51,6 +51,8 @@ def waiting_fix(snapshot: Snapshot) -> str:
         return UNKNOWN_LOADER
     if (locked := _lock_in_the_way(snapshot)) is not None:
         return f"Shorten what holds the lock that {locked.place} waits for"
+    if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
+        return plan.text()
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
     is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):

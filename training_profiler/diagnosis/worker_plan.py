@@ -4,7 +4,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from training_profiler.findings.finding import Evidence
-from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH
 from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.units import ms_text
@@ -18,6 +18,9 @@ FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
 MOST_OF_ONE_THREAD: Final = 1.5  # CPU time over time; the profiler's own threads are in it as well
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
+MOSTLY_IDLE: Final = 0.5  # of the workers' time
+FEW_FIRST: Final = 0.25  # of all batches, the first ones of a pass
+CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
 
 class SharedLock(NamedTuple):
@@ -50,10 +53,19 @@ class WorkerPlan(NamedTuple):
     is_uneven: bool  # single batches take much longer than the mean
     lock: SharedLock | None = None  # where it is what allows no more workers
     waits: bool = False  # the workers compute less than they wait, for a disk, a network or another program
+    handing_over_s: float = 0.0  # the median wait for a batch of workers that are mostly idle; 0 if they are not
+
+    @property
+    def is_better_without(self) -> bool:
+        """Whether the training would make its batches itself in less time than it takes them over from workers."""
+        without_s = self.using_s + self.making_s
+        return self.handing_over_s > self.making_s and without_s < CLEARLY_FEWER * self.now_s
 
     @property
     def saved(self) -> float:
         """The part of the waiting that as many workers as are useful save; 1 where the work itself has to shrink."""
+        if self.is_better_without:
+            return (self.now_s - self.using_s - self.making_s) / (self.now_s - self.using_s)
         if self.useful <= self.now or self.now_s <= self.using_s:
             return 1.0
         return (self.now_s - self.at_best_s) / (self.now_s - self.using_s)
@@ -70,12 +82,18 @@ class WorkerPlan(NamedTuple):
             "using_s": self.using_s,
             "least_batch_s": self.at_best_s,
             **({} if self.lock is None else {"lock": self.lock.place, "lock_taken": self.lock.taken}),
+            **({"handing_over_s": self.handing_over_s} if self.handing_over_s else {}),
         }
 
     def text(self) -> str:
         """Return what to do with the number of workers."""
         where = " in a worker" if self.now else f" ({ms_text(self.cpu_s)} of CPU time)"
         times = f"making a batch takes {ms_text(self.making_s)}{where}, using it {ms_text(self.using_s)}"
+        if self.is_better_without:
+            return (
+                f"Set DataLoader(num_workers=0), now {self.now}: the training waits {ms_text(self.handing_over_s)} to "
+                f"take a batch over from workers that are mostly idle, and {times}"
+            )
         if self.needed <= self.now:
             why = ", but some take much longer" if self.is_uneven else ""
             workers = "One worker is" if self.now == 1 else f"The {self.now} workers are"
@@ -152,7 +170,17 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         is_uneven=workers.batch_max_s > UNEVEN_FROM * workers.batch_avg_s,
         lock=lock,
         waits=waits and lock is None,
+        handing_over_s=_handing_over_s(snapshot, workers),
     )
+
+
+def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
+    """Return the median wait for a batch, if the workers are mostly idle and it is not the first of a pass; else 0."""
+    fetches, first = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(FIRST_FETCH)
+    if fetches is None or fetches.p50_s is None or workers.phases.get(IDLE, 0.0) < MOSTLY_IDLE:
+        return 0.0
+    is_first = first is not None and first.count > FEW_FIRST * fetches.count
+    return 0.0 if is_first else fetches.p50_s
 
 
 def waiting_share(workers: WorkerStats) -> float:

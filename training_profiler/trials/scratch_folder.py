@@ -36,12 +36,12 @@ def _hold(folder: Path) -> int | None:
     if not _lock(descriptor):
         os.close(descriptor)
         return None
-    new.rename(folder / LOCK)  # nobody finds a lock that is not held yet
+    new.rename(folder / LOCK)  # no other session finds a lock that is not held yet
     return descriptor
 
 
 def _lock(descriptor: int) -> bool:
-    """Return whether the lock of this open file is ours now; nobody's on systems without such locks."""
+    """Return whether the lock of this open file is ours now; no process's on systems without such locks."""
     try:
         import fcntl
 

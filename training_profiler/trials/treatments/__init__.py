@@ -27,7 +27,7 @@ def _ceiling(kind: Any, name: str, label: str) -> Any:
 
 
 TREATMENTS: Final[tuple[Treatment, ...]] = (
-    *(_loader(loader.Workers, f"num_workers={count}", count) for count in (1, 2, 4, 8, 16)),
+    *(_loader(loader.Workers, f"num_workers={count}", count) for count in (0, 1, 2, 4, 8, 16)),
     _loader(loader.KeepWorkers, "persistent_workers"),
     *(_loader(loader.Prefetch, f"prefetch_factor={factor}", factor) for factor in (4, 8)),
     _loader(loader.PinnedMemory, "pin_memory"),

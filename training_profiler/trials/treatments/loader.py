@@ -81,11 +81,12 @@ class Workers(LoaderTreatment):
         return None
 
     def change(self, loader: Any) -> None:
-        """Set the number; a loader without workers has no prefetch factor either."""
+        """Set the number; a loader without workers has neither a prefetch factor nor a time to wait for them."""
         if loader._dataset_kind == MAP_STYLE and loader._iterator is None:
             vars(loader).update(
                 num_workers=self.count,
                 prefetch_factor=loader.prefetch_factor or DEFAULT_PREFETCH if self.count else None,
+                timeout=loader.timeout if self.count else 0,
             )
 
     def arguments(self) -> tuple[tuple[str, str], ...]:

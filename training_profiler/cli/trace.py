@@ -1,11 +1,12 @@
 """Analyse traces of torch.profiler: how the device spends its time, why it is idle, what to change."""
 
 import argparse
+import ctypes
 import gc
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # if a folder has such files, its other JSON is not a trace
 EXAMPLE: Final = "example: --threshold launch-bound=0.2"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
 BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # without a device there are no gaps
 
@@ -102,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         TraceError: A file cannot be read as a trace, or two cannot be compared.
     """
     _check(arguments)
+    keep_memory()
     with _without_collector():
         text = _written(arguments) if _is_written(arguments) else _text(arguments)
     sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
@@ -191,6 +194,17 @@ def _views(
 ) -> list[str]:
     by_default = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
     return [render_view(view, trace, sort, ranks, thresholds) for view in asked or by_default]
+
+
+def keep_memory() -> None:
+    """Have this process keep the memory that it gives back; only with glibc, for a process that ends after one command.
+
+    Memory of large columns would go back to the system each time, which clears every page of the next column.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library; TypeError: Windows has no CDLL of None
+        change = ctypes.CDLL(None).mallopt
+        change(M_MMAP_MAX, 0)
+        change(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def analyse_columns(
         **_attributed(columns, idle, launches, reads, scope, code),
         path=path,
         gpu_events=len(gpu_rows),
-        streams=len(np.unique(np.stack([columns.device[gpu_rows], columns.stream[gpu_rows]]), axis=1).T),
+        streams=_streams(columns, gpu_rows),
         device=device,
         devices=devices,
         begin_ns=begin_ns,
@@ -235,6 +235,11 @@ def analyse_columns(
         call_tree=call_tree(columns, launches, event_steps) if event_steps else None,
         graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
+
+
+def _streams(columns: Columns, rows: Ints) -> int:
+    device, stream = columns.device[rows], columns.stream[rows]
+    return sum(len(np.unique(stream[device == each])) for each in np.unique(device).tolist())
 
 
 def _of_file(columns: Columns) -> dict[str, Any]:

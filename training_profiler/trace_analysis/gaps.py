@@ -171,7 +171,9 @@ def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns:
     if (made != NONE).any() and 2 * (made != NONE).sum() < len(made):
         return np.zeros(len(calls), np.bool_)
     threads = np.where(known, columns.thread[calls], NONE)
-    ends_ns = np.sort(columns.end_ns[np.unique(made[made != NONE])])
+    launched = np.zeros(len(columns.end_ns), np.bool_)
+    launched[made[made != NONE]] = True
+    ends_ns = np.sort(columns.end_ns[launched], kind="stable")  # nearly in order
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
     return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS

@@ -105,7 +105,13 @@ def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> 
     """Return the section of most members of each group; "" if most are in none."""
     names = np.where(sections == NONE, NONE, columns.name[sections])
     width = len(columns.names) + 1
-    pairs, counts = np.unique(group * width + names + 1, return_counts=True)
+    pair_of = group * width + names + 1
+    if size * width <= len(group):  # then counting takes less time than sorting
+        counts = np.bincount(pair_of)
+        pairs = np.flatnonzero(counts)
+        counts = counts[pairs]
+    else:
+        pairs, counts = np.unique(pair_of, return_counts=True)
     section_names = [""] * size
     most = [0] * size
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):

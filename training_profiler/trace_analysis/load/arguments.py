@@ -99,10 +99,18 @@ class _Field:
 
     def of(self, args: Sequence[Args], numbers: Numbers) -> NDArray[Any]:
         """Return the values of these arguments."""
-        values = self.read(list(map(attrgetter(self.field or self.column), args)), numbers)
+        values = self._read(self.field or self.column, args, numbers)
         if self.older and (values == NONE).any():
-            values = np.where(values == NONE, self.read(list(map(attrgetter(self.older), args)), numbers), values)
+            values = np.where(values == NONE, self._read(self.older, args, numbers), values)
         return values
+
+    def _read(self, field: str, args: Sequence[Args], numbers: Numbers) -> NDArray[Any]:
+        if self.read is _integers:
+            try:
+                return np.fromiter(map(attrgetter(field), args), np.int64, len(args))
+            except (TypeError, ValueError, OverflowError):  # not all are whole numbers
+                pass
+        return self.read(list(map(attrgetter(field), args)), numbers)
 
 
 _FIELDS: Final = (
@@ -129,7 +137,7 @@ class Arguments:
 
     def __init__(self, texts: Mapping[str, Numbers]) -> None:
         self._texts = texts
-        self._count = 0
+        self.count = 0
         self._rows: dict[tuple[str, ...], list[Ints]] = {group: [] for group in _GROUPS}
         self._values: dict[tuple[str, tuple[str, ...]], list[NDArray[Any]]] = {
             (field.column, group): [] for field in _FIELDS for group in field.groups
@@ -142,20 +150,25 @@ class Arguments:
             rows = np.flatnonzero(which)
             if not len(rows):
                 continue
-            self._rows[group].append(rows + self._count)
+            self._rows[group].append(rows + self.count)
             of_group = list(compress(args, which.tolist()))
             for field in _FIELDS:
                 if group in field.groups:
                     values = field.of(of_group, self._texts[field.column])
                     self._values[field.column, group].append(values)
-        self._count += len(args)
+        self.count += len(args)
 
-    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield each column by its name, with a row for every event; -1 or NaN if an event lacks it."""
+    def columns(self, place: Ints | None = None) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield each column by its name, with a row for every event; -1 or NaN if an event lacks it.
+
+        ``place`` is the row of each event; the order in which they were added by default.
+        """
         rows = {group: np.concatenate(parts) for group, parts in self._rows.items() if parts}
+        if place is not None:
+            rows = {group: place[which] for group, which in rows.items()}
         for field in _FIELDS:
             is_float = field.read in _FLOATS
-            column = np.full(self._count, np.nan if is_float else NONE, np.float64 if is_float else np.int64)
+            column = np.full(self.count, np.nan if is_float else NONE, np.float64 if is_float else np.int64)
             for group in field.groups:
                 if group in rows:
                     column[rows[group]] = np.concatenate(self._values.pop((field.column, group)))

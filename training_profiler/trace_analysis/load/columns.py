@@ -42,6 +42,7 @@ CATEGORIES: Final = {
 }
 CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
+FEW_NAMES: Final = 0.02  # of events: it takes less time to look at all names than to find out which are used
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -143,8 +144,9 @@ class Columns:
     def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
         """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true."""
         table = np.zeros(len(self.names), np.bool_)
-        is_used = np.full(len(self.names), among is None)
-        is_used[self.name if among is None else self.name[among]] = True
+        is_used = np.full(len(self.names), among is None or len(self.names) < FEW_NAMES * len(self.name))
+        if not is_used.all():
+            is_used[self.name[among]] = True
         for i in np.flatnonzero(is_used).tolist():
             table[i] = bool(is_wanted(self.names[i]))
         has_name = table[self.name]

@@ -16,7 +16,7 @@ class NoPiecesError(ValueError):
     """The JSON is not written so that it can be cut; it may be a trace all the same."""
 
 
-def pieces_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def pieces_of(chunks: Iterable[bytes]) -> Iterator[bytearray]:
     """Yield the pieces of the JSON in ``chunks``; each has a part of the events.
 
     A cut goes where an object ends and another begins with the key that the first event begins with. If that is not
@@ -25,19 +25,23 @@ def pieces_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
     Raises:
         NoPiecesError: There is no place for a cut.
     """
-    rest = b""
+    buffer = bytearray()
     opening, closing, between = b"", b"", None
     for chunk in chunks:
-        rest += chunk
+        buffer += chunk
         if between is None:
-            found = _LIST.search(rest)
+            found = _LIST.search(buffer)
             if found is not None:
                 opening, closing = (b"[", b"]") if found[1].lstrip() == b"[" else (b'{"traceEvents":[', b"]}")
                 between = re.compile(rb"\}\s*(,)\s*\{\s*" + re.escape(found[2]))
-        cut = between and between.search(rest, max(0, len(rest) - _NEAR_END))
+        cut = between and between.search(buffer, max(0, len(buffer) - _NEAR_END))
         if cut:
-            yield rest[: cut.start(1)] + closing
-            rest = opening + rest[cut.end(1) :]
-        elif len(rest) > MOST_PIECE_BYTES:
+            rest = opening + buffer[cut.end(1) :]
+            end = cut.start(1)
+            del cut  # it holds the buffer, which then cannot change its length
+            buffer[end:] = closing
+            yield buffer
+            buffer = bytearray(rest)
+        elif len(buffer) > MOST_PIECE_BYTES:
             raise NoPiecesError
-    yield rest
+    yield buffer

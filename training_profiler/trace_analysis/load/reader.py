@@ -25,6 +25,8 @@ MOST_DEVICES_BYTES: Final = BYTES_PER_MIB
 _SNIFFED: Final = 1 << 16
 # Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
 _LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
+_BEGINS_LIST: Final = re.compile(rb"\s*\[")
+_TIME_OF: Final = attrgetter("ts")
 
 Number = int | float | str | None
 MISSING: Final = msgspec.Raw()
@@ -167,12 +169,21 @@ def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
     return text, []
 
 
-def _of_any_times(path: Path, text: bytes) -> _File:
-    file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
-    times = [time for time in map(attrgetter("ts"), file.events) if type(time) is float]
-    if times and max(max(times), -min(times)) >= EXACT_BELOW_US:
-        file = _decoded(path, text, _FileAsWritten)
-    return file
+def _of_any_times(path: Path, text: bytes | bytearray) -> _File:
+    if not _LARGE_FLOAT.search(text, 0, _SNIFFED):
+        file = _decoded(path, text, _File)
+        if not _has_large_floats(file.events):
+            return file
+    return _decoded(path, text, _FileAsWritten)
+
+
+def _has_large_floats(events: list[Event]) -> bool:
+    """Return whether a time is a float that may not be exact."""
+    kinds = set(map(type, map(_TIME_OF, events)))
+    if float not in kinds:
+        return False
+    times = [time for time in map(_TIME_OF, events) if type(time) is float]
+    return max(max(times), -min(times)) >= EXACT_BELOW_US
 
 
 def _small(part: msgspec.Raw) -> Any:
@@ -185,9 +196,9 @@ def _small(part: msgspec.Raw) -> Any:
         return None
 
 
-def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
+def _decoded(path: Path, text: bytes | bytearray, kind: type[_File]) -> _File:
     try:
-        if text.lstrip()[:1] == b"[":  # the format also allows a plain list of events
+        if _BEGINS_LIST.match(text):  # the format also allows a plain list of events
             events = msgspec.json.decode(text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[Event])
             return _File(events)  # type: ignore[arg-type]
         return msgspec.json.decode(text, type=kind)

@@ -104,6 +104,7 @@ class _Table:
         self._devices: list[dict[str, Any]] = []
         self._distributed: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
+        self._has_mtia = False
 
     def add(self, part: RawTrace) -> None:
         """Add the events of a part.
@@ -152,10 +153,15 @@ class _Table:
         )
 
     def _add_to(self, table: "_Events", events: Sequence[Event], times: Rows) -> None:
-        name = self._names.of([event.name for event in events])
-        track = self._tracks.of([(event.cat, event.pid, event.tid) for event in events])
+        name = self._names.of_fields(events, "name")
+        track = self._tracks.of_fields(events, "cat", "pid", "tid")
         category = self._categories.of(name, track)
-        table.add(_arguments(events, category), times | {"name": name, "track": track, "category": category})
+        self._has_mtia = self._has_mtia or any(each[0] == MTIA_WORK for each in self._tracks)
+        args = [event.args or _NO_ARGS for event in events]
+        table.add(
+            _of_mtia(events, args, category) if self._has_mtia else args,
+            times | {"name": name, "track": track, "category": category},
+        )
 
     def _times(self, events: Sequence[Event], field: str) -> Ints:
         try:
@@ -171,15 +177,13 @@ class _Table:
             TraceError: No event has a duration, or the file has more than is read.
         """
         rows, lost_halves = self._whole_rows()
-        begin_ns = rows["begin_ns"]
-        if not len(begin_ns):
+        if not len(rows["begin_ns"]):
             raise TraceError(
                 f"{self._where} has no events with a duration: nothing was recorded, or it is not a trace of "
                 "torch.profiler"
             )
         if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
-        rows = _taken(rows, np.argsort(begin_ns, kind="stable"))
         names, name, nameless = self._shown_names(rows["name"])
         threads, thread = self._threads(rows["track"])
         _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
@@ -223,17 +227,18 @@ class _Table:
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
-        """Return the rows of whole events, and the number of lost halves of device work."""
+        """Return the rows of whole events in order of their begin, and the number of lost halves of device work."""
+        if self._halves.count == 0:
+            return self._spans.rows_in_order(), 0
         spans, halves = self._spans.rows(), self._halves.rows()
-        if not halves:
-            return spans, 0
         is_begin = halves.pop("is_begin")
         _, thread = self._threads(halves["track"])
         begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
         lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
         paired = _taken(halves, begins)
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
-        return _joined([spans, paired]), lost
+        rows = _joined([spans, paired])
+        return _taken(rows, np.argsort(rows["begin_ns"], kind="stable")), lost
 
     def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
         """Return the names, the index of each event's name, and a note if events have none."""
@@ -291,9 +296,25 @@ class _Events:
         self._parts.append(rows)
         self._arguments.add(args, rows["category"])
 
+    @property
+    def count(self) -> int:
+        """Return the number of events."""
+        return self._arguments.count
+
     def rows(self) -> Rows:
         """Return the rows of all parts; nothing if there are no events."""
         return _joined(self._parts) | dict(self._arguments.columns()) if self._parts else {}
+
+    def rows_in_order(self) -> Rows:
+        """Return the rows of all parts in order of their begin."""
+        rows = _joined(self._parts)
+        self._parts.clear()
+        order = np.argsort(rows["begin_ns"], kind="stable")
+        for key in list(rows):
+            rows[key] = rows.pop(key)[order]  # the memory of one column at a time is taken and given back
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return rows | dict(self._arguments.columns(place))
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
@@ -328,11 +349,9 @@ def _described(event: Event) -> str:
     return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
-def _arguments(events: Sequence[Event], category: Ints) -> list[Args]:
+def _of_mtia(events: Sequence[Event], args: Sequence[Args], category: Ints) -> list[Args]:
     """Return the arguments of events; the device of MTIA's work is its process."""
-    changed = [event.args or _NO_ARGS for event in events]
-    if MTIA_WORK not in {event.cat for event in events}:
-        return changed
+    changed = list(args)
     for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():
         event, given = events[i], changed[i]
         if event.cat == MTIA_WORK:

@@ -21,8 +21,10 @@ _MODULES = {"list": "list_runs", "try": "try_command"}
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command in ``words`` and return its exit status: 0, 2 for unusable input, or another one of its own."""
-    words = list(sys.argv[1:] if words is None else words)
+    is_own_process, words = words is None, list(sys.argv[1:] if words is None else words)
     try:
+        if is_own_process and words[:1] == ["trace"]:
+            command_module("trace").keep_memory()
         if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
             # The words belong to another program. argparse would read its options as ours.
             return int(command_module("run").launch(words[1:]))

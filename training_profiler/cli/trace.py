@@ -104,7 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
         TraceError: A file cannot be read as a trace, or two cannot be compared.
     """
     _check(arguments)
-    keep_memory()
     with _without_collector():
         text = _written(arguments) if _is_written(arguments) else _text(arguments)
     sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))

@@ -167,9 +167,13 @@ class Arguments:
         if place is not None:
             rows = {group: place[which] for group, which in rows.items()}
         for field in _FIELDS:
-            is_float = field.read in _FLOATS
-            column = np.full(self.count, np.nan if is_float else NONE, np.float64 if is_float else np.int64)
-            for group in field.groups:
-                if group in rows:
-                    column[rows[group]] = np.concatenate(self._values.pop((field.column, group)))
+            kind, missing = (np.float64, np.nan) if field.read in _FLOATS else (np.int64, NONE)
+            known = [group for group in field.groups if group in rows]
+            values = {group: np.concatenate(self._values.pop((field.column, group))) for group in known}
+            if field.read is _integers and all((of_group == NONE).all() for of_group in values.values()):
+                yield field.column, np.broadcast_to(np.int64(NONE), self.count)  # takes no memory
+                continue
+            column = np.full(self.count, missing, kind)
+            for group, of_group in values.items():
+                column[rows[group]] = of_group
             yield field.column, column

@@ -249,9 +249,11 @@ class _Table:
     def _threads(self, track: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
         """Return the distinct threads and streams, and the index of that of each event."""
         threads, thread = numbered([(pid, tid) for _, pid, tid in self._tracks])
-        used, index = np.unique(thread[track], return_inverse=True)
+        thread = thread[track]
+        is_used = np.bincount(thread, minlength=len(threads)) > 0
+        used = np.flatnonzero(is_used).tolist()
         _check_number(len(used), "threads and streams", MOST_THREADS, self._where)
-        return [threads[i] for i in used.tolist()], index
+        return [threads[i] for i in used], (np.cumsum(is_used) - 1)[thread]
 
     def _recorded(self, rows: Rows, field: str, text_of: Callable[[Any], str]) -> Recorded:
         return Recorded(tuple(map(text_of, self._texts[field])) or ("",), rows[field])

@@ -53,8 +53,8 @@ def run(run_s: float = 16.0) -> list[Figure]:
                 f"{cpu_us:.0f} us",
             ]
         )
-    print(f"Line sampler at {HZ} Hz: a function of 3 ms of Python beside 7 ms of matrix products; one that calls a")
-    print("small operator each 40 us, beside a long operator; a busy thread")
+    print(f"Line sampler at {HZ} Hz: a function of 3 ms of Python beside 7 ms of matrix products; one of 40 us")
+    print("between small operators, beside a long operator; a busy thread")
     print_table(["GIL after", "samples", "true", "seen", "true", "seen", "hole a sample", "CPU a sample"], rows)
     stats = [
         Figure("line sampler, part of a Python function not seen", 1 - seen, 1 - LEAST_SEEN, "", 2),
@@ -99,29 +99,31 @@ def multiply(matrix: torch.Tensor, count: int) -> None:
         matrix @ matrix
 
 
-def prepare(row: torch.Tensor, rows: int) -> None:
-    """Keep the GIL but for a moment in each row."""
+def prepare(row: torch.Tensor, rows: int) -> int:
+    """Keep the GIL but for a moment in each row; return the time in Python code, in ns."""
+    spent_ns = 0
     for _ in range(rows):
-        augment(600)
+        spent_ns += _ns_of(lambda: augment(600))
         torch.add(row, 1.0)
+    return spent_ns
 
 
 def _seen_between_operators(kind: Kind, run_s: float) -> tuple[float, float]:
-    """Return the share of a function that gives up the GIL often and shortly, beside a long operator: true, seen."""
+    """Return the share of Python code between short operators, beside a long operator: true, seen."""
     torch.set_num_threads(1)
     row, matrix = torch.zeros(8), torch.ones(256, 256)
     spent_ns = [0, 0]
 
     def train() -> None:
-        end_ns = perf_counter_ns() + int(run_s * NS_PER_S)
-        while perf_counter_ns() < end_ns:
-            spent_ns[0] += _ns_of(lambda: prepare(row, 64))
-            spent_ns[1] += _ns_of(lambda: multiply(matrix, 1))
+        begin_ns = perf_counter_ns()
+        while perf_counter_ns() < begin_ns + int(run_s * NS_PER_S):
+            spent_ns[0] += prepare(row, 64)
+            multiply(matrix, 1)
+        spent_ns[1] += perf_counter_ns() - begin_ns
 
     samples, _ = _sampled(kind, train)
     functions = [location.function for _, location in samples if location]
-    prepared = functions.count("prepare") + functions.count("augment")
-    return spent_ns[0] / sum(spent_ns), prepared / max(1, prepared + functions.count("multiply"))
+    return spent_ns[0] / spent_ns[1], functions.count("augment") / max(1, len(functions))
 
 
 def _seen(kind: Kind, run_s: float) -> tuple[float, float, int]:

@@ -56,7 +56,7 @@ def test_bad_value_raises_as_without_us(shortened, value):
 
 
 def test_interval_is_left_alone_without_a_gil(monkeypatch):
-    monkeypatch.setattr(switch_interval, "_has_gil", lambda: False)
+    monkeypatch.setattr(switch_interval, "has_gil", lambda: False)
     interval = SwitchInterval()
     interval.shorten()
     assert sys.getswitchinterval is REAL_GET

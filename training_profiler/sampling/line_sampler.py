@@ -14,7 +14,7 @@ from training_profiler.sampling.location import Instruction, Location, Sample
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.sampling.switch_interval import SwitchInterval
+from training_profiler.sampling.switch_interval import SwitchInterval, has_gil
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 from training_profiler.units import NS_PER_S, time_text
 
@@ -128,6 +128,8 @@ class LineSampler:
             return None
         text = f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
         waited_s = self.handed_over_ns / NS_PER_S
+        if self._new_stop is None and has_gil():
+            text += "; without the recorder in C, Python code between short operators counts to the next operator"
         return f"{text}, for which the training waited {time_text(waited_s)}" if waited_s else text
 
     def _start(self) -> None:

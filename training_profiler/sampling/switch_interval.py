@@ -25,7 +25,7 @@ class SwitchInterval:
 
     def shorten(self) -> None:
         """Hand over the GIL soon, unless it is already, or there is none."""
-        if self._programs_s is not None or not _has_gil() or sys.getswitchinterval() <= HANDOVER_S:
+        if self._programs_s is not None or not has_gil() or sys.getswitchinterval() <= HANDOVER_S:
             return
         self._programs_s = self._before_s = sys.getswitchinterval()
         self._set = sys.setswitchinterval
@@ -51,5 +51,6 @@ class SwitchInterval:
                 self._set(HANDOVER_S)
 
 
-def _has_gil() -> bool:
+def has_gil() -> bool:
+    """Return whether one thread at a time runs Python."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.trials import changes
 from tests.trials.test_interleaved import FakeTraining
 from tests.trials.test_planning import first_run
 from training_profiler.errors import RunFolderError
@@ -157,6 +158,15 @@ def test_a_budget_that_is_used_up_in_the_middle_is_an_interruption(part):
     first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
     assert first.left == ("sleep*0.5",)
     assert part(FakeLauncher(), is_resumed=True).left == ()
+
+
+@pytest.mark.parametrize(("step_s", "is_slower"), [(0.08, True), (0.02, False), (0.04, False)])
+def test_workers_that_would_keep_up_are_not_praised_where_trials_show_them_slower(part, monkeypatch, step_s, is_slower):
+    table = [replace(each, family="num_workers") for each in changes.TREATMENTS if each.name == "sleep*2"]
+    monkeypatch.setattr(changes, "TREATMENTS", tuple(table))
+    monkeypatch.setattr(session, "workers_that_would_do", lambda *given: "1 worker would keep up")
+    (note,) = part(FakeLauncher({DOUBLE: step_s}), only=("sleep*2",)).notes
+    assert note == "1 worker would keep up" + session.SLOWER_WITH_WORKERS * is_slower
 
 
 def test_the_time_of_all_parts_counts(part):

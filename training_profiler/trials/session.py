@@ -58,6 +58,7 @@ from training_profiler.units import duration_text, time_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
+SLOWER_WITH_WORKERS: Final = "; steps are slower with workers all the same, as taking a batch over takes time, too"
 
 
 class TrialSession:
@@ -99,6 +100,7 @@ class TrialSession:
         self._unchanged_s: float | None = None
         self._steps = 0
         self._notes: list[str] = []
+        self._workers: str | None = None
         self._is_interrupted = False
         self._progress = Progress()
         self._first: FirstRun | None = None
@@ -163,9 +165,15 @@ class TrialSession:
             self._steps,
             self._wishes.total_steps,
             self._is_interrupted,
-            tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._notes])),
+            tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._workers_notes(), *self._notes])),
             tuple(self._progress.left),
         )
+
+    def _workers_notes(self) -> list[str]:
+        """Return how many workers would keep up, and whether they are slower all the same."""
+        tried = [row.verdict for row in self._rows.values() if row.family == "num_workers"]
+        is_slower = SLOWER in tried and FASTER not in tried
+        return [] if self._workers is None else [self._workers + SLOWER_WITH_WORKERS * is_slower]
 
     def _save(self) -> None:
         """Keep how far the session has come."""
@@ -199,9 +207,7 @@ class TrialSession:
         if is_new and first.is_interrupted:
             self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
             raise KeyboardInterrupt
-        workers = workers_that_would_do(first.snapshot, facts.loader)
-        if workers is not None:
-            self._notes.append(workers)
+        self._workers = workers_that_would_do(first.snapshot, facts.loader)
         if progress.under_way is not None:
             self._run_side_by_side(progress.under_way, first)
         chosen = [self._treatments[name] for name in progress.chosen if name not in progress.screened]

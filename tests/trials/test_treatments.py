@@ -191,6 +191,20 @@ def test_these_change_losses_by_rounding_at_most(name):
     assert distance(unchanged(), under(name)) < CLOSE
 
 
+def test_a_lazy_model_is_changed_once_it_has_its_parameters():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(2))
+    images = torch.ones(2, 3, 8, 8)
+    patches = Patches()
+    BY_NAME["channels_last"].install(patches, torch)
+    try:
+        model(images)  # as in the constructor of a program's model
+        assert model[0].weight.is_contiguous()
+        model(images).sum().backward()
+    finally:
+        patches.undo()
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_channels_last_changes_losses_by_rounding_and_what_dropout_draws():
     assert BY_NAME["channels_last"].losses is Losses.CLOSE
     assert distance(losses(dropout=0.0), under("channels_last", dropout=0.0)) < CLOSE

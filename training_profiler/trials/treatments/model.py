@@ -31,11 +31,16 @@ class ModelTreatment(Treatment):
 
 
 def _on_first_training_call(patches: Patches, torch: Any, act: Callable[[Any], None]) -> None:
-    """Call ``act`` with the outermost module of the first call that computes gradients of its parameters."""
+    """Call ``act`` with the outermost module of the first call that computes gradients of its parameters.
+
+    Lazy modules get their parameters in a call, so the first one after that is meant.
+    """
+    is_lazy = torch.nn.parameter.is_lazy
 
     def before(module: Any, args: Any) -> None:
-        is_training = torch.is_grad_enabled() and module.training
-        if is_training and any(parameter.requires_grad for parameter in parameters_within(module)):
+        if not torch.is_grad_enabled() or not module.training or any(map(is_lazy, parameters_within(module))):
+            return
+        if any(parameter.requires_grad for parameter in parameters_within(module)):
             handle.remove()  # later calls cost what they did
             act(module)
 

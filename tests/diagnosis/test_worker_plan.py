@@ -92,6 +92,15 @@ def test_workers_stay_where_something_else_makes_the_training_wait(run: Snapshot
     assert "num_workers=0)" not in waiting_fix(run)
 
 
+def test_workers_stay_where_the_sampler_is_slow() -> None:
+    """They wait for its numbers, which the training process computes with any number of workers."""
+    own = LineStats("train.py", 40, "train", 0.4, 200)
+    sampler = LineStats("data.py", 8, "Buckets.__iter__", 0.3, 150, phase="sampler")
+    run = handed_over()
+    assert "num_workers=0)" in waiting_fix(replace(run, lines={"data_loading": (own,)}))
+    assert "num_workers=0)" not in waiting_fix(replace(run, lines={"data_loading": (own, sampler)}))
+
+
 def test_workers_that_wait_for_a_disk_need_no_cpus() -> None:
     reading = replace(WORKERS, cpu_avg_s=0.008)
     assert waiting_fix(waiting_run(reading, busy=7.0)).startswith("Set DataLoader(num_workers=8), now 2")

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH
 from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
+from training_profiler.sampling.framework_frames import SAMPLER
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.units import ms_text
 
@@ -20,6 +21,7 @@ MOST_OF_ONE_THREAD: Final = 1.5  # CPU time over time; the profiler's own thread
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
 MOSTLY_IDLE: Final = 0.5  # of the workers' time
 FEW_FIRST: Final = 0.25  # of all batches, the first ones of a pass
+A_PART: Final = 0.2  # of the lines' time
 CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
 
@@ -175,12 +177,17 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
 
 
 def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:
-    """Return the median wait for a batch, if the workers are mostly idle and it is not the first of a pass; else 0."""
+    """Return the median wait for a batch, if the workers are mostly idle and it is not the first of a pass; else 0.
+
+    A sampler runs in the training process with any number of workers, which are idle if it is slow.
+    """
     fetches, first = snapshot.sections.get(DATA_LOADING), snapshot.sections.get(FIRST_FETCH)
     if fetches is None or fetches.p50_s is None or workers.phases.get(IDLE, 0.0) < MOSTLY_IDLE:
         return 0.0
+    lines = snapshot.lines.get(DATA_LOADING, ())
+    in_sampler = sum(line.share for line in lines if line.phase == SAMPLER) > A_PART * sum(line.share for line in lines)
     is_first = first is not None and first.count > FEW_FIRST * fetches.count
-    return 0.0 if is_first else fetches.p50_s
+    return 0.0 if is_first or in_sampler else fetches.p50_s
 
 
 def waiting_share(workers: WorkerStats) -> float:

@@ -122,12 +122,18 @@ def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path
         ("generator_twice", "repeated-forward", "made = generator(noise)  # again"),
         ("anomaly_mode", "anomaly-detection", "set_detect_anomaly(True)"),
         ("dense_table", "dense-embedding", "optimizer.step()"),
+        ("loop_in_dataset", "data-loading-bound", "total += number"),
     ],
 )
 def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code: str, line: str) -> None:
     first, *_ = findings_of(program, tmp_path, NOISE, **OFTEN)
     assert first["code"] == code, first
     assert line_of(program, line) in first["finding"]
+
+
+def test_workers_that_only_cost_time_are_advised_against(tmp_path: Path) -> None:
+    finding = find(findings_of("idle_workers", tmp_path, NOISE, **OFTEN), "data-loading-bound")
+    assert finding["remedy"].startswith("Set DataLoader(num_workers=0), now 1: ")
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:

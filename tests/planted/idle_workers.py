@@ -13,7 +13,7 @@ class Vectors(Dataset):
         return len(self.vectors)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: self.vectors[index] for name in ("query", "key", "value", "mask", "label")}
+        return dict.fromkeys(("query", "key", "value", "mask", "label"), self.vectors[index])
 
 
 def main() -> None:

@@ -70,6 +70,16 @@ def test_work_between_steps_takes_nothing_from_uneven_steps():
     assert kept == {"checkpointing-heavy": 5.0, "step-time-varies": 2.0}
 
 
+def test_a_change_saves_its_part_of_what_page_faults_leave_of_a_section():
+    run = snapshot_of({"forward_pass": 0.8, "other": 0.2})  # 8 s and 2 s
+    half_of_it = finding("forward-dominates", 4.0)
+    assert savings(finding("page-faults", 5.0), half_of_it, run=run) == {"page-faults": 5.0, "forward-dominates": 2.0}
+    # What all of the time left could save is that time, and less than a third of its saving is not said.
+    assert savings(finding("page-faults", 5.0), finding("unexplained", 2.0), run=run)["unexplained"] == 1.0
+    assert "forward-dominates" not in savings(finding("small-operators", 3.9), half_of_it, run=run)
+    assert "forward-dominates" not in savings(finding("page-faults", 9.0), half_of_it, run=run)
+
+
 def test_idle_device_has_what_its_causes_leave():
     kept = savings(finding("gpu-utilization", 6.0), finding("data-loading-bound", 4.0), finding("optimizer-heavy", 1.0))
     assert kept["gpu-utilization"] == 2.0

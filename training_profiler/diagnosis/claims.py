@@ -163,6 +163,7 @@ class _Claims:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._claimed_s: dict[str, float] = {}
+        self._spread_s: dict[str, float] = {}  # the part of them that lies anywhere in these sections
 
     def left_of(self, finding: Finding) -> Finding:
         """Return the finding with what nothing before it has claimed, and claim that."""
@@ -173,9 +174,20 @@ class _Claims:
             room_s = sum(self._total_s(name) for name in names) - claimed_s
             saving_s = max(0.0, min(finding.potential_saving_s, room_s))
         else:
-            saving_s = max(0.0, finding.potential_saving_s - claimed_s)
+            # A change saves its part of what is left beside causes that may lie anywhere in the section, and has
+            # nothing of what others claim.
+            spread_s, total_s = (sum(map(of, names)) for of in (self._spread_of_s, self._total_s))
+            left = 1 - min(1.0, spread_s / total_s) if total_s else 1.0
+            saving_s = max(0.0, finding.potential_saving_s * left - (claimed_s - spread_s))
+        before_s = dict(self._claimed_s)
         self._claim(names, saving_s)
+        if finding.code in _IN_ANY_SECTION:
+            for name in names:
+                self._spread_s[name] = self._spread_of_s(name) + self._claimed_s[name] - before_s.get(name, 0.0)
         return replace(finding, potential_saving_s=saving_s)
+
+    def _spread_of_s(self, name: str) -> float:
+        return self._spread_s.get(name, 0.0)
 
     def claim_rise(self, finding: Finding) -> None:
         """Claim the part of a rise that lies in the section which rises: a finding about that has the rest."""

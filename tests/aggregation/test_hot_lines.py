@@ -34,6 +34,13 @@ def test_a_line_of_a_data_set_that_several_loaders_read_says_enough(other):
     assert (line.place, line.what) == ("train.py:8", "load")
 
 
+@pytest.mark.parametrize("other", ["(outside steps)", "validation_epoch"])
+def test_a_metric_that_is_computed_in_steps_and_beside_them_says_enough(other):
+    metric = Location("train.py", 6, "update", inside="numpy/fromnumeric.py:2425 sum")
+    counts = {"other": Counter({metric: 50}), other: Counter({metric: 20})}
+    assert lines_with_loops(counts) == set()
+
+
 def test_a_line_that_only_logs_says_enough():
     log = Location("train.py", 6, "step", inside="wandb/run.py:5 Run.log > logging > wandb/q.py:3 put", phase="logging")
     assert lines_with_loops({"other": Counter({log: 50})}) == set()

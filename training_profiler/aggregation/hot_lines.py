@@ -6,10 +6,12 @@ from functools import lru_cache
 from typing import Final
 
 from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
+    OPTIMIZER_STEP,
     ROLLOUT,
     WITHIN,
     WORKER_START,
@@ -21,6 +23,7 @@ from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 SEEN_IN: Final = 2  # sections: then a line calls a loop, and itself says nothing
+OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP}
 SAMPLES_NEEDED: Final = 3  # in a section; fewer may be of a section's edge
 MOST_OF_IT: Final = 0.5
 PHASE_SAMPLES: Final = 10  # of a phase of a trainer; a share of fewer means little
@@ -38,7 +41,8 @@ MAKING_SAMPLES: Final = 30  # a share of one half is then accurate to about 18 p
 def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Location]:
     """Return the lines that say nothing, because a library that they call has the loop: ``trainer.train()``.
 
-    Such a line is in several sections at once, or the loop of a known trainer was seen in it.
+    Such a line is in several sections at once, one of which every training has, or the loop of a known trainer was seen
+    in it. A function that computes a metric is called in steps, between them and in validation, and has no loop.
     """
     seen: dict[Location, set[str]] = {}
     callers = set()
@@ -53,7 +57,7 @@ def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Loca
         for line, count in here.items():
             if count >= SAMPLES_NEEDED:
                 seen.setdefault(line, set()).add(work)
-    return callers | {line for line, sections in seen.items() if len(sections) >= SEEN_IN}
+    return callers | {line for line, works in seen.items() if len(works) >= SEEN_IN and works & OF_A_LOOP}
 
 
 def _work_of(section: str) -> str:

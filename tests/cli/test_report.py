@@ -51,3 +51,10 @@ def test_a_run_on_which_nothing_was_tried_has_none(tried_run, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["trials"] is None
     assert {insight["tried"] for insight in data["insights"]} == {""}
+
+
+def test_an_option_with_the_name_of_a_command_means_that(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--html", "page.html"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --html; did you mean: training-profiler html?" in capsys.readouterr().err

@@ -78,7 +78,7 @@ def _parse_and_run(words: list[str]) -> int:
         known += (option for action in of_command._actions for option in action.option_strings)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        hints = "".join(_nearest(word.partition("=")[0], known) for word in unknown[:1])
+        hints = "".join(_option_hint(word.partition("=")[0], known) for word in unknown[:1])
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     if arguments.command in READERS:
         import warnings
@@ -95,6 +95,12 @@ def _command_hint(words: list[str]) -> str:
     if words[0].endswith(".py") or os.sep in words[0]:
         return f"; did you mean: training-profiler run {' '.join(words)}"
     return _nearest(words[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+
+
+def _option_hint(option: str, known: Sequence[str]) -> str:
+    """Return what the user may have meant by an option that a command has not, such as ``report --html``."""
+    command = option.removeprefix("--")
+    return f"; did you mean: training-profiler {command}?" if command in COMMANDS else _nearest(option, known)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

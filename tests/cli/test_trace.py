@@ -185,7 +185,9 @@ def test_run_folder_without_captures_explains_how_to_capture(tmp_path, capsys):
 
 def test_two_files_of_one_rank_are_not_different_ranks(folder, capsys):
     training(0).write(folder, "later.pt.trace.json")
-    assert "over ranks" not in printed(capsys, folder)
+    text = printed(capsys, folder)
+    assert "over ranks" not in text
+    assert "2 files are of rank 0: ranks are not compared." in text
 
 
 def test_sort_option_orders_operators(path, capsys):

@@ -86,6 +86,7 @@ _MATMUL_TENSOR_CORES: Final = (
     "cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_bf16_bf16_128x128x64_2x1x1_0_tnn_align8_warpspecialized",
     "cutlass3x_sm100_tensorop_s128x256x16gemm_bgrada_f16_f16_f32_f16_f16_128x256x64",
     "cutlass3x_sm100_tensorop_s64x128x16gemm_f16_f16_f32_f16_f16_64x128x64_1x1x1_0_nnn_align8_1sm",
+    "void cutlass::device_kernel<dpsk::grouped_gemm::cuda::fp8_ptp128c::GemmKernel>(dpsk::grouped_gemm::Params)",
     "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u>(float*)",
     "void deep_gemm::sm100_fp8_fp4_gemm_1d1d_impl<0u, 4096u, 7168u>(int*)",
     "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1",
@@ -117,6 +118,7 @@ _MATMUL_OTHERS: Final = (
     "fused_moe_kernel",
 )
 _FLASH: Final = (
+    "kernel_unified_attention_2d",
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, false> >()",
     "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8, 4, 4, 4> >()",
     "void flash_fwd_splitkv_mla_kernel<Flash_fwd_kernel_traits_mla<576, 64, 64, 8> >()",

@@ -12,6 +12,9 @@ from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome
+from training_profiler.trace_analysis.load.table import read_columns
+from training_profiler.trace_analysis.report.critical_path import render_critical_path
+from training_profiler.trace_analysis.timeline import main_thread
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000
@@ -215,3 +218,53 @@ def test_a_trace_that_lacks_what_is_needed_says_so(tmp_path):
     assert why_not(Trace().kernel(KERNEL, 0, 5), tmp_path) == "it has no events of the host"
     apart = Trace().op(FORWARD, 0, 9).step(0, 0, 10).op(FORWARD, 90, 9).step(1, 90, 10)
     assert why_not(apart, tmp_path) == "its steps do not follow one another"
+
+
+def back_to_back(overlap_us):
+    """Ten kernels in a row on one stream, launched long before; each begins a little before the last one ends."""
+    trace = Trace().step(1, 0, 10_300)
+    for i in range(10):
+        trace.kernel("gemm", 200 + 1000 * i, 1000 + overlap_us, launched=(10 + 5 * i, 4))
+    return trace.call("cudaDeviceSynchronize", 100, 10_150)
+
+
+@pytest.mark.parametrize("overlap_us", [0, 0.2, 15])
+def test_kernels_of_a_stream_that_overlap_slightly_follow_each_other(overlap_us, tmp_path):
+    kinds = critical_path(graph_of(back_to_back(overlap_us), tmp_path)).kinds_ns
+    assert kinds["kernel"] >= 9_900 * US
+
+
+@pytest.mark.parametrize("late_us", [-5, 30])
+def test_a_blocking_copy_is_awaited_although_it_ends_a_moment_after_its_call(late_us, tmp_path):
+    trace = Trace().step(1, 0, 3000).op("aten::copy_", 5, 1000)
+    trace.call("cudaMemcpyAsync", 10, 990, correlation=1)
+    trace.event(
+        "gpu_memcpy",
+        "Memcpy HtoD (Pageable -> Device)",
+        20,
+        980 + late_us,
+        tid=7,
+        pid=0,
+        device=0,
+        stream=7,
+        correlation=1,
+    )
+    trace.op("aten::mm", 2000, 50).kernel("gemm", 2100, 500, launched=(2010, 5))
+    path = critical_path(graph_of(trace, tmp_path))
+    assert path.kinds_ns.get("copy", 0) >= 900 * US, path.kinds_ns
+
+
+def test_time_without_a_name_is_shown_among_the_longest(tmp_path):
+    trace = Trace().step(1, 0, 5000).op("aten::mm", 4000, 50).kernel("gemm", 4100, 500, launched=(4010, 5))
+    text = render_critical_path(graph_of(trace, tmp_path))
+    assert "(no operator or annotation)" in text
+
+
+def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):
+    trace = Trace()
+    for i in range(5):
+        trace.mark("Optimizer.step#SGD.step", 1000 * i + 800, 100).op("aten::add_", 1000 * i + 810, 20)
+        for j in range(4):
+            trace.op("autograd::engine::evaluate_function: MmBackward0", 1000 * i + 100 * j, 50, tid=AUTOGRAD)
+    columns = read_columns(trace.write(tmp_path))
+    assert columns.threads[main_thread(columns)][1] != AUTOGRAD

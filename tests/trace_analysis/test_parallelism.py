@@ -75,3 +75,9 @@ def test_several_late_ranks_have_their_shares(tmp_path, capsys):
         trace.write(tmp_path, f"rank{rank}.pt.trace.json")
     assert main(["trace", str(tmp_path)]) == 0
     assert "ranks 1 (67%), 0 (33%)" in capsys.readouterr().out
+
+
+def test_sends_and_receives_of_an_all_to_all_get_its_advice_first(tmp_path):
+    trace = reduced(backward(Trace()).mark("DistributedDataParallel.forward", 0, 5), count=2, tid=AUTOGRAD)
+    trace.op("nccl:all_to_all", 900, 20).kernel("ncclDevKernel_SendRecv", 950, 900, launched=(905, 2))
+    assert trace.analysed(tmp_path).parallelism == ("all-to-all", "DDP")

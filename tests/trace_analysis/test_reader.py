@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.support.traces import Trace
+from tests.support.traces import Trace, gpu
 from training_profiler.cli import main
 from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import analyse
@@ -343,3 +343,17 @@ def test_number_that_cannot_be_added_up_is_unknown(number, tmp_path):
         return
     (kernel,) = trace.analysed(tmp_path).kernels.rows
     assert kernel.blocks_per_sm == 2.0
+
+
+def test_events_of_unknown_categories_are_said_where_they_are_many(tmp_path):
+    trace = Trace().op("aten::mm", 0, 1)
+    for i in range(12):
+        trace.event("FEE", "f", i, 1)
+    assert trace.analysed(tmp_path).notes == (
+        "12 of 13 events with a duration have a category that is not known, such as FEE, and are not read",
+    )
+
+
+def test_a_single_name_is_that_of_all_devices(tmp_path):
+    named = Trace(deviceProperties=[gpu("AMD Instinct MI300X")]).kernel("k", 0, 5, device=2).analysed(tmp_path)
+    assert [(device.index, device.name) for device in named.devices] == [(2, "AMD Instinct MI300X")]

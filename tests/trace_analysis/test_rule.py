@@ -329,3 +329,18 @@ def test_copies_at_the_same_time_count_once(tmp_path):
         trace.copy("HtoD (Pageable -> Device)", 0, 400, stream=20 + stream)
     found = by_code(trace, tmp_path)["pageable-copies"]
     assert "8 copies from pageable memory take 40.0% of step time" in found.message
+
+
+def test_copies_from_the_host_are_no_conversions(tmp_path):
+    trace = stepped().op("aten::copy_", 0, 900).copy("HtoD (Pageable -> Device)", 100, 500, launched=(10, 2))
+    assert RULES["frequent-copies"](trace.analysed(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "advised"), [("k", 90, True), ("triton_poi_fused_0", 90, False), ("k", 60, False)]
+)
+def test_torch_compile_is_advised_where_it_can_help(name, capability, advised, tmp_path):
+    trace = Trace(deviceProperties=[gpu(capability=capability)]).step(1, 0, 1000)
+    for i in range(40):
+        trace.kernel(name, 20 * i, 5, launched=(20 * i, 2))
+    assert ("torch.compile" in RULES["small-kernels"](trace.analysed(tmp_path)).fix) == advised

@@ -84,8 +84,7 @@ def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tup
     devices = []
     for index in used:
         device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
-        name = columns.device_names[index] if 0 <= index < len(columns.device_names) else ""
-        devices.append(OneDevice(index, name, device, tuple(step_parts(columns, device))))
+        devices.append(OneDevice(index, columns.name_of_device(index), device, tuple(step_parts(columns, device))))
     return tuple(devices)
 
 

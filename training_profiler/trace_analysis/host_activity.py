@@ -19,6 +19,7 @@ WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 # The last of each is of XPU, whose M is memory of the host that its runtime has not allocated.
 _TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
+_WITH_HOST: Final = re.compile(r"[HDM]to[HD]\b|HtoD|DtoH|HostToDevice|DeviceToHost|[HM]2D\b|D2[HM]\b|Pageable|Pinned")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device|M2D\b")
 CONVERSIONS: Final = ("aten::copy_", "aten::_to_copy")
 SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
@@ -85,11 +86,17 @@ def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
 
 
 def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals]:
-    """Return the number of copies and conversions of tensors, and the time in which a device made them."""
+    """Return the number of copies and conversions of tensors on a device, and the time in which it made them.
+
+    What they copy from and to the host is the matter of other rules.
+    """
     which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
     around = nearest(nesting, which)[launches.operator]
     work = columns.is_gpu() & (launches.operator != NONE) & (around != NONE)
-    calls = np.bincount(columns.name[which], minlength=1)  # one of the two may call the other
+    work &= ~columns.named(_WITH_HOST.search, columns.is_of("gpu_memcpy"))
+    made = np.zeros(len(which), np.bool_)
+    made[around[work]] = True
+    calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
     return int(calls.max()), span_of(columns, work)
 
 

@@ -100,7 +100,7 @@ ROWS: Final = (
 _FUSED: Final = rf"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_)(?!.*({_CACHE})).*"
 _FLASH_NAMES: Final = (
     _FUSED + r"(flash(?!infer)|PagedKVCache|RaggedKVCache|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton"
-    r"|attn_fwd|attn_bwd|mem_?eff|efficient_attention)"
+    r"|attn_fwd|attn_bwd|mem_?eff|efficient_attention|unified_attention)"
 )
 # Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS 2 and 3, DeepGEMM and TensorRT-LLM (bmm_*_sm100f) name them. On AMD's
 # Instinct MFMA: Tensile's MI16x16x16, Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. Products of 8
@@ -109,7 +109,7 @@ _TENSOR_CORE_NAMES: Final = (
     r"(?<!Sub)tensorop(?!eration)|xmma|wgmma|tcgen05|\bnvjet|hmma|\bimma|_imma|bmma|(16816|1688|884|161616)(cudnn|gemm)"
     r"|[shi](16816|1688|884|161616)_|sm\d+_xmma|wmma|mfma|deep_gemm::|_MI\d+x\d+(x\d+)*(_|$)|_xdl|xdlops|gtcx\d*_"
     r"|\b(bmm|gemm)_\w*_sm1\d\d|cutlass::device_kernel<(?!.*flash).*(gmma|umma|MainloopSm|enable_3x)|ck_tile::.*gemm"
-    r"|(gemm|\bbmm|matmul)(?!.*quant)\w*(e4m3|e5m2|e2m1|fp8|fp4)|(fp8|a8w8|w8a8|fp4)\w*(gemm|matmul)"
+    r"|(gemm|\bbmm|matmul)(?!.*quant)\w*(e4m3|e5m2|e2m1|fp8|fp4)|(fp8|a8w8|w8a8|fp4)[\w:]*(gemm|matmul)"
 )
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.

@@ -17,10 +17,12 @@ FSDP: Final = "FSDP"
 PIPELINE: Final = "pipeline"
 EXPERT: Final = "expert"
 TENSOR: Final = "tensor"
+ALL_TO_ALL: Final = "all-to-all"
 # Operators and annotations by which torch marks each kind.
 _NAMES: Final = {
     FSDP: re.compile(r"FSDP|FullyShardedDataParallel|fully_shard", re.IGNORECASE),
     DDP: re.compile(r"DistributedDataParallel|distributed(\.|::)ddp|ddp::reducer"),
+    ALL_TO_ALL: re.compile(r"^nccl:all_to_all|^c10d::alltoall|all_to_all_single"),
     PIPELINE: re.compile(r"^nccl:(send|recv)\b|^c10d::(send|recv_)|PipelineStage|pipelining"),
 }
 _SHARDED: Final = frozenset({"all_gather", "reduce_scatter"})
@@ -29,6 +31,7 @@ ADVICE: Final = {
     DDP: "larger DDP buckets (bucket_cap_mb), gradient accumulation with no_sync(), gradients in bfloat16",
     FSDP: "prefetching in FSDP (forward_prefetch), larger wrapped units, reshard_after_forward=False",
     PIPELINE: "more micro-batches for the pipeline, an interleaved schedule, stages of equal time",
+    ALL_TO_ALL: "shards of equal load (embedding tables, sequences), all-to-all overlapped with computation",
     EXPERT: "experts of equal load (capacity, auxiliary loss), all-to-all overlapped with the shared expert",
     TENSOR: "sequence parallelism or async tensor parallelism (overlap with the matrix products), smaller groups",
 }
@@ -51,7 +54,11 @@ def parallelism_of(
     if FSDP not in seen and kinds >= _SHARDED:
         seen.append(FSDP)
     if "all_to_all" in kinds or "dispatch_combine" in kinds:
-        seen.append(EXPERT)
+        seen = [kind for kind in seen if kind != ALL_TO_ALL] + [EXPERT]
+    elif ALL_TO_ALL in seen:  # NCCL makes it of sends and receives
+        sent_ns = sum(each.total_ns for each in collectives if each.kind == "send_recv")
+        if 2 * sent_ns > sum(each.total_ns for each in collectives):
+            seen = [ALL_TO_ALL, *(kind for kind in seen if kind != ALL_TO_ALL)]
     if FSDP not in seen and _in_forward(columns, nesting, launches, communicates) >= LEAST_IN_FORWARD * max(
         1, repetitions
     ):

@@ -141,7 +141,7 @@ def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses
     name, inputs, index = columns.names[key[0]], columns.input_texts[key[1]], key[2]
     work = call_work(name, Inputs(*inputs))
     assert work is not None  # only operators with a formula are asked for
-    device = columns.device_names[index] if 0 <= index < len(columns.device_names) else ""
+    device = columns.name_of_device(index)
     peak_type = "tf32" if work.dtype == "float32" and uses_tensor_cores else work.dtype
     peak = None if work.kind in MOVES_ONLY else peak_of(device, peak_type)
     memory = peak_memory_of(device)

@@ -9,6 +9,7 @@ import numpy as np
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 
 _NO_END: Final = 2**63
+_OF_THE_LOOP: Final = ("Optimizer.step#", "enumerate(DataLoader)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,12 @@ class Timeline:
 def main_thread(columns: Columns) -> int:
     """Return the thread that runs the training loop; -1 if there is none.
 
-    Marked steps are on that thread. Without marks it is the thread with most operators.
+    Marked steps are on that thread. Without marks, updates and fetches of batches are; without those it is the thread
+    with most operators, which may be that of the backward pass.
     """
     for which in (
         columns.named(lambda name: name.startswith("ProfilerStep#"), columns.is_of("user_annotation")),
+        columns.named(lambda name: name.startswith(_OF_THE_LOOP), columns.is_of("user_annotation")),
         columns.is_of("cpu_op", "user_annotation"),
     ):
         if which.any():

@@ -1,6 +1,6 @@
 """Why each piece of device work began when it did: its launch, its stream, or another stream."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -8,6 +8,8 @@ import numpy as np
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
+SLIGHTLY_LATE_NS: Final = 50_000  # a blocking copy may end on the device after its call has returned
+SLIGHTLY_LATE: Final = 0.2  # of the copy
 LONG_AGO: Final = -(2**62)
 
 
@@ -26,6 +28,28 @@ class Works:
         """Return for each stream where its works are."""
         order = np.argsort(self.stream, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.stream))[:-1]) if len(order) else []
+
+
+def with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_copy: Bools) -> Works:
+    """Return the works with the ends that what waits for them shows, where they are recorded a moment later.
+
+    The clocks of host and device differ by microseconds: a blocking copy may end after its call has returned. And a
+    kernel may begin while the last blocks of the one before it on its stream end.
+    """
+    ends = works.end_ns.copy()
+    late = ends - call_end_ns
+    is_within = (works.called_ns != LONG_AGO) & (works.begin_ns >= call_begin_ns) & (works.begin_ns < call_end_ns - 1)
+    is_slight = (late >= 0) & (late <= SLIGHTLY_LATE_NS) & (late <= SLIGHTLY_LATE * (ends - works.begin_ns))
+    is_waited = is_copy & is_within & is_slight
+    ends[is_waited] = call_end_ns[is_waited] - 1
+    for of_stream in works.streams():
+        before, after = of_stream[:-1], of_stream[1:]
+        begins = works.begin_ns[after]
+        overlap = ends[before] - begins
+        is_slight = (overlap > 0) & (overlap <= NEAR_NS) & (ends[before] < ends[after])
+        is_slight &= works.begin_ns[before] < begins
+        ends[before[is_slight]] = begins[is_slight]
+    return replace(works, end_ns=ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,13 @@ import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.completeness import Doubt
-from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works, device_links, event_waits
+from training_profiler.trace_analysis.critical_path.device_links import (
+    LONG_AGO,
+    Works,
+    device_links,
+    event_waits,
+    with_fitted_ends,
+)
 from training_profiler.trace_analysis.critical_path.host_links import Handover, Wait, handovers_of, waits_of
 from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces, host_pieces
 from training_profiler.trace_analysis.launches import Launches
@@ -118,6 +124,8 @@ def graph_of(
         np.where(is_launched, columns.begin_ns[calls], LONG_AGO),
         np.where(is_launched, columns.thread[calls], NONE),
     )
+    is_copy = columns.is_of("gpu_memcpy")[rows]
+    works = with_fitted_ends(works, columns.begin_ns[calls], columns.end_ns[calls], is_copy)
     bounds = _bounds(pieces, main, scope)
     missing = _earlier(works, *bounds)
     if missing:

@@ -137,6 +137,12 @@ class Columns:
         """Return which events are of one of these categories."""
         return is_of(self.category, *categories)
 
+    def name_of_device(self, index: int) -> str:
+        """Return the name of a device; "" if unknown. Some traces of ROCm list one device by another number."""
+        if 0 <= index < len(self.device_names):
+            return self.device_names[index]
+        return self.device_names[0] if len(set(self.device_names)) == 1 else ""
+
     def is_gpu(self) -> Bools:
         """Return which events are device work. Other events can have a stream as well."""
         return self.is_of(*GPU_CATEGORIES)

@@ -17,6 +17,7 @@ from training_profiler.trace_analysis.load.arguments import Arguments, integer_o
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.categories import MTIA_WORK, Categories
 from training_profiler.trace_analysis.load.columns import (
+    CATEGORY_IDS,
     GPU_CATEGORIES,
     NONE,
     Columns,
@@ -42,6 +43,8 @@ MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of bytes
 MOST_SUM_NS: Final = 2**62
+LEAST_UNREAD: Final = 10  # events of unknown categories that are said, if they are a good part of all
+MOST_UNREAD: Final = 0.2
 _BYTES_OF: Final = {
     "double": 8,
     "long": 8,
@@ -223,7 +226,7 @@ class _Table:
             rank=integer_or_none(self._distributed.get("rank")),
             compute_capability=_capability(self._devices),
             lost_halves=lost_halves,
-            notes=self._notes + nameless,
+            notes=self._notes + nameless + _unread(rows, tracks=[str(each[0]) for each in self._tracks]),
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
@@ -317,6 +320,17 @@ class _Events:
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         return rows | dict(self._arguments.columns(place))
+
+
+def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
+    """Return a note where a good part of the events has a category that is not known; ``tracks`` are these by track."""
+    is_other = rows["category"] == CATEGORY_IDS["other"]
+    count, all_of_them = int(is_other.sum()), len(is_other)
+    if count < LEAST_UNREAD or count <= MOST_UNREAD * all_of_them:
+        return ()
+    usual = tracks[int(np.bincount(rows["track"][is_other]).argmax())]
+    which = "no category" if usual in ("", "None") else f"a category that is not known, such as {printable(usual, 40)}"
+    return (f"{count} of {all_of_them} events with a duration have {which}, and are not read",)
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

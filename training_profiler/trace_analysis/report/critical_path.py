@@ -12,6 +12,7 @@ from training_profiler.units import counted
 
 MOST_LINKS: Final = 15
 MOST_JUMPS: Final = 5
+NO_NAME: Final = "(no operator or annotation)"
 ASSUMED: Final = (
     "An estimate from what waits for what, with all other times as recorded. A change brings less if it slows down "
     "something else."
@@ -73,12 +74,11 @@ def _kinds(path: Path) -> str:
 
 
 def _links(path: Path) -> str:
-    named = [link for link in path.links if link.name]
     shown = [
-        (kernel(link.name), *_rank(link), link.kind, ms(link.ns), percent(link.ns / path.wall_ns))
-        for link in named[:MOST_LINKS]
+        (kernel(link.name) or NO_NAME, *_rank(link), link.kind, ms(link.ns), percent(link.ns / path.wall_ns))
+        for link in path.links[:MOST_LINKS]
     ]
-    more = len(named) - len(shown)
+    more = len(path.links) - len(shown)
     is_of_ranks = bool(path.links) and path.links[0].rank != NONE
     headers = ("longest", *(("rank",) if is_of_ranks else ()), "kind", "time", "share")
     text = table(headers, shown, left=(0, headers.index("kind")))

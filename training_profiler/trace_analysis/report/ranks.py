@@ -1,5 +1,6 @@
 """The traces of several ranks as one report."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ def render_ranks(
     traces: Sequence[Analysis], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> str:
     """Return one report over the traces of several ranks: their steps, who waits for whom, what to change."""
-    parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n"]
+    parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n{_same_rank(traces)}"]
     if over_ranks:
         parts.append(f"=== Communication over ranks ===\n{communication_over_ranks(over_ranks)}\n")
     parts.append(f"=== Recommendations ===\n{_recommendations(traces, over_ranks, thresholds)}\n")
@@ -33,6 +34,13 @@ def are_ranks(traces: Sequence[Analysis]) -> bool:
     """Return whether these are traces of different ranks of one job, according to the traces."""
     ranks = {analysis.rank for analysis in traces}
     return None not in ranks and len(ranks) == len(traces) and len({trace.world_size for trace in traces}) == 1
+
+
+def _same_rank(traces: Sequence[Analysis]) -> str:
+    """Return a sentence about files of one rank, for which there are no tables over ranks; "" for none."""
+    ranks = Counter(trace.rank for trace in traces if trace.rank is not None)
+    twice = [f"{count} files are of rank {rank}" for rank, count in ranks.most_common(MOST_LATE) if count > 1]
+    return f"{', '.join(twice)}: ranks are not compared.\n" if twice else ""
 
 
 def _names(traces: Sequence[Analysis]) -> dict[Path, str]:

@@ -34,8 +34,15 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
         f"{part:.0%} of {kernels.count} kernels take under 10 us, together {kernels.short_share:.1%} of kernel time",
         {"part": part, "threshold": threshold, "share_of_kernel_time": kernels.short_share},
         0.0,
-        "Use torch.compile, which fuses kernels, a foreach or fused optimizer, or larger batches",
+        ("Use torch.compile, which fuses kernels, a" if can_compile(analysis) else "Use a")
+        + " foreach or fused optimizer, or larger batches",
     )
+
+
+def can_compile(analysis: Analysis) -> bool:
+    """Return whether torch.compile could help: its kernels are not there yet, and the device can run them."""
+    is_too_old = analysis.compute_capability is not None and analysis.compute_capability < TENSOR_CORES_SINCE
+    return not is_too_old and not any(row.name.startswith("triton_") for row in analysis.kernels.rows)
 
 
 @RULES.rule("unclassified-kernels", threshold=kernels.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
@@ -64,7 +71,8 @@ def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
         return None
     return Finding(
         "frequent-copies",
-        f"{calls} copies and conversions of tensors take {ns / busy_ns:.1%} of the device's busy time",
+        f"Copies and conversions of tensors on the device take {ns / busy_ns:.1%} of its busy time "
+        f"({counted(calls, 'call')})",
         {"share_of_busy": ns / busy_ns, "threshold": threshold, "calls": calls},
         analysis.conversions_in_scope_ns / NS_PER_S,
         "Create tensors on the device and in the type they are used in, put one autocast around the forward pass, and "

@@ -196,9 +196,9 @@ def measure_ours(path: Path) -> dict[str, float]:
 
 def measure_report(path: Path) -> dict[str, float]:
     """Return the cost of what ``trace FILE`` prints."""
-    from training_profiler.cli.trace import keep_memory, summary_of
+    from training_profiler.cli.trace import prepare_process, summary_of
 
-    keep_memory()
+    prepare_process()
     begin_s = _cpu_s()
     summary_of(path)
     cpu_s = _cpu_s() - begin_s

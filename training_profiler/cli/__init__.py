@@ -24,7 +24,7 @@ def main(words: Sequence[str] | None = None) -> int:
     is_own_process, words = words is None, list(sys.argv[1:] if words is None else words)
     try:
         if is_own_process and words[:1] == ["trace"]:
-            command_module("trace").keep_memory()
+            command_module("trace").prepare_process()
         if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
             # The words belong to another program. argparse would read its options as ours.
             return int(command_module("run").launch(words[1:]))

@@ -1,12 +1,11 @@
 """Analyse traces of torch.profiler: how the device spends its time, why it is idle, what to change."""
 
 import argparse
-import ctypes
 import gc
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from training_profiler.trace_analysis.critical_path.over_ranks import joined_gra
 from training_profiler.trace_analysis.csv_files import OVER_RANKS, TABLES, csv_of, over_ranks_rows
 from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
+from training_profiler.trace_analysis.process_memory import keep_memory
 from training_profiler.trace_analysis.report.comparison import render_comparison
 from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
@@ -42,7 +42,6 @@ PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # if a folder has such files, its other JSON is not a trace
 EXAMPLE: Final = "example: --threshold launch-bound=0.2"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
 BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # without a device there are no gaps
 
@@ -195,20 +194,9 @@ def _views(
     return [render_view(view, trace, sort, ranks, thresholds) for view in asked or by_default]
 
 
-def keep_memory() -> None:
-    """Have this process keep the memory that it gives back, in small pages; for a process that ends after one command.
-
-    Memory of large columns would go back to the system each time, which clears every page of the next column; huge
-    pages are cleared beyond what is used of them. Only with glibc and versions of NumPy that can change it.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # another C library; TypeError: Windows has no CDLL of None
-        change = ctypes.CDLL(None).mallopt
-        change(M_MMAP_MAX, 0)
-        change(M_TRIM_THRESHOLD, 2**31 - 1)
-    with suppress(ImportError):  # private: may be gone
-        from numpy._core.multiarray import _set_madvise_hugepage  # type: ignore[attr-defined]
-
-        _set_madvise_hugepage(False)
+def prepare_process() -> None:
+    """Prepare a process that ends after this command."""
+    keep_memory()
 
 
 @contextmanager

@@ -261,3 +261,29 @@ def test_evaluation_between_micro_batches_is_outside_the_step(training, model, o
     assert stats.counts["validation_epoch"] == 4
     assert stats.counts["forward_pass"] == 4
     assert stats.step_s == [13.0, 13.0]
+
+
+def test_gradients_within_an_evaluation_are_no_training(training, optimizer):
+    """A potential computes forces as gradients of its energy in each forward pass, in evaluations as well."""
+
+    def gradient(*_):
+        training.detector.backward_begins()
+        training.clock.advance(1.0)
+        training.detector.backward_ends()
+
+    model = FakeModule(training, work=gradient)
+    for _ in range(3):
+        for _ in range(4):
+            model(0)
+            training.backward()
+            training.update(optimizer)
+        model.eval()
+        with training.no_grad():
+            for _ in range(5):
+                model(0)
+        model.train()
+    stats = training.finish()
+    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 15)
+    assert stats.total_s["validation_epoch"] == 3 * 5 * 3.0
+    assert (stats.counts["forward_pass"], stats.counts["optimizer_step"]) == (12, 12)
+    assert stats.total_s["forward_pass"] == 12 * 3.0

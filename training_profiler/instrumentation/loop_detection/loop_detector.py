@@ -391,7 +391,8 @@ class LoopDetector(ModuleCalls):
         self.frame = None
         if self.update.open_code:
             self.update.closure_begins()
-        if self.phases.is_unresolved:
+        # A gradient that a call without gradients computes, as of an energy for its forces, trains nothing.
+        if self.phases.is_unresolved and all(call.has_grad for call in self.calls):
             self._training_event_begins(self.pending.host_clock())
         if self.early.made_ns:
             self.loop_begin_ns = self.early.begin_again(self.pending, self.codes) or self.loop_begin_ns

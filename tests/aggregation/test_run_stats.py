@@ -99,6 +99,19 @@ def test_time_on_other_threads_is_not_wall_time(run):
     assert sum(section.self_s for section in snapshot.sections.values()) == snapshot.wall_s == 3.0
 
 
+@pytest.mark.parametrize(("own", "parent"), [(3, None), (0, "forward_pass")])
+def test_a_backward_pass_of_the_loss_is_none_of_those_in_a_forward_pass(run, own, parent):
+    """A model that computes forces has a gradient in each forward pass."""
+    for number in range(4):
+        with run.section("forward_pass"), run.section("backward_pass"):
+            run.clock.advance(1)
+        if number < own:
+            with run.section("backward_pass"):
+                run.clock.advance(2)
+        run.step()
+    assert run.snapshot().sections["backward_pass"].parent == parent
+
+
 @pytest.mark.parametrize(("target_s", "parent"), [(0.5, "rollout"), (20, None)])
 def test_calls_without_gradients_belong_to_rollouts_if_their_time_may(run, target_s, parent):
     """Most calls are actions, but the few of the targets may take longer than all rollouts."""

@@ -20,7 +20,9 @@ from training_profiler.aggregation.trend import trend
 from training_profiler.aggregation.work import explained_by_calls, work_growth
 from training_profiler.recording.known_sections import (
     ACTING_SECTIONS,
+    BACKWARD_PASS,
     DATA_LOADING,
+    FORWARD_PASS,
     ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,
@@ -42,6 +44,7 @@ SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
+OWN_FROM: Final = 0.25  # of its spans lie in no other section: then it is none of its parts
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
@@ -62,6 +65,10 @@ def section_stats(
         # Most calls are actions in rollouts, but the few long ones of targets may have most of the time.
         around = parents.get(id, 0)
         if names.get(around) == ROLLOUT and sums.total_ns[id] > sums.total_ns[around]:
+            parents[id] = 0
+        # A model that computes gradients in its forward pass, such as forces, has a backward pass of its loss as well.
+        is_within = (names[id], names.get(around)) == (BACKWARD_PASS, FORWARD_PASS)
+        if is_within and totals.sections.parents.get((0, id), 0) >= OWN_FROM * sums.count[id]:
             parents[id] = 0
     for id in ids:
         stats[names[id]] = SectionStats(

@@ -1,12 +1,16 @@
 """Samples of lines are attributed to the section open at their time, and become stats if there are enough."""
 
+from collections import Counter
+from functools import reduce
+
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, WeightedLines
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
+from training_profiler.units import NS_PER_S
 
 BATCH = Location("train.py", 88, "get_batch")
 LOSS = Location("train.py", 212, "estimate_loss")
@@ -237,3 +241,43 @@ def test_a_section_has_at_most_a_hundred_lines():
     assert len(lines) == 100
     assert lines[0] == LineStats("train.py", 150, "main", share=lines[0].share, samples=2)
     assert lines[0].share == pytest.approx(2 / 201)
+
+
+def weighted(*stretches: tuple[str, float]) -> dict:
+    """Return the seconds of each line: of every stretch, its samples ("AAB") and its seconds."""
+    lines = WeightedLines()
+    for samples, seconds in stretches:
+        lines.add(Counter((1, name) for name in samples), int(seconds * NS_PER_S))
+    return {name: ns / NS_PER_S for (_, name), ns in lines.times().items()}
+
+
+def test_a_sample_stands_for_more_time_where_samples_are_rarer():
+    dense, rare = [("A" * 100, 1.0)] * 3, [("AABB", 1.0)] * 60
+    assert weighted(*dense, *rare) == pytest.approx({"A": 33, "B": 30}, rel=0.01)
+
+
+def test_rare_samples_stand_for_the_time_of_stretches_without_any():
+    rare = [("A", 1.0), ("", 1.0), ("B", 1.0), ("A", 0.5), ("", 2.5)] * 20
+    assert weighted(*rare) == pytest.approx({"A": 80, "B": 40}, rel=0.01)
+
+
+def test_a_few_samples_at_the_end_do_not_stand_for_seconds():
+    # One by one, the last three would have a third of the time, which is chance.
+    seconds = weighted(*[("AAAABBBBBB" * 10, 1.0)] * 3, ("B", 4.0), ("B", 4.0), ("B", 4.0))
+    assert seconds["A"] / sum(seconds.values()) == pytest.approx(0.4, abs=0.02)
+    assert sum(seconds.values()) == pytest.approx(15)
+
+
+def test_samples_of_no_section_have_their_part_of_a_stretch():
+    lines = WeightedLines()
+    lines.add(Counter({(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}), 60)
+    assert lines.times() == {(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}
+
+
+def test_parts_of_a_run_have_the_sum_of_their_times():
+    parts = [WeightedLines() for _ in range(4)]
+    for part, samples in zip(parts, ("A" * 50, "B", "AB" * 30, "A" * 5), strict=True):
+        part.add(Counter((1, name) for name in samples), NS_PER_S)
+    whole = reduce(WeightedLines.together, parts)
+    assert sum(whole.times().values()) == pytest.approx(4 * NS_PER_S, abs=4)
+    assert sum(parts[0].times().values()) == NS_PER_S  # none of them changed

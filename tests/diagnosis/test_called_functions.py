@@ -32,7 +32,7 @@ def test_a_copy_is_named_with_its_line() -> None:
     finding = unexplained(run_with(({"copy.deepcopy": 0.6}, 0.7), ({"zip": 0.3}, 0.3)))
     assert finding.message == (
         "50.0% of step time is unattributed (62.5 ms per step), most of it spent copying objects (copy.deepcopy(), "
-        "60%): train.py:10 main (70% of it, in copy.deepcopy()), train.py:11 main (30% of it, in zip())"
+        "60%): train.py:10 main (70% of it, mostly in copy.deepcopy()), train.py:11 main (30% of it, in zip())"
     )
     assert finding.fix.startswith("Copy only what is kept")
 
@@ -41,7 +41,10 @@ def test_an_activity_on_many_lines_is_one() -> None:
     finding = unexplained(run_with(*(({"loss.item": 0.04, ".tolist": 0.03}, 0.1) for _ in range(10))))
     spent = "most of it spent reading numbers out of tensors (loss.item(), .tolist(), 70%): "
     assert spent in finding.message
-    assert finding.losses == "same bit for bit"
+    assert finding.losses == (
+        "less frequent work: same bit for bit, if the training does not use its result; "
+        "no kept graphs: same bit for bit"
+    )
 
 
 def test_two_activities_are_named_with_both_fixes() -> None:
@@ -52,6 +55,7 @@ def test_two_activities_are_named_with_both_fixes() -> None:
     assert spent in finding.message
     assert finding.evidence["spent_on"] == "printing and writing, computing norms and checking tensors"
     assert finding.fix.startswith("Write every n-th step")
+    assert "; where they are only logged or checked" in finding.fix
     assert "clip_grad_norm_" in finding.fix
 
 

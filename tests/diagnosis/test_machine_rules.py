@@ -47,6 +47,15 @@ def test_waiting_for_others_comes_first_with_what_it_cost():
     assert first.evidence["cause"] == "other programs"
 
 
+def test_waiting_before_it_was_measured_is_unknown():
+    """Imports wait for a CPU too, or not: the waiting in the loop says nothing about them."""
+    finding = machine_busy(run_on(machine(wait=0.5, cpu_wait_known_s=4.0)))
+    assert "the training waited 2.00 s (50% of the 4.00 s that were measured) for one" in finding.message
+    assert finding.potential_saving_s == finding.evidence["lost_s"] == pytest.approx(2.0)
+    own = cpu_oversubscribed(run_on(machine(wait=0.5, process=2.0, cpu_wait_known_s=4.0)))
+    assert own.evidence["lost_s"] == pytest.approx(2.0)
+
+
 def test_waiting_of_a_tenth_is_none():
     assert machine_busy(run_on(machine(wait=0.1))) is None
     assert machine_busy(run_on(machine(wait=0.11))) is not None

@@ -51,6 +51,14 @@ def test_many_operators_that_compute_nothing_are_found():
     assert "healthy" not in findings_of(run)
 
 
+def test_operators_shorter_than_the_shortest_that_was_measured_are_not_set_beside_it():
+    run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=12_000))
+    message = findings_of(run)["small-operators"].message
+    assert "7.5 us each (starting one takes 3.0 us here)" in message
+    slow = replace(run, program=run.program._replace(cpu=CPU._replace(operator_s=8e-6)))
+    assert "7.5 us each: mostly Python" in findings_of(slow)["small-operators"].message
+
+
 def test_operators_are_small_on_a_busy_machine_too():
     run = run_with(ProgramFacts(ADAM, cpu=CPU, operators=4_000))  # 22.5 us each, half of it without a CPU
     busy = MachineStats(10, cores=2.0, cpu_wait=Level(0.5, 0.5, 0.5))
@@ -161,6 +169,15 @@ def test_a_delay_in_the_counted_step_is_not_python():
     run = run_with(ProgramFacts(ADAM, forward=LONG))
     shortest = replace(run.sections["forward_pass"], min_s=0.012)
     assert "python-in-forward" not in findings_of(replace(run, sections={**run.sections, "forward_pass": shortest}))
+
+
+def test_the_part_in_python_is_that_of_the_forward_pass_which_shows_it():
+    """On a busy machine the mean is longer than the shortest forward pass; the part is not smaller there."""
+    run = run_with(ProgramFacts(ADAM, forward=LONG))
+    shortest = replace(run.sections["forward_pass"], min_s=0.030)
+    finding = findings_of(replace(run, sections={**run.sections, "forward_pass": shortest}))["python-in-forward"]
+    assert "73% of the forward pass is not in torch's operators" in finding.message
+    assert finding.evidence["share_of_forward"] == pytest.approx(22 / 30)
 
 
 MANY = LONG._replace(operators=800)  # what is between them may take all of the rest

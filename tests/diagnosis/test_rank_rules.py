@@ -7,7 +7,8 @@ import pytest
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot.ranks import AllRanksStats, RankStats, SectionSpread
+from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
 from training_profiler.snapshot.snapshot import Snapshot
 
 
@@ -168,6 +169,16 @@ def test_synchronization_separates_waiting_from_transfer():
     )
     assert finding.potential_saving_s == pytest.approx(0.13 * 5.0)
     assert finding.evidence["waiting_share"] == 0.05
+
+
+@pytest.mark.parametrize(("numbers", "larger"), [(0, False), (10**6, False), (10**7, False), (3 * 10**7, True)])
+def test_larger_buckets_are_advised_only_where_there_are_many(numbers, larger):
+    optimizer = OptimizerFacts("SGD", 20, ("float32",), ("cpu",), numbers=numbers)
+    run = run_of(synchronizing(working(30, 30), 0.2, 0.0))
+    run = replace(run, program=ProgramFacts(optimizer), exchange=GradientSyncStats(100, 2, 0.01))
+    fix = find(run, "synchronization-heavy").fix
+    assert ("bucket_cap_mb" in fix) == larger
+    assert "no_sync()" in fix
 
 
 @pytest.mark.parametrize(("share", "fires"), [(0.101, True), (0.099, False)])

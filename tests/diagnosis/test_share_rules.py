@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.loader_workers import machine
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.rules import THRESHOLDS
@@ -73,8 +74,8 @@ def test_share_of_a_tiny_time_has_no_finding():
 
 def run_of_validation(*inner: str) -> Snapshot:
     snapshot = snapshot_of({"forward_pass": 0.5})
-    names = ("validation_epoch", *(f"validation_epoch/{name}" for name in inner))
-    sections = {name: section_stats(name, 0.2, count=4, total_s=2.0, avg_s=0.5) for name in names}
+    times_s = {"validation_epoch": 2.0, **{f"validation_epoch/{name}": 0.9 for name in inner}}
+    sections = {name: section_stats(name, 0.2, count=4, total_s=s, avg_s=s / 4) for name, s in times_s.items()}
     return replace(snapshot, sections=snapshot.sections | sections)
 
 
@@ -83,6 +84,19 @@ def test_validation_with_batches_or_by_name_is_validation(inner):
     finding = find(run_of_validation(*inner), "validation-heavy")
     assert finding.message.startswith("20.0% of the run is spent validating (validation_epoch: 4 times")
     assert finding.fix.startswith("Validate less often")
+
+
+@pytest.mark.parametrize(
+    ("busy", "advice"),
+    [(1.0, "raise num_workers of its loader, prepare them once"), (7.9, "prepare them once")],
+)
+def test_validation_that_mostly_waits_for_its_batches_is_told_to_make_them_faster(busy, advice):
+    run = run_of_validation("data_loading", "forward_pass")
+    waits = replace(run.sections["validation_epoch/data_loading"], total_s=1.5)
+    run = replace(run, sections={**run.sections, waits.name: waits}, machine=machine(busy))
+    assert find(run, "validation-heavy").fix == (
+        f"It mostly waits for its batches (1.50 s of 2.00 s): {advice}, or validate less often"
+    )
 
 
 def test_more_forward_passes_than_batches_may_generate_samples():

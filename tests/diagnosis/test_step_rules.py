@@ -50,6 +50,11 @@ def test_steps_that_vary_as_their_forward_passes_do_have_no_finding():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, explained_by_calls=0.49)) is not None
 
 
+def test_time_of_no_section_that_varies_is_named_in_words():
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"other": 0.7}))
+    assert finding.message.endswith("; 70% of the variation comes from time in no section")
+
+
 def test_section_that_varies_is_named_with_its_fix():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))

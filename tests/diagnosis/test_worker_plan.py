@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.diagnosis.loader_fixes import waiting_fix
+from training_profiler.diagnosis.loader_fixes import stalls_fix, waiting_fix
 from training_profiler.snapshot.snapshot import LineStats, Snapshot, WorkerStats
 
 
@@ -77,6 +77,7 @@ def test_no_workers_are_advised_where_taking_over_a_batch_takes_longer_than_maki
     found = waiting(run)
     assert found.potential_saving_s == pytest.approx(200 * (0.040 - 0.010 - 0.004))
     assert found.evidence["handing_over_s"] == 0.020
+    assert stalls_fix(run) == waiting_fix(run)  # uneven steps have the same cause
 
 
 @pytest.mark.parametrize(

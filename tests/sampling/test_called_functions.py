@@ -6,7 +6,7 @@ from types import CodeType
 
 import pytest
 
-from training_profiler.sampling.called_functions import called_function, runs_python
+from training_profiler.sampling.called_functions import called_function, is_short, runs_python
 
 
 def calling_code(source: str) -> tuple[CodeType, int]:
@@ -81,3 +81,13 @@ def test_loops_and_the_begin_of_functions_run_python() -> None:
     assert names == {"RESUME", "JUMP_BACKWARD"}
     assert not runs_python(code, -1)
     assert not runs_python(code, 10_000)
+
+
+@pytest.mark.parametrize("name", ["math.sin", "float", "len", "max", "rows.append", ".items", "isinstance"])
+def test_short_functions_of_numbers_and_containers(name: str) -> None:
+    assert is_short(name)
+
+
+@pytest.mark.parametrize("name", ["", "print", "loss.item", "torch.max", "x.add", "queue.get", "np.sum", "next"])
+def test_other_functions_are_not_short(name: str) -> None:
+    assert not is_short(name)

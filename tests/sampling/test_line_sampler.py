@@ -1,10 +1,13 @@
 """The sampler thread: its samples of another thread, and its end."""
 
+import dis
 import logging
 import signal
 import sys
 import threading
 from dataclasses import dataclass
+from types import CodeType
+from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +20,7 @@ from training_profiler.sampling.location import Location, function_name
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.switch_interval import has_gil
 from training_profiler.sampling.user_code import Places, UserCode
+from training_profiler.snapshot.snapshot import PYTHON
 
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
 SITE = "/usr/lib/python3.11/site-packages"
@@ -37,6 +41,12 @@ def library(function):
 def look():
     return frame()
 """
+
+
+class KeptFrame(NamedTuple):
+    f_code: CodeType
+    f_lasti: int
+    f_back: "KeptFrame | None" = None
 
 
 @pytest.fixture
@@ -75,6 +85,23 @@ def frame_of_program():
 def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
     started(sampler).close()
     assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step", inside="library.py:4 look")
+
+
+@pytest.mark.parametrize(("call", "called"), [("math.sin(x)", PYTHON), ("len(x)", PYTHON), ("copy(x)", "copy")])
+def test_a_loop_around_a_short_function_runs_python(sampler, call, called):
+    """Another thread sees the loop only after the call, which itself takes no time."""
+    started(sampler).close()
+    code = compile(f"def sums(xs):\n    for x in xs:\n        {call}", "/project/train.py", "exec").co_consts[0]
+    at = next(step.offset for step in dis.get_instructions(code) if step.opname == "CALL")
+    assert sampler.locate(KeptFrame(code, at)).called == called
+
+
+def test_a_builtin_that_runs_a_library_is_named(sampler):
+    started(sampler).close()
+    program = compile("list(loader)", "/project/train.py", "exec")
+    at = next(step.offset for step in dis.get_instructions(program) if step.opname == "CALL")
+    library = compile(LIBRARY, f"{SITE}/library.py", "exec")
+    assert sampler.locate(KeptFrame(library, 0, KeptFrame(program, at))).called == "list"
 
 
 def test_stack_without_user_code_has_no_line(sampler):

@@ -6,7 +6,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, line_times
+from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.units import NS_PER_US
@@ -37,15 +37,16 @@ class _Stretch(NamedTuple):
     steps: int
     machine: MachineSums
     lines: LineCounts  # in sections and within steps
-    line_ns: LineTimes  # the time that these samples stand for
+    weighted: WeightedLines  # the time that these samples stand for
 
     def together(self, following: "_Stretch") -> "_Stretch":
         machine = MachineSums()
         machine.add_levels(self.machine)
         machine.add_levels(following.machine)
         kept = _most_seen(self.lines + following.lines)
-        line_ns = _of_kept(self.line_ns + following.line_ns, kept)
-        return _Stretch(self.steps + following.steps, machine, kept, line_ns)
+        weighted = self.weighted.together(following.weighted)
+        weighted.keep_in_steps(kept)
+        return _Stretch(self.steps + following.steps, machine, kept, weighted)
 
 
 Part = TypeVar("Part", _Block, _Stretch)
@@ -110,7 +111,10 @@ class RunHistory:
         levels.add_levels(machine)
         in_steps = Counter({key: count for key, count in lines.items() if key[0] > 0 or key[0] == IN_STEPS})
         kept = _most_seen(in_steps)
-        self._stretches.add(_Stretch(steps, levels, kept, _of_kept(line_times(lines, wall_ns), kept)))
+        weighted = WeightedLines()
+        weighted.add(lines, wall_ns)
+        weighted.keep_in_steps(kept)
+        self._stretches.add(_Stretch(steps, levels, kept, weighted))
 
     def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
         """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""
@@ -145,21 +149,10 @@ class RunHistory:
 
     def line_ns(self, first: int, end: int) -> LineTimes:
         """Return the time that these samples stand for."""
-        times: LineTimes = Counter()
+        weighted = WeightedLines()
         for each in self._stretches.within(first, end):
-            times += each.line_ns
-        return times
-
-
-def _of_kept(line_ns: LineTimes, kept: LineCounts) -> LineTimes:
-    """Return the times of the lines that are kept; those of the others are of no line, as their samples are."""
-    found: LineTimes = Counter()
-    for (section, location), ns in line_ns.items():
-        if (section, location) in kept:
-            found[section, location] += ns
-        elif section > 0 or section == IN_STEPS:
-            found[section, None] += ns
-    return found
+            weighted = weighted.together(each.weighted)
+        return weighted.times()
 
 
 def _most_seen(lines: LineCounts) -> LineCounts:

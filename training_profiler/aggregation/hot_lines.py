@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from training_profiler.recording.known_sections import (
@@ -21,6 +22,7 @@ from training_profiler.sampling.framework_frames import LOOP, FileRows
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 
+NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 SEEN_IN: Final = 2  # sections: then a line calls a loop, and itself says nothing
 OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP}
@@ -87,7 +89,7 @@ def lines_of(
 
     ``times`` are those that the samples stand for; None: each for as much as any other.
     """
-    spent = samples if not times or not times.total() else times
+    spent = _spent(samples, times)
     of_one = share / spent.total()
     seen: Counter[Location] = Counter()
     shares: dict[Location, float] = {}
@@ -124,24 +126,34 @@ def lines_of(
     )
 
 
+def _spent(samples: Counter[Location | None], times: Counter[Location | None] | None) -> Counter[Location | None]:
+    return samples if not times or not times.total() else times
+
+
 def _sorted(shares: Shares) -> Shares:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def phase_shares(
-    counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
+    counts: Mapping[str, Counter[Location | None]],
+    sections: Mapping[str, SectionStats],
+    times: Mapping[str, Counter[Location | None]] = NO_TIMES,
 ) -> dict[str, float]:
-    """Return the share of the run in each phase of a trainer, the largest first; none of those seen seldom."""
+    """Return the share of the run in each phase of a trainer, the largest first; none of those seen seldom.
+
+    As for lines, ``times`` are those that the samples stand for.
+    """
     seen: Counter[str] = Counter()
     shares: dict[str, float] = {}
     for name, samples in counts.items():
         if name not in sections or not samples:
             continue
-        of_a_sample = sections[name].share / samples.total()
+        spent = _spent(samples, times.get(name))
+        of_one = sections[name].share / spent.total()
         for location, count in samples.items():
             if location is not None and location.phase:
                 seen[location.phase] += count
-                shares[location.phase] = shares.get(location.phase, 0.0) + count * of_a_sample
+                shares[location.phase] = shares.get(location.phase, 0.0) + spent[location] * of_one
     often = [phase for phase, count in seen.items() if count >= PHASE_SAMPLES]
     return {phase: shares[phase] for phase in sorted(often, key=lambda phase: -shares[phase])[:MOST_PHASES]}
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,73 @@ LineTimes = Counter[tuple[int, Location | None]]  # ns instead of samples
 IN_STEPS: Final = -1
 # All samples before the first step, once more, with what the program prepared then.
 BEFORE_STEPS: Final = -2
+POOLED: Final = 40  # samples; the error of a part of a half is then 0.08
 
 
-def line_times(lines: LineCounts, wall_ns: int) -> LineTimes:
-    """Return the time that the samples of a stretch stand for: the sampler is faster in the first seconds of a run."""
-    seen = sum(count for (section, _), count in lines.items() if section >= 0)
-    return Counter({key: round(count * wall_ns / seen) for key, count in lines.items()}) if seen else Counter()
+class _Pool(NamedTuple):
+    """Samples of a stretch of time, all of which stand for the same time."""
+
+    lines: LineCounts
+    samples: int  # which may be more than those of ``lines``
+    wall_ns: int
+
+    def together(self, following: "_Pool") -> "_Pool":
+        samples = self.samples + following.samples
+        return _Pool(self.lines + following.lines, samples, self.wall_ns + following.wall_ns)
+
+    def times(self) -> LineTimes:
+        return Counter({key: round(count * self.wall_ns / self.samples) for key, count in self.lines.items()})
+
+
+NO_SAMPLES: Final = _Pool(Counter(), 0, 0)
+
+
+class WeightedLines:
+    """The time that samples of lines stand for: they are denser in the first seconds of a run than later.
+
+    All samples of a pool count the same. It has at least ``POOLED`` of them: where samples are rare, one of a short
+    stretch would stand for seconds, and the shares of lines would be chance.
+    """
+
+    def __init__(self) -> None:
+        self._done: LineTimes = Counter()
+        self._last = self._open = NO_SAMPLES  # the pool before the open one, which may have too few samples
+
+    def add(self, lines: LineCounts, wall_ns: int) -> None:
+        """Add the samples of a stretch and its time, which may have none."""
+        self._add(_Pool(lines, sum(count for (section, _), count in lines.items() if section >= 0), wall_ns))
+
+    def _add(self, pool: _Pool) -> None:
+        self._open = self._open.together(pool)
+        if self._open.samples >= POOLED:
+            self._done.update(self._last.times())
+            self._last, self._open = self._open, NO_SAMPLES
+
+    def together(self, following: "WeightedLines") -> "WeightedLines":
+        """Return the sums of two consecutive parts of a run."""
+        sums = WeightedLines()
+        for each in (self, following):
+            sums._done.update(each._done)
+            sums._add(each._last)
+            sums._add(each._open)
+        return sums
+
+    def keep_in_steps(self, kept: LineCounts) -> None:
+        """Forget the lines outside of steps; samples in steps of lines that are not in ``kept`` are of no line then."""
+        self._done = _in_steps(self._done, kept)
+        self._last, self._open = (each._replace(lines=_in_steps(each.lines, kept)) for each in (self._last, self._open))
+
+    def times(self) -> LineTimes:
+        """Return the time of each line, in ns."""
+        return self._done + self._last.together(self._open).times()
+
+
+def _in_steps(numbers: LineCounts, kept: LineCounts) -> LineCounts:
+    found: LineCounts = Counter()
+    for (section, location), number in numbers.items():
+        if section > 0 or section == IN_STEPS:
+            found[section, location if (section, location) in kept else None] += number
+    return found
 
 
 class LineAttribution:

@@ -131,15 +131,16 @@ class RunSums:
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         step = step_stats(totals, self._names.names, warmup, is_interval=of_interval)
         self_s = {name: section.self_s for name, section in sections.items()}
+        times = times_of_lines(totals, self._names.names)
         settled_from = 0 if step is None or of_interval else step.warmup_count
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
-            lines=line_stats(lines, sections, times_of_lines(totals, self._names.names)),
+            lines=line_stats(lines, sections, times),
             settled_lines=settled_line_stats(totals, self._names.names, lines, sections, settled_from),
-            phases=phase_shares(lines, sections),
+            phases=phase_shares(lines, sections, times),
             making=making_shares(lines),
             unseen=unseen_waits(lines, sections),
             startup=None if of_interval else startup_stats(totals, self_s),

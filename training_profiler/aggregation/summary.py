@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
-from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
+from training_profiler.aggregation.hot_lines import NO_TIMES, lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_lines import outside_samples
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
@@ -43,7 +42,6 @@ from training_profiler.units import NS_PER_S
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
-NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 OWN_FROM: Final = 0.25  # of its spans lie in no other section: then it is none of its parts
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
@@ -178,9 +176,10 @@ def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[L
 
 def times_of_lines(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the time in ns that the samples of each line stand for, by section, without time outside of steps."""
-    times = _by_section(totals, names, totals.line_ns)
+    line_ns = totals.weighted_lines.times()
+    times = _by_section(totals, names, line_ns)
     of_steps = len(_uncovered(totals)) > 1
-    other = {location: ns for (id, location), ns in totals.line_ns.items() if id == (IN_STEPS if of_steps else 0)}
+    other = {location: ns for (id, location), ns in line_ns.items() if id == (IN_STEPS if of_steps else 0)}
     times[OTHER] = times.get(OTHER, Counter()) + Counter(other)
     return times
 

@@ -1,6 +1,5 @@
 """All sums over a stretch of time: a flush interval, a report interval, an epoch, or a run."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.history import RunHistory
-from training_profiler.aggregation.lines import LineCounts, LineTimes, line_times
+from training_profiler.aggregation.lines import LineCounts, WeightedLines
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
@@ -49,7 +48,7 @@ class Totals:
         self.with_grad = (0, 0)  # forward passes of evaluations that recorded gradients: their number and time in ns
         self.training_spans = 0  # spans that ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
-        self.line_ns: LineTimes = Counter()  # the time that these samples stand for; of sums of stretches alone
+        self.weighted_lines = WeightedLines()  # the time that these samples stand for; of sums of stretches alone
         self.machine = MachineSums()
         self.batches: int | None = None  # fetched for training; None without a known loader
         self.samples: int | None = None
@@ -128,7 +127,7 @@ class Totals:
             self.first_fetch_ns = later.first_fetch_ns
         self.training_spans += later.training_spans
         self.lines.update(later.lines)
-        self.line_ns.update(line_times(later.lines, later.wall_ns))
+        self.weighted_lines.add(later.lines, later.wall_ns)
         self.machine.add(later.machine)
         self._add_batches(later)
         if later.tokens is not None:

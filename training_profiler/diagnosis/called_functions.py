@@ -36,7 +36,7 @@ ACTIVITIES: Final = (
     Activity(
         "in loops and functions of Python",
         frozenset({PYTHON}),
-        "Replace loops in Python by operations on whole tensors, or do this work every n-th step or in a worker",
+        "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
     ),
     Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
     Activity(

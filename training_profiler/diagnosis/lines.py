@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.called_functions import activities, spent_text, without_losses
 from training_profiler.diagnosis.claims import section_of
-from training_profiler.diagnosis.loader_fixes import slowest_loader
+from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
@@ -117,7 +117,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         message += f": {lines}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     if spent:
-        fix = "; ".join(each.activity.fix for each in spent)
+        fix, *others = (each.activity.fix for each in spent)
+        fix = "; ".join([fix, *map(as_next, others)])
     if has_forward:
         message += "; it includes the forward pass, because no call of a module was seen"
         total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))

@@ -56,7 +56,7 @@ def waiting_fix(snapshot: Snapshot) -> str:
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
     is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
-        words = [f"{REMADE}, with new workers", *(_as_next(word) for word in words if word != _as_next(REMADE))]
+        words = [f"{REMADE}, with new workers", *(as_next(word) for word in words if word != as_next(REMADE))]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
     if line is not None and _makes_tensors(line) * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
         made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
@@ -142,7 +142,7 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
     if snapshot.device is not None and loader.pin_memory is False:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
-        yield _as_next(REMADE) if loader.is_remade else "set persistent_workers=True"
+        yield as_next(REMADE) if loader.is_remade else "set persistent_workers=True"
     workers = loader.workers
     if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
         yield (
@@ -162,7 +162,7 @@ def _begins_often(snapshot: Snapshot) -> bool:
     return first_s >= BEGINS_FROM * waited_s > 0
 
 
-def _as_next(sentence: str) -> str:
+def as_next(sentence: str) -> str:
     """Return a sentence as a part of another one."""
     return sentence[0].lower() + sentence[1:]
 
@@ -170,7 +170,10 @@ def _as_next(sentence: str) -> str:
 def stalls_fix(snapshot: Snapshot) -> str:
     """Return what to change where some batches are waited for much longer than others."""
     loader, free = slowest_loader(snapshot), free_cpus(snapshot)
-    has_cpus = free is None or free >= FREE_CPUS
+    plan = None if loader is None else _plan(snapshot, loader)
+    if plan is not None and plan.is_better_without:
+        return plan.text()
+    has_cpus = (free is None or free >= FREE_CPUS) and (plan is None or plan.lock is None)
     if loader is not None and not loader.num_workers:
         if has_cpus:
             return "Avoid data stalls: batches made in workers (num_workers), samples of more even cost"

@@ -15,6 +15,7 @@ MACHINE_BUSY: Final = "machine-busy"
 OVERSUBSCRIBED: Final = "cpu-oversubscribed"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
 THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
+NEARLY_ALL: Final = 0.9  # of the run
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
 # Rules about time that comes and goes, as it does on a busy machine whatever the program does.
 ABOUT_UNEVEN_TIME: Final = (
@@ -103,11 +104,11 @@ def _mean(level: Level | None) -> float:
 def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a run that lost over 10 % of its time to other programs, a CPU quota, a hypervisor or memory pressure."""
     machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
-    lost_s = loss.to_others * snapshot.wall_s
+    lost_s = loss.to_others * _known_s(snapshot)
     if machine is None or loss.to_others <= threshold or lost_s < MIN_SAVING_S:
         return None
     cause = loss.cause
-    waited = f"the training waited {duration_text(lost_s)} ({loss.to_others:.0%} of the run)"
+    waited = f"the training waited {_lost_text(snapshot, loss.to_others)}"
     own = "" if machine.cpu_process is None else f"; it got {machine.cpu_process.mean:.2f}"
     of = "" if machine.cores is None or not own else f" of {_cpus(machine.cores)}"
     message = {
@@ -138,9 +139,9 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
 def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training that waited over 20 % of the run for CPUs that its own threads and processes had."""
     machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
-    if machine is None or machine.cores is None or loss.own <= threshold or loss.own * snapshot.wall_s < MIN_SAVING_S:
+    lost_s = loss.own * _known_s(snapshot)
+    if machine is None or machine.cores is None or loss.own <= threshold or lost_s < MIN_SAVING_S:
         return None
-    lost_s = loss.own * snapshot.wall_s
     is_alone = machine.local_ranks == 1 and not any(loader.num_workers for loader in snapshot.loaders)
     if is_alone and snapshot.program.threads > MANY_THREADS * machine.cores:
         return _too_many_threads(snapshot, machine.cores, loss, threshold)
@@ -148,7 +149,7 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     return Finding(
         code=OVERSUBSCRIBED,
         message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
-        f"waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
+        f"waited {_lost_text(snapshot, loss.own)} for one",
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
         potential_saving_s=0.0,
         fix="Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
@@ -158,13 +159,13 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold: float) -> Finding:
     """Return the finding where torch itself has more threads than there are CPUs: fewer save what is lost."""
-    lost_s, threads = loss.own * snapshot.wall_s, snapshot.program.threads
+    lost_s, threads = loss.own * _known_s(snapshot), snapshot.program.threads
     places = snapshot.program.places_of(THREADS)
     where = f" (set at {places})" if places else ""
     return Finding(
         code=OVERSUBSCRIBED,
         message=f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
-        f"training thread waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
+        f"training thread waited {_lost_text(snapshot, loss.own)} for one",
         evidence={
             "lost_share": loss.own,
             "threshold": threshold,
@@ -177,6 +178,19 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
         fix=f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small "
         "operations are fastest with one",
     )
+
+
+def _known_s(snapshot: Snapshot) -> float:
+    """Return the time that a loss is of: the run, or as much of it as the waiting for a CPU was measured in."""
+    known_s = None if snapshot.machine is None else snapshot.machine.cpu_wait_known_s
+    return snapshot.wall_s if known_s is None else min(snapshot.wall_s, known_s)
+
+
+def _lost_text(snapshot: Snapshot, part: float) -> str:
+    """Return "2m 5s (40% of the run)", or the part of the time that is known where that is clearly less."""
+    known_s = _known_s(snapshot)
+    of = "the run" if known_s >= NEARLY_ALL * snapshot.wall_s else f"the {duration_text(known_s)} that were measured"
+    return f"{duration_text(part * known_s)} ({part:.0%} of {of})"
 
 
 def _cpus(count: float) -> str:
@@ -194,7 +208,7 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
     lost = cpu_loss(snapshot.machine).all
     if lost <= threshold_of(MACHINE_BUSY, snapshot):
         return findings
-    left = [_without(finding, lost, lost * snapshot.wall_s) for finding in findings]
+    left = [_without(finding, lost, lost * _known_s(snapshot)) for finding in findings]
     return [finding for finding in left if finding is not None]
 
 

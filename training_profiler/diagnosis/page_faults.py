@@ -79,7 +79,7 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             "pages_per_step": pages,
         },
         potential_saving_s=pause.seconds * step.settled_s / step.total_s,
-        fix="Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors of 32 MB or "
-        "more on the CPU, set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load "
-        "jemalloc or tcmalloc by LD_PRELOAD: they keep freed memory",
+        fix="Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors on the CPU, "
+        "set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load jemalloc or "
+        "tcmalloc by LD_PRELOAD: they keep freed memory",
     )

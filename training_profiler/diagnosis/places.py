@@ -7,6 +7,7 @@ from training_profiler.snapshot.snapshot import PYTHON, LineStats
 
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
+NEARLY_ALL: Final = 0.9
 SAY_NOTHING: Final = (PYTHON, "step", "backward")  # no call, and calls that are a section themselves
 
 
@@ -23,7 +24,8 @@ def of_it(place: LineStats, of: float) -> str:
     name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
     is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_NOTHING
     if called and is_named and place.lines == 1 and not place.inside:
-        return f"{text}, in {name}()"
+        mostly = "" if called >= NEARLY_ALL * place.share else "mostly "
+        return f"{text}, {mostly}in {name}()"
     if place.lines > 1 and not place.inside:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
         text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)

@@ -69,8 +69,8 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     return Finding(
         code=SMALL_OPERATORS,
-        message=f"The model takes {operators} small operators a step, {operator_s * 1e6:.1f} us each"
-        f"{_starting_one(snapshot)}: mostly Python and torch between operators, not computing{_above_all(snapshot)}",
+        message=f"The model takes {operators} small operators a step, {_each(snapshot, operator_s)}: "
+        f"mostly Python and torch between operators, not computing{_above_all(snapshot)}",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
@@ -107,9 +107,12 @@ def _with_a_cpu(snapshot: Snapshot) -> float:
     return max(0.0, 1 - cpu_loss(snapshot.machine).all)
 
 
-def _starting_one(snapshot: Snapshot) -> str:
-    cpu = snapshot.program.cpu
-    return "" if cpu is None else f" (starting one takes {cpu.operator_s * 1e6:.1f} us here)"
+def _each(snapshot: Snapshot, operator_s: float) -> str:
+    """Return how long each takes, beside the shortest one here: those of a backward pass may be shorter."""
+    cpu, each = snapshot.program.cpu, f"{operator_s * 1e6:.1f} us each"
+    if cpu is None or cpu.operator_s > operator_s:
+        return each
+    return f"{each} (starting one takes {cpu.operator_s * 1e6:.1f} us here)"
 
 
 def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
@@ -165,8 +168,9 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
     above_all = f"; above all in {places[0]}" if places else ""
     return Finding(
         code=SMALL_OPERATORS,
-        message=f"Backward passes take {operators} small operators a step, {operator_s * 1e6:.1f} us each"
-        f"{_starting_one(snapshot)}, most of them of what is computed outside of modules, such as the loss{above_all}",
+        message=f"Backward passes take {operators} small operators a step, "
+        f"{_each(snapshot, operator_s)}, most of them of what is computed outside of modules, such as the "
+        f"loss{above_all}",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
@@ -202,14 +206,15 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
 
     None where operators were not counted, as in compiled code.
     """
-    program, step, seconds = snapshot.program, snapshot.step, _outside_operators_s(snapshot)
+    program, step, outside = snapshot.program, snapshot.step, _outside_operators(snapshot)
     if program.optimizer is None or program.optimizer.devices != ("cpu",) or program.compiled is not None:
         return None
     forward_s = snapshot.total_of_step_s(FORWARD_PASS)
-    if step is None or not has_enough_steps(snapshot) or seconds is None or not forward_s:
+    if step is None or not has_enough_steps(snapshot) or outside is None or not forward_s:
         return None
+    seconds, part = outside
     potential_saving_s = min(forward_s, seconds * step.settled_count)
-    part, share = potential_saving_s / forward_s, potential_saving_s / step.settled_s
+    share = potential_saving_s / step.settled_s
     if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     return Finding(
@@ -231,8 +236,8 @@ def _sampled_in_python(snapshot: Snapshot) -> float:
     return min(1.0, sum(line.called.get(PYTHON, 0.0) for line in lines) / section.share)
 
 
-def _outside_operators_s(snapshot: Snapshot) -> float | None:
-    """Return the time of a step's forward passes that is surely in no operator; None if unknown.
+def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
+    """Return the time of a step's forward passes that is surely in no operator, and its part; None if unknown.
 
     The counted step may have been delayed, by another program for example; the shortest forward pass was not. That may
     include operators between two modules, which are not counted; the calls of the counted step do not. What is between
@@ -244,7 +249,8 @@ def _outside_operators_s(snapshot: Snapshot) -> float | None:
     least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)
     sampled_s = min(outside_s, _sampled_in_python(snapshot) * least_s)
-    return max(sampled_s, outside_s - BETWEEN_OPERATORS_S * counted.operators)
+    surely_s = max(sampled_s, outside_s - BETWEEN_OPERATORS_S * counted.operators)
+    return (surely_s, surely_s / least_s) if least_s else None
 
 
 @RULES.rule(DOUBLE_PRECISION, threshold=0.10)  # of step time

@@ -13,6 +13,8 @@ from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 MOST_NAMED: Final = 4
+BUCKET_BYTES: Final = 25 * 2**20  # DDP's default
+BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
 
 
@@ -88,7 +90,8 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     ranks, step = snapshot.ranks, snapshot.step
     fix = "use fewer and larger collectives, overlap them with computation, or use a faster network"
     if snapshot.exchange is not None:
-        fix = "use larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), or a faster network"
+        larger = "larger DDP buckets (bucket_cap_mb), " if _has_many_buckets(snapshot) else ""
+        fix = f"use {larger}gradient accumulation under no_sync(), or a faster network"
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return StepShare(
             "synchronization-heavy",
@@ -127,6 +130,15 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
         potential_saving_s=max(0.0, total_s - claimed_s),
         fix=fix,
     )
+
+
+def _has_many_buckets(snapshot: Snapshot) -> bool:
+    """Return whether the gradients fill more of DDP's buckets than the first, which is small, and another one."""
+    optimizer = snapshot.program.optimizer
+    if optimizer is None:
+        return False
+    each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
+    return optimizer.numbers * each > 2 * BUCKET_BYTES
 
 
 def _culprit(finding: Finding) -> str:

@@ -5,9 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
-from training_profiler.diagnosis.loader_fixes import plan_of_workers, transfer_fix, waiting_fix, waiting_saved
+from training_profiler.diagnosis.loader_fixes import (
+    free_cpus,
+    plan_of_workers,
+    transfer_fix,
+    waiting_fix,
+    waiting_saved,
+)
 from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.recording.known_sections import (
@@ -26,7 +33,7 @@ from training_profiler.recording.known_sections import (
     VALIDATION_EPOCH,
 )
 from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
-from training_profiler.units import ms_text, time_text
+from training_profiler.units import duration_text, ms_text, time_text
 
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
@@ -150,7 +157,19 @@ def _validating(snapshot: Snapshot) -> str:
     return "validating or generating samples" if _may_be_sampling(snapshot) else "validating"
 
 
+def _waiting_of_validation(snapshot: Snapshot) -> str:
+    """Return how much of validation waits for batches, where that is most of it; else ""."""
+    whole, waits = (snapshot.sections.get(name) for name in (VALIDATION_EPOCH, f"{VALIDATION_EPOCH}/{DATA_LOADING}"))
+    if whole is None or waits is None or waits.total_s < MOST_OF_IT * whole.total_s:
+        return ""
+    return f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
+
+
 def _less_validation(snapshot: Snapshot) -> str:
+    if waiting := _waiting_of_validation(snapshot):
+        free = free_cpus(snapshot)
+        workers = "" if free is not None and free < FREE_CPUS else "raise num_workers of its loader, "
+        return f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
     if _may_be_sampling(snapshot):
         return "Validate or generate samples less often, on less data, or with a larger batch size"
     return "Validate less often, on fewer batches, or with a larger batch size"

@@ -73,7 +73,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
     if snapshot.garbage is not None and snapshot.garbage.explained >= COUPLED:
         cause, part = GARBAGE_COLLECTION, snapshot.garbage.explained  # a cause, which lies in some section
-    named = f"; {part:.0%} of the variation comes from {cause}" if part >= COUPLED else ""
+    shown = "time in no section" if cause == OTHER else cause
+    named = f"; {part:.0%} of the variation comes from {shown}" if part >= COUPLED else ""
     evidence: dict[str, float | int | str] = {
         "coefficient_of_variation": variation,
         "threshold": threshold,

@@ -32,6 +32,7 @@ class Price(NamedTuple):
 NO_RANDOM: Final = "if samples draw no random numbers"
 NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
+UNUSED: Final = "if the training does not use its result"
 KEPT: Final = "if each pass draws one number, samples none"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
 # What a trial can apply.
@@ -74,12 +75,13 @@ ADVISED: Final = (
     Price("float32 instead of float64", CLOSE, words="use float32"),
     Price("one forward pass", EXACT_IF, "if the model draws no random numbers", "call it once and|pass that is there"),
     Price("one backward pass", CLOSE, words=r"backward\(\) once"),
-    Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once"),
+    Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once|operations on whole"),
     Price("one optimizer for all steps", CHANGES, "because its averages are kept", "make the optimizer"),
     Price("no anomaly detection", EXACT, words="anomaly detection off"),
     Price("sparse gradients", CHANGES, "where the optimizer also moves rows that a batch does not use", "sparse=True"),
     Price("activation checkpointing", EXACT, words="(activation|gradient) checkpointing"),
-    Price("less frequent work", EXACT, words="(?<!average )every n-th step|save less often|less often, asynchronously"),
+    Price("less frequent work", EXACT_IF, UNUSED, r"(?<!average )(?<!write )(?<!log )every n-th step|often, async"),
+    Price("less frequent output", EXACT, words="save less often|(log|write) every n-th step"),
     Price("less frequent averaging", EXACT_IF, "if no loss uses the average", "average every n-th step"),
     Price("less validation or sampling", EXACT_IF, NOT_DRAWING, "(validate|samples|evaluate) less often"),
     Price("no gradients in validation", EXACT, words="no_grad|inference_mode"),

@@ -152,14 +152,14 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
 
 
 def _phase_lines(snapshot: Snapshot) -> list[str]:
-    """Return the phases of a trainer of a library, by its own names for them."""
+    """Return the phases of trainers, loaders and callbacks of libraries, by their own names for them."""
     shown = {
         phase: share
         for phase, share in snapshot.phases.items()
         if share >= HOT_SHARE and not set(OF_PASSES).intersection(phase.split(BETWEEN))  # rules are about these
     }
     phases = [f"{phase} {share:.1%}" for phase, share in shown.items()]
-    return [f"Trainer's own phases, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []
+    return [f"Phases within libraries, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []
 
 
 def _step_lines(snapshot: Snapshot) -> list[str]:

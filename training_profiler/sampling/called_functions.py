@@ -30,6 +30,24 @@ _LOCALS: Final = frozenset(_OF[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK"
 
 _OF_PYTHON: Final = frozenset(_OF[name] for name in ("RESUME", "JUMP_BACKWARD"))
 
+# Functions in C of numbers, texts and containers: a call is as short as the instructions around it, and only the place
+# where these show. No method that tensors or queues have is among them.
+_SHORT: Final = frozenset(
+    (
+        *("abs", "all", "any", "bool", "chr", "dict", "divmod", "enumerate", "float", "frozenset", "getattr"),
+        *("hasattr", "hash", "id", "int", "isinstance", "issubclass", "len", "list", "max", "min", "ord", "pow"),
+        *("range", "reversed", "round", "set", "setattr", "slice", "str", "sum", "tuple", "type", "zip"),
+    )
+)
+_SHORT_METHODS: Final = frozenset(
+    (
+        *("append", "appendleft", "discard", "encode", "endswith", "extend", "heappop", "heappush", "isalpha"),
+        *("isdigit", "items", "join", "keys", "lower", "lstrip", "popleft", "rstrip", "setdefault", "startswith"),
+        *("strip", "upper", "values"),
+    )
+)
+_OF_NUMBERS: Final = "math."
+
 _Moment = tuple[int, int]  # a line and a column of the source
 
 
@@ -62,6 +80,12 @@ def runs_python(code: CodeType, instruction: int) -> bool:
     """Return whether the lock was given up at this offset by a loop or the begin of a function, and by no call."""
     raw = code.co_code
     return 0 <= instruction < len(raw) and raw[instruction] in _OF_PYTHON
+
+
+def is_short(name: str) -> bool:
+    """Return whether a function of this name takes no time of its own, such as ``math.sin`` and ``items.append``."""
+    _, dot, method = name.rpartition(".")
+    return name.startswith(_OF_NUMBERS) or (method in _SHORT_METHODS if dot else name in _SHORT)
 
 
 def has_no_arguments(code: CodeType, instruction: int) -> bool:

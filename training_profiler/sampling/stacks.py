@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.called_functions import called_function, runs_python
+from training_profiler.sampling.called_functions import called_function, is_short, runs_python
 from training_profiler.sampling.framework_frames import CALLBACK, ENGINE, LOOP, MAKING, FileRows, callback_named
 from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
@@ -166,6 +166,8 @@ class StackReader:
             return None
         phase = phase_text(place.phases)
         waits, called = self._call_at(code, instruction)
+        if place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
+            called = PYTHON
         location = Location(
             file,
             *self._line_at(code, instruction),

@@ -90,7 +90,7 @@ def test_validation_with_batches_or_by_name_is_validation(inner):
     ("busy", "advice"),
     [(1.0, "raise num_workers of its loader, prepare them once"), (7.9, "prepare them once")],
 )
-def test_validation_that_mostly_waits_for_its_batches_is_told_to_make_them_faster(busy, advice):
+def test_validation_that_mostly_waits_for_its_batches_needs_them_faster(busy, advice):
     run = run_of_validation("data_loading", "forward_pass")
     waits = replace(run.sections["validation_epoch/data_loading"], total_s=1.5)
     run = replace(run, sections={**run.sections, waits.name: waits}, machine=machine(busy))

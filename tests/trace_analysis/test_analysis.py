@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace, gpu
 from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.report.views import render_view
 
 KINDS = ("k", "ncclDevKernel", "copy")
 PARTS = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
@@ -156,6 +157,24 @@ def test_phase_follows_from_what_launched_the_work(tmp_path):
     found = trace.analysed(tmp_path).phases
     assert found.times_ns == {"forward": 30_000, "backward": 60_000, "optimizer": 10_000}
     assert (found.optimizer_kernels, found.multi_tensor_kernels) == (1, 1)
+
+
+def test_marks_of_a_pipeline_name_the_phases_of_what_has_no_operator_of_autograd(tmp_path):
+    trace = Trace().step(1, 0, 1000)
+    for number, mark in enumerate(("attn(F)", "attn(B)", "mlp(W)", "pack")):
+        trace.mark(mark, 100 * number, 50).kernel("k", 100 * number + 60, 10 + number, launched=(100 * number + 1, 1))
+    assert trace.analysed(tmp_path).phases.times_ns == {"forward": 10_000, "backward": 23_000, "optimizer": 0}
+
+
+def test_collectives_of_the_host_are_named(tmp_path):
+    trace = Trace().step(1, 0, 100).mark("gloo:all_reduce", 10, 30, tid=9).mark("gloo:all_reduce", 50, 20, tid=8)
+    found = trace.analysed(tmp_path)
+    assert [(calls.name, calls.count, calls.total_ns) for calls in found.host_collectives] == [
+        ("gloo:all_reduce", 2, 50_000)
+    ]
+    said = "Communication by threads of the host: gloo:all_reduce 0.050 ms in 2 calls"
+    assert said in render_view("overview", found, "host_self")
+    assert said in render_view("communication", found, "host_self")
 
 
 def test_trace_without_backward_pass_has_no_phases(tmp_path):

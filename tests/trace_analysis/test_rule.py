@@ -284,6 +284,32 @@ def test_graphs_are_advised_where_the_runtime_has_them(call, advice, tmp_path):
     assert finding.message.endswith("of step time")  # nothing on short kernels, of which there are none
 
 
+def test_fewer_launches_need_nothing_that_is_there_or_not_trained(tmp_path):
+    def fix(name, trace):
+        trace.op("aten::mm", 100, 300).kernel(name, 0, 100, launched=(0, 1))
+        return RULES["launch-bound"](trace.kernel(name, 400, 600, launched=(398, 1)).analysed(tmp_path)).fix
+
+    assert fix("triton_poi_fused_0", stepped()) == "Use CUDA graphs, larger batches, fused operators"
+    trained = stepped().op("autograd::engine::evaluate_function: MmBackward0", 0, 50)
+    assert "a fused optimizer" in fix("k", trained)
+
+
+@pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
+def test_pinned_memory_is_advised_where_copies_are_not_from_it(memory, advised, tmp_path):
+    trace = stepped().copy(f"HtoD ({memory} -> Device)", 0, 500).kernel("k", 500, 500)
+    assert ("pin_memory" in RULES["data-transfer"](trace.analysed(tmp_path)).fix) == advised
+
+
+@pytest.mark.parametrize(("allocations", "is_off"), [(70, True), (20, False)])
+def test_a_cache_that_is_off_is_said(allocations, is_off, tmp_path):
+    trace = Trace().step(1, 0, 10_000).kernel("k", 0, 9_000)
+    for i in range(100):
+        trace.op("aten::empty", 50 * i, 5)
+        if i < allocations:
+            trace.call("cudaMalloc", 50 * i + 1, 10).call("cudaFree", 50 * i + 20, 10)
+    assert ("caching allocator is off" in RULES["allocations"](trace.analysed(tmp_path)).fix) == is_off
+
+
 @pytest.mark.parametrize(
     ("first_us", "advice"), [(300, "Where the device or a library"), (20, "Set PYTORCH_CUDA_ALLOC")]
 )
@@ -329,6 +355,19 @@ def test_copies_at_the_same_time_count_once(tmp_path):
         trace.copy("HtoD (Pageable -> Device)", 0, 400, stream=20 + stream)
     found = by_code(trace, tmp_path)["pageable-copies"]
     assert "8 copies from pageable memory take 40.0% of step time" in found.message
+
+
+def test_copies_behind_other_work_are_no_time_to_gain(tmp_path):
+    trace = stepped().op("aten::copy_", 0, 5).kernel("direct_copy_kernel", 10, 400, launched=(1, 1))
+    trace.kernel("vectorized_elementwise_kernel", 110, 600, stream=9)
+    found = RULES["frequent-copies"](trace.analysed(tmp_path))
+    assert "take 14.3% of its busy time" in found.message
+    assert found.potential_saving_s == pytest.approx(100e-6)
+
+
+def test_copies_from_device_to_device_are_conversions(tmp_path):
+    trace = stepped().op("aten::copy_", 0, 900).copy("DtoD (Device -> Device)", 100, 500, launched=(10, 2))
+    assert RULES["frequent-copies"](trace.analysed(tmp_path)) is not None
 
 
 def test_copies_from_the_host_are_no_conversions(tmp_path):

@@ -26,7 +26,7 @@ from training_profiler.trace_analysis.device_activity import (
     utilization,
 )
 from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
-from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap
+from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -116,11 +116,12 @@ class Analysis:
     collective_runs: Mapping[RunsOf, Runs]
     bus_bandwidths: tuple[BusBandwidth, ...]
     copies: tuple[host_activity.ModuleCalls, ...]
-    conversions: host_activity.ModuleCalls
+    conversions: host_activity.ModuleCalls  # their time is that in which the device did nothing else
     conversions_in_scope_ns: int
     pageable: host_activity.ModuleCalls  # copies from memory that is not pinned, in the scope; at once count once
     synchronizations: tuple[host_activity.ModuleCalls, ...]
     allocations: tuple[host_activity.ModuleCalls, ...]
+    host_collectives: tuple[host_activity.ModuleCalls, ...]  # of threads of the host, at the same time as others
     data_loading: host_activity.ModuleCalls
     waiting: Waiting
     memory: tuple[DeviceMemory, ...]
@@ -195,7 +196,9 @@ def analyse_columns(
     devices = devices_of(columns, communicates, device)
     doubts = doubts_of(columns, launches, communicates, steps, scope)
     idle, code = _idle_times(columns, device, devices, launches, communicates, scope)
-    conversions, converting = host_activity.conversions(columns, nesting, launches)
+    conversions, converting, others = host_activity.conversions(columns, nesting, launches)
+    either = together(converting, others)
+    alone_ns = either.total_ns - others.total_ns
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns),
@@ -222,11 +225,12 @@ def analyse_columns(
         collective_runs=collective_runs(columns, communicates),
         bus_bandwidths=bus_bandwidths(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
-        conversions=host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, converting.total_ns),
-        conversions_in_scope_ns=scope.within(converting),
+        conversions=host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, alone_ns),
+        conversions_in_scope_ns=scope.within(either) - scope.within(others),
         pageable=_pageable(columns, scope),
         synchronizations=tuple(host_activity.synchronizations(columns)),
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
+        host_collectives=tuple(host_activity.host_collectives(columns)),
         data_loading=host_activity.data_loading(columns),
         waiting=_waiting(columns, scope, in_scope, reads),
         memory=tuple(memory_of(columns, steps, _main_sections(columns))),

@@ -19,9 +19,10 @@ WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 # The last of each is of XPU, whose M is memory of the host that its runtime has not allocated.
 _TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
-_WITH_HOST: Final = re.compile(r"[HDM]to[HD]\b|HtoD|DtoH|HostToDevice|DeviceToHost|[HM]2D\b|D2[HM]\b|Pageable|Pinned")
+_WITH_HOST: Final = re.compile(rf"{_TO_HOST.pattern}|HtoD|HostToDevice|[HM]2D\b")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device|M2D\b")
 CONVERSIONS: Final = ("aten::copy_", "aten::_to_copy")
+_ON_HOST: Final = re.compile(r"^(gloo|mpi|ucc):")  # as torch's process groups mark them
 SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
@@ -61,6 +62,13 @@ def synchronizations(columns: Columns) -> list[ModuleCalls]:
     )
 
 
+def host_collectives(columns: Columns) -> list[ModuleCalls]:
+    """Return the collectives that threads of the host run, such as those of gloo."""
+    return calls_named(
+        columns, np.flatnonzero(columns.named(_ON_HOST.search, columns.is_of("cpu_op", "user_annotation")))
+    )
+
+
 def is_allocation(columns: Columns) -> Bools:
     """Return which events are calls that allocate or free device memory."""
     return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
@@ -85,8 +93,8 @@ def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
     return union(columns.begin_ns[which], columns.end_ns[which])
 
 
-def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals]:
-    """Return the number of copies and conversions of tensors on a device, and the time in which it made them.
+def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals, Intervals]:
+    """Return the number of copies and conversions of tensors on a device, when it made them, and did all else.
 
     What they copy from and to the host is the matter of other rules.
     """
@@ -97,7 +105,7 @@ def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple
     made = np.zeros(len(which), np.bool_)
     made[around[work]] = True
     calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
-    return int(calls.max()), span_of(columns, work)
+    return int(calls.max()), span_of(columns, work), span_of(columns, columns.is_gpu() & ~work)
 
 
 def is_pageable_copy(columns: Columns) -> Bools:

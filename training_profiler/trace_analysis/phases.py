@@ -23,10 +23,10 @@ PHASES: Final = (FORWARD, BACKWARD, OPTIMIZER)
 MARKS: Final[Mapping[str, re.Pattern[str]]] = {
     BACKWARD: re.compile(
         r"^autograd::engine::evaluate_function|^(torch::autograd::)?\w*Backward\d*$|^torch::autograd::AccumulateGrad"
-        r"|^backward_pass$|^(##\s*)?backward\b"
+        r"|^backward_pass$|^(##\s*)?backward\b|\([BW]\)$"
     ),
     OPTIMIZER: re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer_step$|^(##\s*)?optimizer\b"),
-    FORWARD: re.compile(r"^forward_pass$|^(##\s*)?forward\b"),
+    FORWARD: re.compile(r"^forward_pass$|^(##\s*)?forward\b|\(F\)$"),
 }
 
 

@@ -103,6 +103,9 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         },
         "syncs": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.synchronizations},
         "allocations": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.allocations},
+        "host_communication": {
+            calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.host_collectives
+        },
         "dataloader": {"n": analysis.data_loading.count, "ms": ms(analysis.data_loading.total_ns)},
         "gpu_events_without_launch": kernels.without_launch,
         "top_kernels": [

@@ -88,9 +88,17 @@ def _overview(analysis: Analysis) -> str:
     loading = analysis.data_loading
     if loading.count:
         lines.append(f"DataLoader: {ms(loading.total_ns)} in {counted(loading.count, 'wait')} for a batch")
+    if analysis.host_collectives:
+        lines.append(wrapped(_on_host(analysis), rest="  "))
     if analysis.step_variation is not None:
         lines.append(f"Step time varies by {analysis.step_variation:.1%} (coefficient of variation)")
     return "\n".join(lines)
+
+
+def _on_host(analysis: Analysis) -> str:
+    """Return the collectives that the host runs, in threads of their own: they may overlap with all else."""
+    calls = [f"{call.name} {ms(call.total_ns)} in {counted(call.count, 'call')}" for call in analysis.host_collectives]
+    return f"Communication by threads of the host: {', '.join(calls)}"
 
 
 def _without_steps(analysis: Analysis) -> str:
@@ -210,6 +218,8 @@ def _trace(analysis: Analysis) -> str:
         f"  {cause}: {value:.3f} ms ({percent(value * NS_PER_MS / total)})"
         for cause, value in gap_causes(analysis).items()
     ]
+    if len({gap.gap.cause for gap in analysis.gaps}) > 1:
+        lines.append("  (each gap counts whole for the cause of most of it)")
     lines += _edges(analysis)
     longest = sorted(analysis.gaps, key=lambda gap: -gap.gap.length_ns)[:MOST_GAPS]
     rows = [
@@ -292,6 +302,8 @@ def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> 
 
 
 def _no_communication(analysis: Analysis) -> str:
+    if analysis.host_collectives:
+        return wrapped(_on_host(analysis))
     if not analysis.has_gpu or analysis.kernels.are_known:
         return "This trace contains no communication."
     unknown = percent(analysis.kernels.unclassified_share)

@@ -10,7 +10,7 @@ from training_profiler.trace_analysis.checklist import memory_share, phase_share
 from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
-from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.rules.registry import RULES, can_compile, has_backward
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 
 
@@ -87,7 +87,7 @@ class PhaseShare:
             f"{self.subject} takes {share:.1%} of {analysis.scope.time} on the device",
             {"share_of_step": share, "threshold": threshold},
             analysis.phases.times_ns[self.phase] / 2 / NS_PER_S,  # a realistic change saves half of it
-            self.fix,
+            self.fix.format(compile=" or torch.compile" if can_compile(analysis) else ""),
         )
 
 
@@ -104,7 +104,7 @@ PHASE_SHARES: Final = (
         phase=FORWARD,
         threshold=0.60,
         subject="The forward pass",
-        fix="Use mixed precision or torch.compile; check for computations that the loss does not need",
+        fix="Use mixed precision{compile}; check for computations that the loss does not need",
     ),
 )
 for row in PHASE_SHARES:
@@ -123,7 +123,7 @@ def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
         f"{part:.0%} of the device's memory is reserved{risk}",
         {"part": part, "threshold": threshold},
         0.0,
-        "Use smaller batches, gradient checkpointing or mixed precision",
+        f"Use smaller batches{', gradient checkpointing' if has_backward(analysis) else ''} or mixed precision",
     )
 
 

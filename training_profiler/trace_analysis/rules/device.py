@@ -12,10 +12,15 @@ from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
 from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
 from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
-from training_profiler.trace_analysis.rules.registry import RULES, computed_ns, share_of_scope
+from training_profiler.trace_analysis.rules.registry import (
+    RULES,
+    TENSOR_CORES_SINCE,
+    can_compile,
+    computed_ns,
+    share_of_scope,
+)
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
-TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 MOST_NAMES: Final = 3  # that a finding lists
 MOST_NAME: Final = 50  # characters of each
 
@@ -39,12 +44,6 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def can_compile(analysis: Analysis) -> bool:
-    """Return whether torch.compile could help: its kernels are not there yet, and the device can run them."""
-    is_too_old = analysis.compute_capability is not None and analysis.compute_capability < TENSOR_CORES_SINCE
-    return not is_too_old and not any(row.name.startswith("triton_") for row in analysis.kernels.rows)
-
-
 @RULES.rule("unclassified-kernels", threshold=kernels.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
 def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag kernels of unknown kind that take over 5 % of kernel time: what is computed there is not known."""
@@ -64,7 +63,7 @@ def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
 
 @RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST))
 def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag `aten::copy_` and `aten::to` whose kernels and copies take over 10 % of the device's busy time."""
+    """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
     busy_ns = analysis.device.busy.total_ns
     if not busy_ns or ns / busy_ns <= threshold:

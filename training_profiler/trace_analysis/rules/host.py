@@ -16,12 +16,22 @@ from training_profiler.trace_analysis.gaps import (
     UNKNOWN,
 )
 from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, HOST, THREE_STEPS, WHOLE
-from training_profiler.trace_analysis.rules.registry import RULES, gap_ns, reads_gap_ns, share_of_scope
+from training_profiler.trace_analysis.rules.registry import (
+    RULES,
+    can_compile,
+    gap_ns,
+    has_backward,
+    is_pinned,
+    reads_gap_ns,
+    share_of_scope,
+)
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 MOST_STALLS: Final = 3  # that a finding names
+MAKING: Final = ("aten::empty", "aten::empty_strided")
+TENSORS_NEEDED: Final = 100
+EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
 SHORT_GAPS: Final = "gaps under 30 us"
-FIX_OF_LAUNCHES: Final = "Use {}, larger batches, a fused optimizer, fused operators"
 
 
 @RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,))
@@ -73,7 +83,7 @@ def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     main = max(causes, key=lambda cause: causes[cause], default="")
     fix = "Fix the main cause first: --view trace shows the cause of every gap"
     if short_ns > causes.get(main, 0):
-        return SHORT_GAPS, f"; most of the idle time is in {SHORT_GAPS}", FIX_OF_LAUNCHES.format(_replay(analysis))
+        return SHORT_GAPS, f"; most of the idle time is in {SHORT_GAPS}", _fewer_launches(analysis)
     if not main:
         return "", "", fix
     said = f"; main cause of idle time: {main}"
@@ -88,8 +98,13 @@ def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     return main, said, fix
 
 
-def _replay(analysis: Analysis) -> str:
-    return 'torch.compile(mode="reduce-overhead") or CUDA graphs' if analysis.has_graphs else "torch.compile"
+def _fewer_launches(analysis: Analysis) -> str:
+    """Return what needs fewer launches, without what is used already or trains what is not trained."""
+    compiled = 'torch.compile(mode="reduce-overhead")' if analysis.has_graphs else "torch.compile"
+    replayed = [compiled] if can_compile(analysis) else []
+    replayed += ["CUDA graphs"] if analysis.has_graphs else []
+    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if has_backward(analysis) else ""]
+    return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST))
@@ -144,7 +159,7 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
         f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
         {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
         (ns - reads_gap_ns(analysis, LAUNCH_BOUND, PYTHON)) / NS_PER_S,
-        FIX_OF_LAUNCHES.format(_replay(analysis)),
+        _fewer_launches(analysis),
     )
 
 
@@ -180,8 +195,8 @@ def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
         f"({'1 copy' if copies == 1 else f'{copies} copies'} recorded)",
         {"share_of_step": share, "threshold": threshold, "copies": copies},
         ns / NS_PER_S,
-        "Create tensors on the device, copy few large tensors in place of many small ones, and use "
-        "DataLoader(pin_memory=True) with .to(device, non_blocking=True)",
+        f"Create tensors on the device, copy few large tensors in place of many small ones, and use "
+        f"{_pinned(analysis, 'with ')}.to(device, non_blocking=True)",
     )
 
 
@@ -214,6 +229,11 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     is_cuda = analysis.has_graphs
     expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
     fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
+    if _allocates_each(analysis):
+        fix = (
+            "Nearly each tensor gets memory from the device: the caching allocator is off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
+            "PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
+        )
     one = ""
     if 2 * longest_ns > ns:  # such a call is not what an allocator does again and again
         one = f", {longest_ns / NS_PER_MS:.1f} ms of it one call" if calls > 1 else ""
@@ -230,6 +250,13 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
         (min(ns, gap_ns(analysis, ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
         fix,
     )
+
+
+def _allocates_each(analysis: Analysis) -> bool:
+    """Return whether there are about as many allocations of device memory as operators that make tensors."""
+    made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
+    allocated = analysis.waiting.allocations / 2  # the others free
+    return made >= TENSORS_NEEDED and allocated >= EACH * made
 
 
 @RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
@@ -262,8 +289,12 @@ def data_transfer(analysis: Analysis, threshold: float) -> Finding | None:
         f"For {share:.1%} of {analysis.scope.time} the device copies or fills memory without computing",
         {"share_of_step": share, "threshold": threshold},
         ns / NS_PER_S,
-        "Use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch during computation",
+        f"Use {_pinned(analysis, 'and ')}.to(device, non_blocking=True); copy the next batch during computation",
     )
+
+
+def _pinned(analysis: Analysis, before_next: str) -> str:
+    return "" if is_pinned(analysis) else f"DataLoader(pin_memory=True) {before_next}"
 
 
 @RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)

@@ -6,9 +6,27 @@ from training_profiler.findings.registry import Registry
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
 
+TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 RULES: Final[Registry[Analysis]] = Registry()
 # A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
 _AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
+
+
+def can_compile(analysis: Analysis) -> bool:
+    """Return whether torch.compile could help: its kernels are not there yet, and the device can run them."""
+    is_too_old = analysis.compute_capability is not None and analysis.compute_capability < TENSOR_CORES_SINCE
+    return not is_too_old and not any(row.name.startswith("triton_") for row in analysis.kernels.rows)
+
+
+def has_backward(analysis: Analysis) -> bool:
+    """Return whether a backward pass launched work: without one, nothing is trained as far as the trace shows."""
+    return analysis.phases.times_ns is not None
+
+
+def is_pinned(analysis: Analysis) -> bool:
+    """Return whether all copies to the device are from pinned memory, as far as their names say so."""
+    to_device = [copy.name for copy in analysis.copies if "-> Device" in copy.name and "HtoD" in copy.name]
+    return bool(to_device) and all("Pinned" in name for name in to_device)
 
 
 def share_of_scope(analysis: Analysis, ns: int) -> float | None:

@@ -231,8 +231,8 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
     if _allocates_each(analysis):
         fix = (
-            "Nearly each tensor gets memory from the device: the caching allocator is off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
-            "PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
+            "Nearly each tensor gets memory from the device: the caching allocator is off "
+            "(PYTORCH_NO_CUDA_MEMORY_CACHING, PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
         )
     one = ""
     if 2 * longest_ns > ns:  # such a call is not what an allocator does again and again

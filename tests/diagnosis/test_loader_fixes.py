@@ -8,7 +8,7 @@ from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, stalls_fix, transfer_fix, waiting_fix
 from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.snapshot import DeviceTimingStats, LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import DeviceTimingStats, LineStats, LoaderStats, Snapshot
 
 GPU = DeviceTimingStats("cuda", "NVIDIA A100", "events", 100)
 
@@ -76,7 +76,8 @@ def test_loader_that_is_made_for_each_pass_keeps_no_workers():
 @pytest.mark.parametrize(("first_s", "is_first"), [(1.0, False), (3.0, True)])
 def test_new_workers_for_each_pass_come_first_where_passes_are_short(first_s, is_first):
     short = run(num_workers=2, is_remade=True)
-    rows = [section_stats("data_loading", total_s=8.0), section_stats("first_fetch", total_s=first_s)]
+    totals = {"data_loading": 8.0, "first_fetch": first_s}
+    rows = [section_stats(name, total_s=total_s, step_total_s=total_s) for name, total_s in totals.items()]
     fix = waiting_fix(replace(short, sections={**short.sections, **{row.name: row for row in rows}}))
     assert fix.startswith("Make the DataLoader once") is is_first
     assert fix.lower().count("make the dataloader once") == 1
@@ -114,3 +115,32 @@ def test_without_the_monitor_free_cpus_are_unknown():
 def test_finding_has_the_fix():
     (finding,) = [each for each in diagnose(run()) if each.code == "data-loading-bound"]
     assert finding.fix.startswith("Set DataLoader(num_workers=7), now 0")
+
+
+def in_memory(phase: str = "", called: str = "next", samples: int = 100, **arguments) -> Snapshot:
+    """Return a run whose batches are made of tensors in memory, with the line that made them."""
+    line = LineStats("train.py", 9, "main", share=0.4, samples=samples, phase=phase, called={called: 0.4})
+    loader = {"data_set": "TensorDataset", "fetches_batches": False, **arguments}
+    return replace(run(busy=7.8, **loader), lines={"data_loading": (line,)})
+
+
+def test_tensors_in_memory_are_taken_by_whole_batches():
+    for fix in (waiting_fix, stalls_fix):
+        assert fix(in_memory()).startswith("Take the tensors of a whole batch at once")
+    (finding,) = [each for each in diagnose(in_memory()) if each.code == "data-loading-bound"]
+    assert finding.losses == "same bit for bit"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        in_memory(phase="collate", called="pad"),  # a function of the user's
+        in_memory(samples=39),
+        in_memory(data_set="Pictures"),
+        in_memory(fetches_batches=True),
+        in_memory(num_workers=2),
+    ],
+    ids=["collate_fn", "few samples", "another data set", "whole batches", "workers"],
+)
+def test_other_data_is_not_taken_for_tensors_in_memory(other):
+    assert "whole batch" not in waiting_fix(other)

@@ -17,11 +17,11 @@ def run_with(passes, batches=100, first_share=0.6, start_s=0.0, **changes):
     sections["data_loading"] = replace(sections["data_loading"], count=batches)
     total_s = 10 * first_share
     sections["first_fetch"] = section_stats(
-        "first_fetch", first_share, count=passes, total_s=total_s, parent="data_loading"
+        "first_fetch", first_share, count=passes, total_s=total_s, parent="data_loading", step_total_s=total_s
     )
     if start_s:
         sections["worker_start"] = section_stats(
-            "worker_start", start_s / 10, count=passes, total_s=start_s, parent="data_loading"
+            "worker_start", start_s / 10, count=passes, total_s=start_s, parent="data_loading", step_total_s=start_s
         )
     return replace(run, sections=sections, **changes)
 
@@ -63,9 +63,12 @@ def test_one_restarted_loader_of_two_is_named():
 
 def test_the_workers_of_the_restarted_loader_count():
     run = with_two(wait_s=3.0, num_workers=2)
-    start = section_stats("worker_start", 0.1, count=100, total_s=1.0, parent="data_loading")
+    start = section_stats("worker_start", 0.1, count=100, total_s=1.0, parent="data_loading", step_total_s=1.0)
     finding = findings_of(replace(run, sections={**run.sections, "worker_start": start}))["loader-restarted"]
     assert finding.potential_saving_s == pytest.approx(4.0)
+    of_validation = replace(start, step_total_s=0.0)
+    finding = findings_of(replace(run, sections={**run.sections, "worker_start": of_validation}))["loader-restarted"]
+    assert finding.potential_saving_s == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("run", [with_two(cut_passes=80), with_two(wait_s=0.4), with_two(cut_passes=9, batches=9)])

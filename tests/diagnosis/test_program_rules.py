@@ -237,6 +237,18 @@ def with_backwards(count: int, kept: int) -> Snapshot:
 def test_two_backward_passes_through_one_graph_are_found():
     found = findings_of(with_backwards(count=200, kept=100))["repeated-backward"]
     assert found.potential_saving_s == pytest.approx(2.5)
+    assert found.message == (
+        "Each step has 2 backward passes, 50.0 ms in all; 1 of them keeps the graph for the next, which repeats what "
+        "they have in common"
+    )
+    assert found.fix.startswith("Add the losses")
+
+
+def test_losses_with_an_update_each_are_not_to_be_added():
+    run = with_backwards(count=200, kept=100)
+    optimizer = replace(run.sections["optimizer_step"], count=200)
+    found = findings_of(replace(run, sections={**run.sections, "optimizer_step": optimizer}))["repeated-backward"]
+    assert found.fix.startswith("Each loss has an update of its own: give it .detach()")
 
 
 @pytest.mark.parametrize(

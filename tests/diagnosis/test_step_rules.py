@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, steps_do_more, warm_up
-from training_profiler.snapshot.snapshot import EpochStats, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, SectionStats, Snapshot
 
 
 def run_of(**step) -> Snapshot:
@@ -181,10 +181,15 @@ def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.0
     sections = {
         **run.sections,
         "data_loading": replace(run.sections["data_loading"], p50_s=median_s),
-        "first_fetch": section_stats("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
-        "worker_start": section_stats("worker_start", count=count, avg_s=start_s, parent="data_loading"),
+        "first_fetch": in_steps("first_fetch", count, first_s),
+        "worker_start": in_steps("worker_start", count, start_s),
     }
     return replace(run, sections=sections)
+
+
+def in_steps(name: str, count: int, avg_s: float, in_steps: float = 1.0) -> SectionStats:
+    """Return a section at the begin of passes, of which a part lies in steps: those of a validation do not."""
+    return section_stats(name, count=count, avg_s=avg_s, parent="data_loading", step_total_s=in_steps * count * avg_s)
 
 
 def first_batch(run):
@@ -211,6 +216,37 @@ def test_first_fetch_section_includes_worker_start():
 )
 def test_quick_first_fetches_are_no_finding(run):
     assert first_batch(run) is None
+
+
+def test_the_workers_of_a_validation_do_not_start_in_training():
+    run = passes(first_s=0.05, start_s=0.0)
+    validated = replace(run, sections={**run.sections, "worker_start": in_steps("worker_start", 40, 0.06, in_steps=0)})
+    assert first_batch(validated) is None
+    both = {
+        "first_fetch": in_steps("first_fetch", 8, 0.07, 0.5),
+        "worker_start": in_steps("worker_start", 8, 0.06, 0.5),
+    }
+    finding = first_batch(replace(run, sections={**run.sections, **both}))
+    assert "takes 130 ms on average (60.0 ms of it to start workers)" in finding.message
+    assert finding.evidence["passes"] == 4
+
+
+def with_two_loaders(run: Snapshot) -> Snapshot:
+    loaders = (LoaderStats("0", 50, None, 1.0), LoaderStats("1", 50, None, 1.0))
+    return replace(run, loaders=loaders)
+
+
+def test_batches_of_two_loaders_are_not_compared_with_the_median_of_both():
+    run = passes(first_s=0.11, start_s=0.0)
+    assert first_batch(run) is not None
+    assert first_batch(with_two_loaders(run)) is None
+
+
+def test_starting_the_workers_of_two_loaders_again_and_again_is_found():
+    finding = first_batch(with_two_loaders(passes(first_s=0.05, start_s=0.06, count=8)))
+    assert finding.message == "Workers of the 2 loaders are started 8 times, which takes 60.0 ms each and 0.48 s in all"
+    assert finding.potential_saving_s == pytest.approx(0.36)  # but for the first start of each
+    assert first_batch(with_two_loaders(passes(first_s=0.05, start_s=0.06, count=2))) is None
 
 
 def waiting_run(waits_s: float) -> Snapshot:

@@ -119,6 +119,28 @@ def test_workers_that_are_fast_enough_on_average_are_not_multiplied() -> None:
     assert "some take" not in waiting_fix(waiting_run(replace(fast, batch_max_s=0.02)))
 
 
+def test_the_longest_batch_delays_nothing_while_those_made_ahead_are_used() -> None:
+    fast = replace(WORKERS, batch_avg_s=0.005, cpu_avg_s=0.005, batch_max_s=0.039)
+    run = waiting_run(fast)
+    ahead = replace(run, loaders=(replace(run.loaders[0], prefetch_factor=2),))  # 4 batches of 10 ms
+    assert "some take" not in waiting_fix(ahead)
+    longer = replace(ahead.loaders[0], workers=replace(fast, batch_max_s=0.041))
+    assert "some take" in waiting_fix(replace(ahead, loaders=(longer,)))
+
+
+def test_enough_workers_that_are_started_for_each_pass_are_to_be_kept() -> None:
+    run = waiting_run(replace(WORKERS, batch_avg_s=0.005, cpu_avg_s=0.005, batch_max_s=0.01))
+    fetches = run.sections["data_loading"]
+    first = replace(fetches, name="first_fetch", step_total_s=0.9 * fetches.step_total_s, parent="data_loading")
+    short = replace(run, sections={**run.sections, "first_fetch": first})
+    remade = replace(run.loaders[0], is_remade=True)
+    fix = waiting_fix(replace(short, loaders=(remade,)))
+    assert fix.startswith("Make the DataLoader once, before the loop: the program makes a new one for each pass; then ")
+    assert fix.endswith(
+        "workers are enough for batches of mean length: making a batch takes 5.00 ms in a worker, using it 10.0 ms"
+    )
+
+
 @pytest.mark.parametrize(
     "run",
     [

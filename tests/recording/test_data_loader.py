@@ -1,4 +1,6 @@
 import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from tests.support.recording import FakeRun
 from training_profiler.recording import data_loader
@@ -10,6 +12,8 @@ from training_profiler.recording.data_loader import (
     LoaderRegistry,
     MadeBatches,
     batch_size,
+    behind_subsets,
+    loader_arguments,
 )
 from training_profiler.recording.event_codes import LOADER
 
@@ -317,3 +321,14 @@ def test_unnamed_loaders_skip_numbers_in_use():
     registry = LoaderRegistry()
     names = [registry.counts_of(object(), "1").name, registry.add_inferred().name, registry.add_inferred().name]
     assert names == ["1", "0", "2"]
+
+
+def test_the_data_set_of_a_subset_is_the_one_behind_it():
+    data = TensorDataset(torch.zeros(8, 2))
+    part, _ = random_split(Subset(data, range(8)), [4, 4])
+    arguments = loader_arguments(DataLoader(part))
+    assert (arguments.data_set, arguments.fetches_batches) == ("TensorDataset", False)
+    assert behind_subsets(data) is data
+    loop = Subset(data, range(8))
+    loop.dataset = loop
+    assert behind_subsets(loop) is loop

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from training_profiler.findings.losses import PRICE_OF, Losses
 from training_profiler.instrumentation.patching import Patches
@@ -172,8 +172,10 @@ def test_whole_batches_are_asked_for_at_once_where_torchs_own_class_is_asked(mon
 
     asked, original = [], TensorDataset.__getitem__
     monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, index: asked.append(index) or original(self, index))
-    under("batched", data=tensors(), epochs=1)
-    assert [len(indices) for indices in asked] == [8, 8, 8]
+    for data in (tensors(), Subset(Subset(tensors(), range(24)), list(range(24)))):
+        asked.clear()
+        under("batched", data=data, epochs=1)
+        assert [len(indices) for indices in asked] == [8, 8, 8]
     asked.clear()
     under("batched", data=Own(*tensors().tensors), epochs=1)
     assert sorted(asked) == list(range(24))

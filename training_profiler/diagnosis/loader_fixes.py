@@ -6,6 +6,7 @@ from typing import Final
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
+from training_profiler.recording.data_loader import WHOLE_TENSORS
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
@@ -21,6 +22,10 @@ SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then be
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
     "prefetch_factor; otherwise use faster storage or preprocess less"
+)
+WHOLE_BATCHES: Final = (
+    "Take the tensors of a whole batch at once instead of sample by sample: DataLoader(dataset, batch_size=None, "
+    "sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last=False))"
 )
 REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
 
@@ -51,8 +56,12 @@ def waiting_fix(snapshot: Snapshot) -> str:
         return UNKNOWN_LOADER
     if (locked := _lock_in_the_way(snapshot)) is not None:
         return f"Shorten what holds the lock that {locked.place} waits for"
+    if _is_of_tensors(snapshot, loader):
+        return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
         return plan.text()
+    if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
+        return f"{first_batch_fix(snapshot)}; {as_next(plan.text())}"  # batches are not late, but new workers are
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
     is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
@@ -64,6 +73,15 @@ def waiting_fix(snapshot: Snapshot) -> str:
     if line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
         return "; ".join([*words, f"less work in {line.place} can save more"])
     return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
+
+
+def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:
+    """Return whether the training makes batches of tensors in memory, sample by sample, and no code of the user's does.
+
+    The data set, or the one that is divided into parts, is a ``TensorDataset``; a ``collate_fn`` has lines.
+    """
+    is_single = loader.data_set == WHOLE_TENSORS and not loader.fetches_batches and loader.num_workers == 0
+    return is_single and _has_lines_of_making(snapshot) and _hottest_of_making(snapshot) is None
 
 
 def waiting_saved(snapshot: Snapshot) -> float:
@@ -84,16 +102,22 @@ def _hottest_of_making(snapshot: Snapshot) -> LineStats | None:
 
     Not the line of the loop, which torch's own work for a batch belongs to: it calls nothing, or ``next``.
     """
-    loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
-    if loader is None or loader.num_workers != 0 or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+    lines = snapshot.lines_of_steps(DATA_LOADING)
+    if not _has_lines_of_making(snapshot):
         return None
     return next((line for line in lines if line.phase in PHASES and line.called and NEXT not in line.called), None)
 
 
+def _has_lines_of_making(snapshot: Snapshot) -> bool:
+    """Return whether the training makes its batches itself, and it is known in which lines."""
+    loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
+    return loader is not None and loader.num_workers == 0 and sum(line.samples for line in lines) >= SAMPLES_NEEDED
+
+
 def _lock_in_the_way(snapshot: Snapshot) -> LineStats | None:
     """Return the line that waits for a lock in most of the time in which the training makes its batches itself."""
-    loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
-    if loader is None or loader.num_workers != 0 or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+    lines = snapshot.lines_of_steps(DATA_LOADING)
+    if not _has_lines_of_making(snapshot):
         return None
     waits = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
     return waits if waits is not None and _part_of_waiting(snapshot, waits) >= MOSTLY_LOCKED else None
@@ -156,7 +180,7 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
 def _begins_often(snapshot: Snapshot) -> bool:
     """Return whether a good part of the waiting is for the begin of a pass: new workers and their first batch."""
     first_s, waited_s = (
-        sum(snapshot.sections[name].total_s for name in names if name in snapshot.sections)
+        sum(snapshot.sections[name].step_total_s for name in names if name in snapshot.sections)
         for names in ((FIRST_FETCH, WORKER_START), (DATA_LOADING,))
     )
     return first_s >= BEGINS_FROM * waited_s > 0
@@ -170,6 +194,8 @@ def as_next(sentence: str) -> str:
 def stalls_fix(snapshot: Snapshot) -> str:
     """Return what to change where some batches are waited for much longer than others."""
     loader, free = slowest_loader(snapshot), free_cpus(snapshot)
+    if loader is not None and _is_of_tensors(snapshot, loader):
+        return WHOLE_BATCHES
     plan = None if loader is None else _plan(snapshot, loader)
     if plan is not None and plan.is_better_without:
         return plan.text()

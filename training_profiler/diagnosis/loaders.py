@@ -95,8 +95,8 @@ def _restarts_of_all(snapshot: Snapshot) -> _Restarts | None:
     if first.count < max(PASSES_NEEDED, NEARLY_ALL * fetches.count):
         return None
     start = snapshot.sections.get(WORKER_START)
-    start_s, starts = (0.0, 0) if start is None else (start.total_s, start.count)
-    return _Restarts(first.count, fetches.count, first.total_s + start_s, starts > 0)
+    start_s = 0.0 if start is None else start.step_total_s
+    return _Restarts(first.count, fetches.count, first.step_total_s + start_s, start_s > 0)
 
 
 def _restarts_of_one(snapshot: Snapshot) -> _Restarts | None:
@@ -108,7 +108,7 @@ def _restarts_of_one(snapshot: Snapshot) -> _Restarts | None:
     (loader,) = cut
     start = snapshot.sections.get(WORKER_START)
     others_start = any(each.num_workers for each in loaders if each is not loader)
-    start_s = 0.0 if start is None or others_start or not loader.num_workers else start.total_s
+    start_s = 0.0 if start is None or others_start or not loader.num_workers else start.step_total_s
     return _Restarts(loader.cut_passes, loader.batches, loader.wait_s + start_s, start_s > 0, loader.name)
 
 

@@ -136,6 +136,6 @@ def _of_run(cause: str, part: float, least: float, most: float, snapshot: Snapsh
 
 
 def lost_in_long_steps_s(snapshot: Snapshot) -> float:
-    """Return what steps took beyond the median step, in s."""
+    """Return what steps took beyond as many median steps, in s; 0 where they took less."""
     step = snapshot.step
     return 0.0 if step is None else max(0.0, step.avg_s - step.median_s) * step.settled_count

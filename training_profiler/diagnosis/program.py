@@ -288,10 +288,11 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     share = potential_saving_s / step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
+    keep = "keeps" if f"{kept:.2g}" == "1" else "keep"
     return Finding(
         code=REPEATED_BACKWARD,
-        message=f"Each update has {passes:.2g} backward passes, {kept:.2g} of which keep the graph for the next: they "
-        f"repeat what they have in common ({ms_text(backward_s / step.settled_count)} per step in all)",
+        message=f"Each step has {passes:.2g} backward passes, {ms_text(backward_s / step.settled_count)} in all; "
+        f"{kept:.2g} of them {keep} the graph for the next, which repeats what they have in common",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
@@ -299,8 +300,20 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
             "kept_graphs": snapshot.program.kept_graphs,
         },
         potential_saving_s=potential_saving_s,
-        fix="Add the losses and call backward() once: the gradients are the same but for rounding; keep several only "
-        "where each loss needs gradients of its own",
+        fix=_fewer_backwards(snapshot, passes),
+    )
+
+
+def _fewer_backwards(snapshot: Snapshot, passes: float) -> str:
+    """Return what to change: losses of one update may be added, those of several optimizers' updates may not."""
+    if per_step(snapshot, OPTIMIZER_STEP) >= USED_EACH_UPDATE * passes:
+        return (
+            "Each loss has an update of its own: give it .detach() of what its optimizer does not train, such as the "
+            "generator's output in the discriminator's loss, and leave retain_graph=True out"
+        )
+    return (
+        "Add the losses and call backward() once: the gradients are the same but for rounding; keep several only where "
+        "each loss needs gradients of its own"
     )
 
 
@@ -361,6 +374,4 @@ def _computing_s(snapshot: Snapshot) -> float:
 def per_step(snapshot: Snapshot, name: str) -> float:
     """Return how often a section that lies in steps ran in each."""
     section, step = snapshot.sections.get(name), snapshot.step
-    if section is None or step is None or not step.count or not section.total_s:
-        return 0.0
-    return section.count * section.step_total_s / section.total_s / step.count
+    return 0.0 if section is None or step is None or not step.count else section.spans_in_steps / step.count

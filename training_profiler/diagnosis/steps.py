@@ -270,16 +270,22 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Finding | None:
-    """Return the same finding from the sections ``first_fetch`` and ``worker_start``."""
-    start = snapshot.sections.get(WORKER_START)
-    start_s = 0.0 if start is None else start.total_s
-    spent_s, passes = first.total_s + start_s, first.count
+    """Return the same finding from the sections ``first_fetch`` and ``worker_start``, as far as they lie in steps.
+
+    A validation's passes begin outside of steps. Where several loaders take turns, the batches of one may take longer
+    than the median of all, first or not: then only starting workers is known to belong to the begin of a pass.
+    """
+    start, loaders = snapshot.sections.get(WORKER_START), sum(each.phase == "train" for each in snapshot.loaders)
+    start_s = 0.0 if start is None else start.step_total_s
+    if loaders > 1:
+        return None if start is None else _workers_start_slowly(snapshot, start, loaders)
+    spent_s, passes = first.step_total_s + start_s, round(first.spans_in_steps)
     extra_s = spent_s - passes * median_s
-    potential_saving_s = extra_s * (passes - 1) / passes  # the first epoch has to start its workers in any case
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
-    if passes < 2 or spent_s <= threshold * median_s * passes or potential_saving_s < MIN_SAVING_S:
+    if passes < 2 or spent_s <= threshold * median_s * passes or extra_s <= FIRST_FETCH_SHARE * step_s:
         return None
-    if extra_s <= FIRST_FETCH_SHARE * step_s:
+    potential_saving_s = extra_s * (passes - 1) / passes  # the first epoch has to start its workers in any case
+    if potential_saving_s < MIN_SAVING_S:
         return None
     workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
     return Finding(
@@ -287,6 +293,25 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
         message=f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
+        potential_saving_s=potential_saving_s,
+        fix=first_batch_fix(snapshot),
+    )
+
+
+def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int) -> Finding | None:
+    """Return the finding about the workers of several loaders, which are started again for each pass."""
+    passes, spent_s = round(start.spans_in_steps), start.step_total_s
+    step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
+    if passes <= loaders or spent_s <= FIRST_FETCH_SHARE * step_s:
+        return None
+    potential_saving_s = spent_s * (passes - loaders) / passes
+    if potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code="first-batch-slow",
+        message=f"Workers of the {loaders} loaders are started {passes} times, which takes "
+        f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
+        evidence={"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
         potential_saving_s=potential_saving_s,
         fix=first_batch_fix(snapshot),
     )

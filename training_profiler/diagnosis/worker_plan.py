@@ -169,11 +169,17 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         using_s=using_s,
         now_s=now_s,
         at_best_s=at_best_s,
-        is_uneven=workers.batch_max_s > UNEVEN_FROM * workers.batch_avg_s,
+        is_uneven=_is_uneven(loader, workers, using_s),
         lock=lock,
         waits=waits and lock is None,
         handing_over_s=_handing_over_s(snapshot, workers),
     )
+
+
+def _is_uneven(loader: LoaderStats, workers: WorkerStats, using_s: float) -> bool:
+    """Return whether the longest batch took clearly longer than the mean, and than using those made ahead of it."""
+    ahead = (loader.num_workers or 0) * (loader.prefetch_factor or 1)
+    return workers.batch_max_s > max(UNEVEN_FROM * workers.batch_avg_s, ahead * using_s)
 
 
 def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:

@@ -16,6 +16,9 @@ Known = TypeVar("Known", int, bool)
 TRAIN: Final = "train"
 VAL: Final = "val"
 MAP_STYLE: Final = 0  # torch.utils.data._DatasetKind.Map
+SUBSET: Final = ("torch.utils.data.dataset", "Subset")  # its __getitems__ asks for one sample after the other
+MOST_SUBSETS: Final = 100  # in each other; one that holds itself would never end
+WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 
 _loader_ids = itertools.count(1)
 
@@ -175,7 +178,8 @@ def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
     workers = read("num_workers", int)
     if workers is None:
         return None
-    data, style = type(getattr(owner, prefix + "dataset", None)), getattr(owner, "_dataset_kind", None)
+    data = type(behind_subsets(getattr(owner, prefix + "dataset", None)))
+    style = getattr(owner, "_dataset_kind", None)
     return LoaderArguments(
         workers,
         read("persistent_workers", bool),
@@ -185,6 +189,15 @@ def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
         is_map_style=None if style is None else style == MAP_STYLE,
         fetches_batches=hasattr(data, "__getitems__"),
     )
+
+
+def behind_subsets(data: Any) -> Any:
+    """Return the data set whose samples ``torch.utils.data.Subset`` or ``random_split`` pass on; else ``data``."""
+    for _ in range(MOST_SUBSETS):
+        if (type(data).__module__, type(data).__qualname__) != SUBSET:
+            break
+        data = data.dataset
+    return data
 
 
 class LoaderRegistry:

@@ -17,7 +17,11 @@ def pause_lines(snapshot: Snapshot) -> list[str]:
     if step is None or not shown:
         return []
     lost_s = lost_in_long_steps_s(snapshot)
-    long = f"; steps above the median took {duration_text(lost_s)} more" if lost_s >= SHOWN_FROM * step.total_s else ""
+    long = (
+        f"; steps took {duration_text(lost_s)} more than as many median ones"
+        if lost_s >= SHOWN_FROM * step.total_s
+        else ""
+    )
     return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(map(_text, shown))}{long}"]
 
 

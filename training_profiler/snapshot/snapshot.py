@@ -1,12 +1,17 @@
 """The frozen stats that diagnosis, reports and sinks read. Times are in seconds."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.cost import Price as Price
+from training_profiler.snapshot.lines import BETWEEN as BETWEEN
+from training_profiler.snapshot.lines import HOT_PLACES as HOT_PLACES
+from training_profiler.snapshot.lines import HOT_SHARE as HOT_SHARE
+from training_profiler.snapshot.lines import PYTHON as PYTHON
+from training_profiler.snapshot.lines import LineStats as LineStats
+from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.loader_workers import UnseenWait as UnseenWait
 from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
 from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
@@ -28,13 +33,9 @@ PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the jo
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
 SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
 SHOWN_SHARE: Final = 0.005
-HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
 MOSTLY_SETTLED: Final = 0.75  # of the time of a section; then its lines are those of later steps
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
-PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
-BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
-_LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
 
 
@@ -65,51 +66,16 @@ class SectionStats:
     device_total_s: float | None = None  # accelerator time of those spans; None without any
 
     @property
+    def spans_in_steps(self) -> float:
+        """How many of its spans lie within training steps, by their part of its time."""
+        return self.count * self.step_total_s / self.total_s if self.total_s else 0.0
+
+    @property
     def device_avg_s(self) -> float | None:
         """Mean time on the accelerator; None if unknown."""
         if self.device_total_s is None or not self.device_count:
             return None
         return self.device_total_s / self.device_count
-
-
-@dataclass(frozen=True, slots=True)
-class LineStats:
-    """A line of the user's code, and its part of a section's self time."""
-
-    file: str
-    line: int
-    function: str
-    share: float  # of the wall time, 0 to 1: the section's share times the line's part of the samples
-    samples: int
-    lines: int = 1  # more than 1: that many lines of one function, shown under the hottest
-    waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
-    waits_in: str = ""  # the call: item, cpu, tolist, ...
-    inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
-    # Of a trainer, such as "callback on_step_end", or of making a batch; "" if it has none or several.
-    phase: str = ""
-    # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
-    held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
-    # The parts of ``share`` in which the line was calling a function: "copy.deepcopy" -> share.
-    called: Mapping[str, float] = field(default_factory=dict, compare=False)
-    # With ``lines`` above 1: the lines of the user's code and their shares.
-    parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
-
-    @property
-    def place(self) -> str:
-        """File and line: of the library's frame where the user's line only calls a loop, else the user's."""
-        return self.inside.partition(" ")[0] or f"{self.file}:{self.line}"
-
-    @property
-    def what(self) -> str:
-        """The function, and how many of its lines are meant if there are several."""
-        name = self.inside.partition(" ")[2] or self.function
-        several = "places in it" if self.inside else "lines"
-        return name if self.lines == 1 else f"{name} ({self.lines} {several})"
-
-    @property
-    def caller(self) -> str:
-        """The user's line that called the library, if ``place`` is in one; else ""."""
-        return f"{self.file}:{self.line} {self.function}" if self.inside else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +349,7 @@ class Snapshot:
             return None
         if self.is_by_device(name) and section.device_avg_s is not None and section.total_s and step and step.count:
             # Not by the host's mean, which may include a minute of compiling in the first step.
-            spans_in_steps = section.count * section.step_total_s / section.total_s
-            return spans_in_steps * step.settled_count / step.count * section.device_avg_s
+            return section.spans_in_steps * step.settled_count / step.count * section.device_avg_s
         return section.settled_total_s
 
     def idle_device_s(self) -> float | None:
@@ -421,21 +386,9 @@ class Snapshot:
     def hottest(self, name: str, *, of_steps: bool = False) -> list[LineStats]:
         """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
-        A place is a line. If three lines have less than half the time of three functions, the time is spread over many
-        lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
-        With ``of_steps``, lines are those of ``lines_of_steps``.
+        See ``hottest_places``. With ``of_steps``, lines are those of ``lines_of_steps``.
         """
-        lines = self.lines_of_steps(name) if of_steps else self.lines.get(name, ())
-        places = list(lines[:HOT_PLACES])
-        for level in (_function_of, _loop_of, _caller_of):
-            merged: dict[tuple[str, ...], LineStats] = {}
-            for line in lines:
-                key = level(line)
-                merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
-            coarser = sorted(merged.values(), key=lambda place: -place.share)[:HOT_PLACES]
-            if 2 * _share(places) < _share(coarser):
-                places = [_common(place, level) for place in coarser]
-        return [place for place in places if place.share >= HOT_SHARE]
+        return hottest_places(self.lines_of_steps(name) if of_steps else self.lines.get(name, ()))
 
     def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:
         """Return the lines that workers of all loaders ran, as shares of all their work, the largest first."""
@@ -448,53 +401,3 @@ class Snapshot:
             replace(line, share=line.share * workers.work_s / whole) for workers in observed for line in workers.lines
         ]
         return tuple(sorted(rows, key=lambda line: -line.share))
-
-
-def _share(places: Sequence[LineStats]) -> float:
-    return sum(place.share for place in places)
-
-
-def _part(line: LineStats) -> tuple[tuple[int, float], ...]:
-    return ((line.line, line.share),)
-
-
-def _function_of(line: LineStats) -> tuple[str, ...]:
-    return line.file, line.function, _LINE_NUMBER.sub("", line.inside)
-
-
-def _loop_of(line: LineStats) -> tuple[str, ...]:
-    return line.file, line.function, _LINE_NUMBER.sub("", line.inside.partition(BETWEEN)[0])
-
-
-def _caller_of(line: LineStats) -> tuple[str, ...]:
-    return line.file, line.function
-
-
-def _common(place: LineStats, level: Callable[[LineStats], tuple[str, ...]]) -> LineStats:
-    """Return a place without what its merged lines do not have in common."""
-    if place.lines == 1 or not place.inside:
-        return place
-    if level is _caller_of:  # many places in the library, called by one line or by a few
-        by_line: dict[int, float] = {}
-        for number, share in place.parts:
-            by_line[number] = by_line.get(number, 0.0) + share
-        return replace(place, inside="", phase="", lines=len(by_line), parts=tuple(by_line.items()))
-    kept = place.inside if level is _function_of else place.inside.partition(BETWEEN)[0]
-    return replace(place, inside=kept, phase=place.phase if kept == place.inside else "")
-
-
-def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
-
-
-def _added(hotter: LineStats, line: LineStats) -> LineStats:
-    return replace(
-        hotter,
-        share=hotter.share + line.share,
-        samples=hotter.samples + line.samples,
-        lines=hotter.lines + line.lines,
-        waiting_share=hotter.waiting_share + line.waiting_share,
-        waits_in=hotter.waits_in or line.waits_in,
-        called=_sum(hotter.called, line.called),
-        parts=hotter.parts + _part(line),
-    )

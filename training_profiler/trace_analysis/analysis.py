@@ -32,7 +32,7 @@ from training_profiler.trace_analysis.launches import Launches, is_section, laun
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
-from training_profiler.trace_analysis.nesting import nesting_of
+from training_profiler.trace_analysis.nesting import Nesting, nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
 from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
@@ -196,9 +196,6 @@ def analyse_columns(
     devices = devices_of(columns, communicates, device)
     doubts = doubts_of(columns, launches, communicates, steps, scope)
     idle, code = _idle_times(columns, device, devices, launches, communicates, scope)
-    conversions, converting, others = host_activity.conversions(columns, nesting, launches)
-    either = together(converting, others)
-    alone_ns = either.total_ns - others.total_ns
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns),
@@ -225,8 +222,7 @@ def analyse_columns(
         collective_runs=collective_runs(columns, communicates),
         bus_bandwidths=bus_bandwidths(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
-        conversions=host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, alone_ns),
-        conversions_in_scope_ns=scope.within(either) - scope.within(others),
+        **_conversions(columns, nesting, launches, scope),
         pageable=_pageable(columns, scope),
         synchronizations=tuple(host_activity.synchronizations(columns)),
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
@@ -239,6 +235,17 @@ def analyse_columns(
         call_tree=call_tree(columns, launches, event_steps) if event_steps else None,
         graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
+
+
+def _conversions(columns: Columns, nesting: Nesting, launches: Launches, scope: Scope) -> dict[str, Any]:
+    """Return the conversions of one layout to another, and how long nothing else ran beside them."""
+    conversions, converting, others = host_activity.conversions(columns, nesting, launches)
+    either = together(converting, others)
+    alone_ns = either.total_ns - others.total_ns
+    return {
+        "conversions": host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, alone_ns),
+        "conversions_in_scope_ns": scope.within(either) - scope.within(others),
+    }
 
 
 def _streams(columns: Columns, rows: Ints) -> int:

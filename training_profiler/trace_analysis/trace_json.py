@@ -1,7 +1,7 @@
 """The figures of a trace as plain data, for ``training-profiler trace --json``; ms are floats of exact nanoseconds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from training_profiler.trace_analysis.critical_path.path import Jump, Link, crit
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
+from training_profiler.trace_analysis.host_activity import ModuleCalls
 from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
 from training_profiler.trace_analysis.roofline import Rate
@@ -58,8 +59,7 @@ def trace_data(
 
 
 def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    kernels = analysis.kernels
-    communication_ns = analysis.device.communication.total_ns
+    kernels, communication_ns = analysis.kernels, analysis.device.communication.total_ns
     return {
         "file": analysis.path.name,
         "gpu": gpu_name(analysis),
@@ -101,11 +101,9 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         "memcpy": {
             calls.name: {"n": calls.count, "ms": ms(calls.total_ns), "bytes": calls.bytes} for calls in analysis.copies
         },
-        "syncs": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.synchronizations},
-        "allocations": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.allocations},
-        "host_communication": {
-            calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.host_collectives
-        },
+        "syncs": _calls(analysis.synchronizations),
+        "allocations": _calls(analysis.allocations),
+        "host_communication": _calls(analysis.host_collectives),
         "dataloader": {"n": analysis.data_loading.count, "ms": ms(analysis.data_loading.total_ns)},
         "gpu_events_without_launch": kernels.without_launch,
         "top_kernels": [
@@ -120,6 +118,10 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
         **_limits(analysis),
     }
+
+
+def _calls(found: Iterable[ModuleCalls]) -> dict[str, dict[str, Any]]:
+    return {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in found}
 
 
 def path_data(graph: Graph | str | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.data_loader import MAP_STYLE
+from training_profiler.recording.data_loader import MAP_STYLE, WHOLE_TENSORS, behind_subsets
 from training_profiler.snapshot.program import LOADER, CallFacts
 from training_profiler.snapshot.snapshot import LoaderStats
 from training_profiler.trials.edits import Edit
@@ -18,7 +18,6 @@ NO_LOADER: Final = "no DataLoader of torch"
 NO_WORKERS: Final = "the loader has no workers"
 IS_SET: Final = "is set already"
 DEFAULT_PREFETCH: Final = 2  # batches a worker
-WHOLE_TENSORS: Final = "TensorDataset"  # the data set that can return a whole batch by a list of numbers
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,8 @@ class WholeBatches(LoaderTreatment):
         """Ask for all samples of a batch at once, where torch's own functions would put them together."""
         from torch.utils.data import TensorDataset, _utils, default_collate
 
-        if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate and loader.batch_sampler:
+        data = behind_subsets(loader.dataset)
+        if type(data) is TensorDataset and loader.collate_fn is default_collate and loader.batch_sampler:
             vars(loader).update(
                 sampler=loader.batch_sampler,
                 batch_sampler=None,

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from training_profiler.instrumentation.loop_detection import inferred_updates
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
@@ -78,6 +79,27 @@ def test_replaced_parameters_end_a_step(instrumented, model):
         parameters = {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}
     instrumented.counts()
     assert instrumented.steps in (5, 6)  # nothing follows the last update
+
+
+def test_values_are_not_read_while_updates_replace_parameters(instrumented, monkeypatch):
+    read, original = [], inferred_updates._norm
+    monkeypatch.setattr(inferred_updates, "_norm", lambda tensor: read.append(1) or original(tensor))
+
+    def gradient(weights):
+        return grad(lambda w: (INPUTS @ w).square().sum())(weights)
+
+    weights = torch.ones(2)
+    for _ in range(10):  # each of the samples has a gradient of its own
+        weights = weights - 0.1 * sum(gradient(weights) for _ in range(4))
+    reads_first = len(read)
+    assert reads_first < 4 * 4 * inferred_updates.MOST_READ
+    weights.requires_grad_()
+    for _ in range(20):
+        (gradients,) = torch.autograd.grad((INPUTS @ weights).square().sum(), weights)
+        weights.data -= 0.1 * gradients
+    instrumented.counts()
+    assert len(read) > reads_first
+    assert 22 <= instrumented.steps <= 30  # up to two updates as long as before pass until values are read again
 
 
 def test_models_that_vmap_trains_at_once_end_steps_together(instrumented, model):

@@ -78,7 +78,7 @@ def waiting_fix(snapshot: Snapshot) -> str:
 def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:
     """Return whether the training makes batches of tensors in memory, sample by sample, and no code of the user's does.
 
-    The data set, or the one that is divided into parts, is a ``TensorDataset``; a ``collate_fn`` has lines.
+    The data set, or what it is a part of, is a ``TensorDataset``. A ``collate_fn`` of the user's has lines.
     """
     is_single = loader.data_set == WHOLE_TENSORS and not loader.fetches_batches and loader.num_workers == 0
     return is_single and _has_lines_of_making(snapshot) and _hottest_of_making(snapshot) is None

@@ -5,10 +5,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-MOST_LEAVES: Final = 8  # watched; an update changes all of them
+MOST_LEAVES: Final = 4  # watched; an update changes all of them
 MOST_NODES: Final = 512  # of the graph that are looked at to find them
 MOST_READ: Final = 2  # leaves whose values are read: ``p.data`` has a version of its own
 MOST_ELEMENTS: Final = 65_536
+FAR_MORE: Final = 2  # times the backward passes of the last update
 
 
 class _Leaf(NamedTuple):
@@ -31,7 +32,8 @@ class InferredUpdates:
         self._unwrap = unwrap
         self._watched: list[_Leaf] = []
         self._latest: list[Any] = []  # during a backward pass
-        self._is_functional = False  # the last update replaced the parameters by new ones
+        self._is_functional = False  # parameters were replaced by new ones before the last backward pass
+        self._replaces = False  # updates do so: what has a norm of its own need not be read
         self._is_by_backward = False  # the program calls ``backward``, so ``grad`` is for something else
         self._has_versions = False  # an update changed the version of a parameter, so values need not be read
         self._unchanged = 0  # calls of ``backward`` since the watched parameters changed
@@ -67,7 +69,11 @@ class InferredUpdates:
                 self._is_functional = False
                 return True
         self._is_functional = self._were_replaced()
-        return self._is_functional or self._have_changed()
+        if not self._is_functional and self._have_changed():
+            self._replaces = False
+            return True
+        self._replaces |= self._is_functional
+        return self._is_functional
 
     def _watched_again(self, has_changed: bool) -> list[Any]:
         """Return the parameters watched so far, or none if the graph should be searched for others.
@@ -83,7 +89,9 @@ class InferredUpdates:
     def backward_ends(self) -> None:
         """Watch the parameters that now have gradients."""
         if self._latest:
-            read = 0 if self._has_versions else MOST_READ
+            # Reading takes longer than all else here; it begins again where updates no longer replace parameters.
+            self._replaces &= not self._is_by_backward and self._passes <= FAR_MORE * self._passes_before
+            read = 0 if self._has_versions or self._replaces else MOST_READ
             self._watched = [_seen(leaf, at < read) for at, leaf in enumerate(self._latest)]
             self._latest = []
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.program import OptimizerFacts, OutsideModules, ProgramFacts
+from training_profiler.snapshot.program import OptimizerFacts, OutsideModules, ProgramFacts, UnusedGradients
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 SGD = OptimizerFacts("SGD", 12, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
@@ -103,6 +103,29 @@ def test_a_graph_of_gradients_that_nothing_uses_is_found():
     assert "in 95 of 100 steps" in found.message
     assert found.potential_saving_s == pytest.approx(0.5)  # a tenth of the backward pass
     assert found.losses == "same bit for bit"
+
+
+TEACHER = UnusedGradients(9_000, 10_000, 0.8, 0.0, True, "Teacher", "train.py:20 main")
+
+
+def test_gradients_of_a_teacher_that_no_optimizer_uses_are_found():
+    found = findings_of(run_with(facts=ProgramFacts(SGD, unused_gradients=TEACHER)))["unused-gradients"]
+    assert found.message == (
+        "Backward passes compute gradients of 9,000 parameters that are in no optimizer, 90% of all with gradients: of "
+        "Teacher, called at train.py:20 main; a step's backward passes take 50.0 ms"
+    )
+    assert found.potential_saving_s == pytest.approx(4.0)
+    assert found.fix.startswith("Call it under torch.no_grad()")
+    assert found.losses == "same bit for bit"
+
+
+def test_gradients_that_pass_through_a_model_are_needed():
+    loss = TEACHER._replace(passed_on=0.8, is_whole=False)
+    found = findings_of(run_with(facts=ProgramFacts(SGD, unused_gradients=loss)))["unused-gradients"]
+    assert found.potential_saving_s == pytest.approx(2.0)
+    assert "no_grad" not in found.fix
+    small = TEACHER._replace(part=0.1)  # 5 % of step time
+    assert "unused-gradients" not in findings_of(run_with(facts=ProgramFacts(SGD, unused_gradients=small)))
 
 
 @pytest.mark.parametrize("count", [0, 89])

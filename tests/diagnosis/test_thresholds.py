@@ -19,6 +19,7 @@ def test_these_are_the_thresholds():
         "anomaly-detection": 0.03,
         "backward-hooks": 0.10,
         "needless-create-graph": 0.02,
+        "unused-gradients": 0.05,
         "parameter-loop": 0.10,
         "slow-startup": 0.50,
         "outside-steps": 0.40,

@@ -12,6 +12,7 @@ from training_profiler.snapshot.program import (
     OptimizerFacts,
     OutsideModules,
     ProgramFacts,
+    UnusedGradients,
 )
 from training_profiler.storage.facts_codec import checked_facts
 
@@ -30,6 +31,7 @@ FACTS = ProgramFacts(
     epochs=40,
     outside=OutsideModules(30, 0.2, 0.5, 24),
     created_graphs=9,
+    unused_gradients=UnusedGradients(900, 1000, 0.75, 0.25, False, "VGG", "train.py:20"),
 )
 
 
@@ -62,4 +64,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         epochs=0,
         outside=OutsideModules(),
         created_graphs=0,
+        unused_gradients=None,
     )

@@ -30,6 +30,7 @@ from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
+from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
 from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -67,6 +68,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     BACKWARD_HOOKS: (BACKWARD_PASS,),
     PARAMETER_LOOP: (OTHER, BACKWARD_PASS),
     CREATED_GRAPHS: (BACKWARD_PASS,),
+    UNUSED_GRADIENTS: (BACKWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -93,6 +95,7 @@ _CAUSES: Final = (
     BACKWARD_HOOKS,
     PARAMETER_LOOP,
     CREATED_GRAPHS,
+    UNUSED_GRADIENTS,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
     LOADER_RESTARTED,

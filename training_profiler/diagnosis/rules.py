@@ -33,6 +33,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     steps,
     stragglers,
     threads,
+    unused_gradients,
     validation,
     worth,
 )

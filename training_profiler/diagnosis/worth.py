@@ -29,6 +29,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "checkpointing-heavy": (0.5, 1.1),
     "parameter-loop": (0.4, 1.2),
     "needless-create-graph": (0.3, 2.8),
+    "unused-gradients": (0.5, 1.5),
     "small-operators": (0.5, 1.1),
     "python-in-forward": (0.3, 1.1),
     "double-precision": (0.6, 1.3),

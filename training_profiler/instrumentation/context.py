@@ -1,6 +1,7 @@
 """Everything a patch may ask for: the training thread, its loop detector, and what to do after an error."""
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import CodeType
@@ -68,6 +69,7 @@ class PatchContext:
         "is_tracing",
         "kept_graphs",
         "on_error",
+        "optimizers",
         "sync_points",
         "training_thread",
         "unused_graph",
@@ -92,6 +94,7 @@ class PatchContext:
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
+        self.optimizers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of torch, made so far
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Gradients with a graph of their own that no other gradient was computed of before the next update; and the

@@ -11,6 +11,7 @@ from training_profiler.instrumentation.kept_graphs import GraphMarks
 from training_profiler.instrumentation.repeated_forward import Counts, RepeatedForward
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.sliced_batches import SlicedBatches
+from training_profiler.instrumentation.unused_gradients import GradientUse
 from training_profiler.snapshot.program import ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns
@@ -27,6 +28,7 @@ class EarlySteps:
         self._repeats = RepeatedForward(context.calls.place)
         self._slices = SlicedBatches(context.calls.place)
         self._graphs = GraphMarks(context.calls)
+        self._gradients = GradientUse(context.optimizers, context.calls.place)
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
@@ -54,14 +56,17 @@ class EarlySteps:
                 self._repeats.begins(module, inputs, has_grad, caller, counts)
                 if has_grad:
                     self._slices.begins(module, inputs, caller, self._steps)
+                    self._gradients.begins(module, inputs, caller)
             call = call_begins(module, inputs, may_explore, caller, function)
             self._slices.begun(call)
+            self._gradients.begun(call)
             self._repeats.begun(call)  # last: it reads the clock
             return call
 
         def seen_call_ends(call: Any, module: Any) -> None:
             call_ends(call, module)  # first: it reads the clock
             with self._looking():
+                self._gradients.ends(call)
                 self._repeats.ends(call, module)
 
         def seen_update_ends(optimizer: Any, has_updated: bool = True) -> None:
@@ -69,6 +74,7 @@ class EarlySteps:
             if has_updated:
                 self._steps += id(optimizer) == (detector.primary_optimizer or id(optimizer))
                 self._graphs.update_ends(optimizer)
+                self._gradients.update_ends(optimizer, self._steps)
                 if self._graphs.is_over and self._steps > STEPS:
                     self.stop()
 
@@ -105,10 +111,14 @@ class EarlySteps:
             self._shadow.end()
             self._context.watch_backward(None)
             self._repeats.stop()
+            self._gradients.stop()
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
         steps = self._steps
         return facts._replace(
-            repeats=self._repeats.facts(steps), graphs=self._graphs.facts(), slices=self._slices.facts(steps)
+            repeats=self._repeats.facts(steps),
+            graphs=self._graphs.facts(),
+            slices=self._slices.facts(steps),
+            unused_gradients=self._gradients.facts(),
         )

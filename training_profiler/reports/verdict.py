@@ -71,6 +71,7 @@ _CLASSES: Final = {
     "backward-hooks": "BACKWARD HOOKS",
     "parameter-loop": "PARAMETER LOOP",
     "needless-create-graph": "NEEDLESS GRAPH",
+    "unused-gradients": "UNUSED GRADIENTS",
     "tiny-batches": "TINY BATCHES",
     "repeated-forward": "REPEATED FORWARD",
     "kept-graphs": "MEMORY",

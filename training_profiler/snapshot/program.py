@@ -134,6 +134,18 @@ class SliceFacts(NamedTuple):
     place: str = ""  # the user's line of the first of them
 
 
+class UnusedGradients(NamedTuple):
+    """Gradients of parameters that no optimizer of torch has, in the steps that were looked at."""
+
+    numbers: int  # of these parameters
+    of: int  # of all parameters that get a gradient
+    part: float  # of the forward passes with gradients, in time: modules that have them, as far as they do; 0 to 1
+    passed_on: float  # of these passes, those whose input needs a gradient, which goes through the parameters
+    is_whole: bool  # the modules have no others, and their input needs no gradient
+    module: str  # the class of the module with most of them
+    place: str = ""  # the user's line of its first call
+
+
 class KeptGraphs(NamedTuple):
     """Graphs of early steps, and how many of them some object still held some steps later."""
 
@@ -167,6 +179,7 @@ class ProgramFacts(NamedTuple):
     outside: OutsideModules = OutsideModules()
     created_graphs: int = 0  # gradients with a graph of their own, which nothing used before the next update
     unclear_after: int = 0  # epochs, after which passes over other loaders followed; 0 where none did
+    unused_gradients: UnusedGradients | None = None  # None: there are none, or it is not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

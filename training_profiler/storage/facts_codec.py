@@ -16,6 +16,7 @@ from training_profiler.snapshot.program import (
     ProgramFacts,
     RepeatFacts,
     SliceFacts,
+    UnusedGradients,
 )
 from training_profiler.text import printable
 
@@ -48,6 +49,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         _outside(facts.outside),
         int(_number(facts.created_graphs)),
         int(_number(facts.unclear_after)),
+        None if facts.unused_gradients is None else _unused(facts.unused_gradients),
     )
 
 
@@ -131,6 +133,13 @@ def _embedding(facts: EmbeddingFacts) -> EmbeddingFacts:
 def _slices(facts: SliceFacts) -> SliceFacts:
     steps, slices, of_rows = (int(_number(count)) for count in (facts.steps, facts.slices, facts.of_rows))
     return SliceFacts(steps, slices, _number(facts.rows), of_rows, printable(facts.place))
+
+
+def _unused(facts: UnusedGradients) -> UnusedGradients:
+    numbers, of = (int(_number(count)) for count in (facts.numbers, facts.of))
+    part, passed_on = (min(1.0, _number(share)) for share in (facts.part, facts.passed_on))
+    texts = printable(facts.module), printable(facts.place)
+    return UnusedGradients(min(numbers, of), of, part, min(part, passed_on), facts.is_whole, *texts)
 
 
 def _graphs(facts: KeptGraphs) -> KeptGraphs:

@@ -1,0 +1,145 @@
+"""Gradients of parameters that no optimizer has are found in early steps of real torch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from training_profiler.instrumentation import unused_gradients
+
+STEPS = 30
+
+
+def layers(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+class Training:
+    """A student and what its loop does besides."""
+
+    def __init__(self, instrumented):
+        self.instrumented = instrumented
+        self.student = layers()
+        self.teacher = layers(32)
+        self.optimizer = torch.optim.SGD(self.student.parameters(), lr=0.1)
+
+    def run(self, target=None, after=None, before=None, steps=STEPS):
+        for step in range(steps):
+            x = torch.randn(3, 4)
+            if before is not None:
+                x = before(x)
+            output = self.student(x)
+            loss = (output - (self.teacher(x) if target is None else target(x))).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if after is not None:
+                after(step)
+            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        return self.instrumented.instrumentation.program_facts().unused_gradients
+
+
+@pytest.fixture
+def training(instrumented):
+    torch.manual_seed(0)
+    return Training(instrumented)
+
+
+def test_a_teacher_that_is_called_with_gradients_is_found(training):
+    facts = training.run()
+    assert facts.numbers == sum(each.numel() for each in training.teacher.parameters())
+    assert facts.of == facts.numbers + sum(each.numel() for each in training.student.parameters())
+    assert (facts.is_whole, facts.passed_on, facts.module) == (True, 0.0, "Sequential")
+    assert 0 < facts.part < 1
+
+
+def test_gradients_that_are_cleared_are_found_too(training):
+    both = nn.ModuleList([training.student, training.teacher])
+    assert training.run(before=lambda x: both.zero_grad() or x) is not None
+
+
+def test_layers_that_the_optimizer_did_not_get_are_found(training):
+    training.optimizer = torch.optim.SGD(training.student[2].parameters(), lr=0.1)
+    facts = training.run(target=lambda x: torch.zeros(3, 2))
+    assert (facts.numbers, facts.of, facts.is_whole) == (40, 58, False)
+    assert facts.part == pytest.approx(40 / 58)
+
+
+def test_a_model_in_the_loss_passes_gradients_on(training):
+    picture = nn.Parameter(torch.randn(3, 4))
+    training.optimizer = torch.optim.Adam([picture])
+    training.student.requires_grad_(False)
+    facts = training.run(before=lambda x: picture, target=lambda x: training.teacher(picture))
+    assert facts.passed_on == facts.part > 0
+    assert not facts.is_whole
+
+
+@torch.no_grad()
+def moved_average(training):
+    for own, trained in zip(training.teacher.parameters(), training.student.parameters(), strict=False):
+        own.data.add_(trained.mean())
+
+
+def updated_by_hand(training):
+    for parameter in training.teacher.parameters():
+        parameter.data.sub_(0.01 * parameter.grad)
+
+
+def test_gradients_before_the_teacher_was_detached_do_not_count(training):
+    training.teacher(torch.ones(3, 4)).sum().backward()
+    assert training.run(target=lambda x: training.teacher(x).detach()) is None
+
+
+@pytest.mark.parametrize("after", [moved_average, updated_by_hand])
+def test_parameters_that_change_are_used(training, after):
+    assert training.run(after=lambda step: after(training)) is None
+
+
+def test_parameters_of_another_optimizer_are_used(training):
+    slow = torch.optim.SGD(training.teacher.parameters(), lr=0.1)
+    assert training.run(after=lambda step: slow.step() if step % 20 == 19 else None) is None
+
+
+def test_parameters_of_a_copied_optimizer_are_used(training):
+    later = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    copied = copy.copy(later)
+    copied.param_groups = [{**later.param_groups[0], "params": list(training.teacher.parameters())}]
+    del later
+    assert training.run(after=lambda step: copied.step()) is None
+
+
+def test_layers_that_are_added_later_are_used(training):
+    def add(step):
+        if step == 27:
+            training.optimizer.add_param_group({"params": list(training.teacher.parameters())})
+
+    assert training.run(after=add) is None
+
+
+def test_a_frozen_teacher_is_no_finding(training):
+    training.teacher.requires_grad_(False)
+    assert training.run() is None
+
+
+def test_16_bits_may_be_a_copy(training):
+    training.teacher.bfloat16()
+    assert training.run(target=lambda x: training.teacher(x.bfloat16()).float()) is None
+
+
+def test_with_many_modules_nothing_is_known(training):
+    many = [layers() for _ in range(unused_gradients.MOST_MODULES)]
+    assert training.run(target=lambda x: sum(each(x) for each in many)) is None
+
+
+def test_parameters_of_another_kind_are_left_alone(training):
+    class Own(nn.Parameter):
+        """As of tensors that are spread over ranks."""
+
+    training.teacher[0].weight = Own(torch.randn(32, 4))
+    assert training.run() is None
+
+
+def test_nothing_of_the_program_is_kept(training):
+    training.run()
+    assert not training.instrumented.instrumentation.early_steps._gradients._called

@@ -274,6 +274,12 @@ def test_samples_of_no_section_have_their_part_of_a_stretch():
     assert lines.times() == {(0, "A"): 30, (1, "B"): 30, (IN_STEPS, "A"): 20, (BEFORE_STEPS, "A"): 10}
 
 
+def test_samples_of_a_step_that_ends_later_have_a_time_without_others():
+    lines = WeightedLines()
+    lines.add(Counter({(IN_STEPS, "A"): 3, (IN_STEPS, "B"): 1}), 60)
+    assert lines.times() == {(IN_STEPS, "A"): 45, (IN_STEPS, "B"): 15}
+
+
 def test_parts_of_a_run_have_the_sum_of_their_times():
     parts = [WeightedLines() for _ in range(4)]
     for part, samples in zip(parts, ("A" * 50, "B", "AB" * 30, "A" * 5), strict=True):

@@ -12,6 +12,7 @@ from training_profiler.device.peaks import PEAKS, peak_memory_of, peak_of
         ("NVIDIA H100 80GB HBM3", "tf32", 494.7),
         ("NVIDIA H100 PCIe", "float16", 756.0),
         ("NVIDIA H100 NVL", "float8_e4m3fn", 1670.5),
+        ("NVIDIA GH200 480GB", "float32", 66.9),
         ("NVIDIA A100-SXM4-40GB", "bfloat16", 312.0),
         ("NVIDIA A100-PCIE-40GB", "tf32", 156.0),
         ("NVIDIA A100 80GB PCIe", "float32", 19.5),
@@ -41,7 +42,6 @@ def test_the_dense_peak_depends_on_device_and_dtype(device, dtype, tflops):
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "AMD Instinct MI250X / MI250",
-        "NVIDIA GH200 480GB",
     ],
 )
 def test_a_similar_device_has_no_peak(device):
@@ -52,6 +52,8 @@ def test_a_similar_device_has_no_peak(device):
     ("device", "tb_s"),
     [
         ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA GH200 480GB", 4.0),
+        ("NVIDIA GH200 144G HBM3e", 4.9),
         ("NVIDIA A100-SXM4-40GB", 1.555),
         ("NVIDIA A100-SXM4-80GB", 2.039),
         ("NVIDIA A100 80GB PCIe", 1.935),

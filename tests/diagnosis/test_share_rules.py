@@ -178,6 +178,40 @@ def test_backward_above_three_forward_passes_is_found():
     assert finding.potential_saving_s == 2.0  # down to twice the forward pass
 
 
+def test_time_in_no_section_is_said_where_it_counts_as_forward_pass():
+    shares = {"data_loading": 0.2, "forward_pass": 0.1, "backward_pass": 0.6}
+    finding = find(snapshot_of(shares), "backward-slow")
+    assert finding.message.startswith(
+        "The backward pass takes 3.0x as long as the forward pass and the time in no section"
+    )
+
+
+def in_backward(function: str, called: dict[str, float], share: float = 0.4) -> Snapshot:
+    run = snapshot_of({"data_loading": 0.375, "forward_pass": 0.125, "backward_pass": 0.5})
+    return replace(run, lines={"backward_pass": (LineStats("m.py", 9, function, share, 100, called=called),)})
+
+
+def test_a_backward_method_of_the_users_is_what_to_change():
+    finding = find(in_backward("Sort.backward", {"<python>": 0.4}), "backward-slow")
+    assert finding.fix.startswith("Do less in m.py:9 Sort.backward: operations on whole tensors")
+    assert finding.potential_saving_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        in_backward("Trainer.backward", {"loss.backward": 0.4}),
+        in_backward("train", {"<python>": 0.4}),
+        in_backward("Sort.backward", {"<python>": 0.2}, share=0.2),
+        in_backward("Sort.backward", {}),
+    ],
+    ids=["a call of backward", "another function", "a part", "unknown"],
+)
+def test_other_lines_in_backward_passes_are_not_blamed(run):
+    finding = find(run, "backward-slow")
+    assert finding.fix.startswith("Check for memory pressure")
+
+
 def test_unattributed_time_may_be_the_forward_pass_of_functional_code():
     assert "backward-slow" not in codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.5}))
 

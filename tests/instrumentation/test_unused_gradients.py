@@ -81,7 +81,7 @@ def moved_average(training):
         own.data.add_(trained.mean())
 
 
-def updated_by_hand(training):
+def updated_manually(training):
     for parameter in training.teacher.parameters():
         parameter.data.sub_(0.01 * parameter.grad)
 
@@ -91,7 +91,7 @@ def test_gradients_before_the_teacher_was_detached_do_not_count(training):
     assert training.run(target=lambda x: training.teacher(x).detach()) is None
 
 
-@pytest.mark.parametrize("after", [moved_average, updated_by_hand])
+@pytest.mark.parametrize("after", [moved_average, updated_manually])
 def test_parameters_that_change_are_used(training, after):
     assert training.run(after=lambda step: after(training)) is None
 
@@ -117,7 +117,7 @@ def test_layers_that_are_added_later_are_used(training):
     assert training.run(after=add) is None
 
 
-def test_a_frozen_teacher_is_no_finding(training):
+def test_nothing_is_said_of_a_frozen_teacher(training):
     training.teacher.requires_grad_(False)
     assert training.run() is None
 

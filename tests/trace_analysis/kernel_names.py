@@ -107,6 +107,8 @@ _MATMUL_OTHERS: Final = (
     "ampere_sgemm_128x128_tn",
     "maxwell_sgemm_128x64_nn",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(cutlass_80_simt_sgemm::Params)",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel",
+    "cutlass3x_xmma_simt_sgemm_128x128x8",
     "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const> >()",
     "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, false>(cublasGemvParams)",
     "void splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>(cublasSplitKParams<float>)",
@@ -155,6 +157,13 @@ _OTHERS: Final = (
     # convolutions
     ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", CONVOLUTION, True, False),
     ("sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc", CONVOLUTION, True, False),
+    (
+        "sm80_xmma_fprop_implicit_gemm_indexed_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_stage3_warpsize1x2x1_g1"
+        "_ffma_aligna4_alignc4_execute_kernel__5x_cudnn",
+        CONVOLUTION,
+        False,
+        False,
+    ),
     ("cutlass3x_sm100_tensorop_s32x256x16_conv3d_fprop_weight_stationary_nq_2d", CONVOLUTION, True, False),
     ("turing_fp16_s1688cudnn_fp16_128x128_ldg8_relu_f2f_exp_medium_nhwc_tn_v1", CONVOLUTION, True, False),
     ("volta_scudnn_128x128_stridedB_splitK_medium_nn_v1", CONVOLUTION, False, False),

@@ -216,3 +216,23 @@ def test_view_has_a_table_for_each_kind_that_was_recorded_in_80_columns(tmp_path
 def test_view_without_places_says_how_to_record_them(tmp_path):
     text = render_view("code", Trace().op("aten::mm", 0, 5).analysed(tmp_path), "host_self")
     assert "with_stack=True" in text
+
+
+@pytest.mark.parametrize(
+    ("us", "module_us", "where"),
+    [
+        (40, 0, "at train.py:3 in work"),
+        (30, 0, "at train.py:3 in work (38% of it)"),
+        (40, 60, "in Net_0 (train.py:3 in work)"),
+        (30, 60, "in Net_0 (train.py:3 in work, 38% of it)"),
+        (30, 32, "in Net_0 (40% of it; train.py:3 in work, 38% of it)"),
+    ],
+)
+def test_what_has_less_than_half_of_a_gap_has_its_share(us, module_us, where, tmp_path):
+    trace = Trace().kernel("k", 0, 10, launched=(0, 2)).op("aten::mm", 5, 90).kernel("k", 90, 10, launched=(85, 5))
+    if module_us:
+        frame(trace, "nn.Module: Net_0", 10, module_us)
+        frame(trace, "nn.Module: Head_0", 10 + module_us, 24)
+    frame(trace, "train.py(3): work", 10, us)
+    frame(trace, "train.py(9): more", 10 + us, 25)
+    assert trace.analysed(tmp_path).gaps[0].where == where

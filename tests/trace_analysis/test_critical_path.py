@@ -11,7 +11,7 @@ from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome
+from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome, outcomes
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.timeline import main_thread
@@ -186,7 +186,7 @@ def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path):
 def test_a_trace_of_the_host_alone_has_a_path(tmp_path):
     trace = Trace().op("aten::mm", 0, 60).op(BACKWARD, 63, 30, tid=AUTOGRAD).op("aten::add", 95, 5).step(0, 0, 100)
     kinds = critical_path(graph_of(trace, tmp_path)).kinds_ns
-    assert kinds == {"operator": 95_000, "python": 5000}
+    assert kinds == {"operator": 95_000, "outside of operators": 5000}
 
 
 def test_much_work_from_before_the_steps_makes_the_path_unknown(tmp_path):
@@ -268,3 +268,45 @@ def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):
             trace.op("autograd::engine::evaluate_function: MmBackward0", 1000 * i + 100 * j, 50, tid=AUTOGRAD)
     columns = read_columns(trace.write(tmp_path))
     assert columns.threads[main_thread(columns)][1] != AUTOGRAD
+
+
+def test_an_extension_that_waits_without_an_operator_is_not_called_python(tmp_path):
+    """It reads a flag of the device again and again while a kernel communicates: the trace shows neither."""
+    trace = Trace().step(1, 0, 5000).mark("dispatch(F)", 0, 4500)
+    trace.kernel("void dpsk::ep::internode::notify_dispatch<8>()", 20, 4000, launched=(10, 5))
+    path = critical_path(graph_of(trace.op("aten::empty", 4100, 300), tmp_path))
+    longest = path.links[0]
+    assert (longest.kind, longest.name) == ("outside of operators", "dispatch(F)")
+    assert not any("python" in kind for kind in path.kinds_ns)
+
+
+def test_an_operator_is_not_charged_with_the_allocations_within_it(tmp_path):
+    trace = Trace().step(1, 0, 5000).op("aten::addmm", 0, 4000).call("cudaMalloc", 100, 3000)
+    graph = graph_of(trace.kernel("gemm", 4010, 100, launched=(3900, 50)), tmp_path)
+    path = critical_path(graph)
+    assert (path.kinds_ns["allocation"], path.kinds_ns["operator"]) == (3_000_000, 1_000_000)
+    found = {(each.change.what, each.change.name): each.wall_ns for each in outcomes(graph, path)}
+    assert found["twice as fast", "aten::addmm"] == 4_500_000
+    assert found["allocations take no time", ""] == 2_000_000
+
+
+def contended(tail_us, **long):
+    """Return a trace with a kernel that is launched at once and begins as a long one of another stream ends."""
+    trace = Trace().step(1, 0, 4425).op("aten::mm", 0, 100)
+    trace.kernel("long", 60, 4000 + tail_us, launched=(50, 5), **long)
+    trace.kernel("late", 4060, 50, launched=(70, 5), stream=20)
+    trace.kernel("gemm", 4110, 300, launched=(80, 5), stream=20)
+    return trace.call("cudaStreamSynchronize", 200, 4225)
+
+
+@pytest.mark.parametrize(
+    ("trace", "kind"),
+    [
+        (contended(1), "kernel"),
+        (contended(10), "kernel"),
+        (contended(55), "waiting for another stream"),  # the long one ends after the late one
+        (contended(55, cat="gpu_memcpy"), "launch delay"),  # a copy leaves the device to kernels
+    ],
+)
+def test_a_kernel_that_waits_for_room_on_the_device_has_no_launch_delay(trace, kind, tmp_path):
+    assert next(iter(critical_path(graph_of(trace, tmp_path)).kinds_ns)) == kind

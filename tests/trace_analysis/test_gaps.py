@@ -160,3 +160,56 @@ def test_calls_of_xpu_have_their_causes(call, cause, tmp_path):
     trace.kernel("k", 5, 5, correlation=1).event("xpu_runtime", call, 10, 80)
     trace.event("xpu_runtime", "urEnqueueKernelLaunch", 95, 2, correlation=2).kernel("k", 100, 5, correlation=2)
     assert [place.gap.cause for place in trace.op("last", 110, 5).analysed(tmp_path).gaps] == [cause]
+
+
+def stalled(trace, at, us=8000, kernel="gemm", operator="aten::mm", launches=True):
+    """Add a stall of one operator, in which the launch of the next kernel lies, or after which it does."""
+    end = at + us
+    trace.op(operator, at, us if launches else us - 50)
+    return trace.kernel(kernel, end, 10, launched=(end - 20, 5))
+
+
+def stalls(trace, tmp_path):
+    return [(place.stall.by, place.stall.is_first) for place in trace.analysed(tmp_path).gaps if place.stall.by]
+
+
+def test_first_run_of_a_kernel_after_a_stall_of_the_operator_that_launches_it(tmp_path):
+    assert stalls(stalled(Trace().kernel("k", 0, 10), 20), tmp_path) == [("aten::mm", True)]
+
+
+def test_a_stall_of_another_operator_than_that_of_the_launch_loads_nothing(tmp_path):
+    trace = stalled(Trace().kernel("k", 0, 10), 20, operator="aten::sort", launches=False)
+    assert stalls(trace, tmp_path) == [("aten::sort", False)]
+
+
+def test_the_first_copy_loads_nothing(tmp_path):
+    trace = Trace().kernel("k", 0, 10).op("my::load", 20, 8000)
+    trace.copy("HtoD (Pinned -> Device)", 8000, 10, launched=(7990, 5))
+    assert stalls(trace, tmp_path) == [("my::load", False)]
+
+
+@pytest.mark.parametrize(("later_us", "is_first"), [(8000, False), (5500, False), (0, True)])
+def test_an_operator_that_stalls_as_long_again_does_not_load_a_kernel(later_us, is_first, tmp_path):
+    trace = stalled(Trace().kernel("k", 0, 10), 20)
+    if later_us:
+        stalled(trace, 9000, later_us)
+    assert stalls(trace, tmp_path)[0] == ("aten::mm", is_first)
+
+
+def test_an_operator_that_loads_two_kernels_stalls_twice_for_first_runs(tmp_path):
+    trace = stalled(stalled(Trace().kernel("k", 0, 10), 20), 9000, kernel="another_gemm")
+    assert stalls(trace, tmp_path) == [("aten::mm", True), ("aten::mm", True)]
+
+
+def test_a_fill_of_the_workspace_of_a_new_kernel_belongs_to_its_first_run(tmp_path):
+    trace = Trace().kernel("k", 0, 10).op("aten::cudnn_convolution", 20, 8000)
+    trace.kernel("Memset (Device)", 7995, 1, cat="gpu_memset", launched=(7990, 2), by="cudaMemsetAsync")
+    trace.kernel("scudnn", 8010, 5, launched=(8000, 2))
+    assert stalls(trace, tmp_path) == [("aten::cudnn_convolution", True)]
+
+
+@pytest.mark.parametrize(("category", "cause"), [("cpu_op", "python between launches"), ("user_annotation", "unknown")])
+def test_without_operators_the_time_between_calls_is_unknown(category, cause, tmp_path):
+    trace = Trace().kernel("k", 0, 10, launched=(0, 2)).kernel("k", 100, 10, launched=(95, 2))
+    trace.event(category, "a", 120, 5)
+    assert trace.analysed(tmp_path).gaps[0].gap.cause == cause

@@ -1,12 +1,34 @@
 import pytest
 
 from tests.trace_analysis.kernel_names import KERNELS
-from training_profiler.trace_analysis.kernel_names import is_flash, kind_of, uses_tensor_cores
+from training_profiler.trace_analysis.kernel_names import (
+    is_flash,
+    kind_of,
+    lacks_tensor_cores,
+    uses_tensor_cores,
+)
 
 
 @pytest.mark.parametrize(("name", "kind", "on_tensor_cores", "flash"), KERNELS)
 def test_kind_of_kernel_follows_from_its_name(name, kind, on_tensor_cores, flash):
     assert (kind_of(name), uses_tensor_cores(name), is_flash(name)) == (kind, on_tensor_cores, flash)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("volta_sgemm_64x64_nt", True),
+        ("cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1", True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_ffma_aligna4_alignc4_kernel", True),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128>(cublasGemvParams)", True),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>()", True),
+        ("_mm_kernel", False),  # written for Triton: its name does not show what it computes on
+        ("matmul_k(float*, float*, float*, int, int, int)", False),
+        ("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn", False),
+    ],
+)
+def test_only_names_of_libraries_show_that_tensor_cores_are_not_used(name, lacks):
+    assert lacks_tensor_cores(name) is lacks
 
 
 def test_table_has_at_least_120_kernels():

@@ -82,10 +82,10 @@ def math_attention(name="aten::_scaled_dot_product_attention_math"):
     return Trace().op(name, 0, 50).kernel("vectorized_elementwise_kernel", 60, 10, launched=(1, 1))
 
 
-def optimizer(count, name="vectorized_elementwise_kernel"):
+def optimizer(count, name="vectorized_elementwise_kernel", by="cudaLaunchKernel"):
     trace = stepped().mark("Optimizer.step#SGD.step", 0, 500)
     for i in range(count):
-        trace.kernel(name, 2 * i, 1, launched=(2 * i, 1))
+        trace.kernel(name, 2 * i, 1, launched=(2 * i, 1), by=by)
     return busy(trace)
 
 
@@ -123,8 +123,8 @@ def phases(forward=100, backward=200, update=0):
     )
 
 
-def copies(us):
-    return busy(stepped().copy("HtoD (Pinned -> Device)", 0, us), us)
+def copies(us, direction="HtoD (Pinned -> Device)"):
+    return busy(stepped().copy(direction, 0, us), us)
 
 
 def section(us, name="metrics_computation"):
@@ -164,21 +164,40 @@ CASES = {
         [reads(10.001), reads(11, "aten::to"), reads(11, "aten::nonzero")],
         [reads(10), busy(stepped().op("aten::item", 0, 500)), stepped().op("aten::item", 0, 500)],
     ),
-    "frequent-copies": ([frequent_copies(10.001)], [frequent_copies(10), stepped().op("aten::copy_", 0, 900)]),
+    "frequent-copies": (
+        [frequent_copies(10.001)],
+        [
+            frequent_copies(10),
+            stepped().op("aten::copy_", 0, 900),
+            frequent_copies(50).op("vllm::all_reduce", 0, 8),
+            frequent_copies(50).mark("FSDP::all_gather_copy_out", 0, 8),
+        ],
+    ),
     "blocking-copies": (
         [blocking_copies(101)],
-        [blocking_copies(100), blocking_copies(300, "cudaLaunchKernel"), stepped().op("aten::_copy_from", 0, 900)],
+        [
+            blocking_copies(100),
+            blocking_copies(300, "cudaLaunchKernel"),
+            blocking_copies(300).copy("DtoD (Device -> Device)", 50, 5),
+            stepped().op("aten::_copy_from", 0, 900),
+        ],
     ),
     "pageable-copies": ([pageable(10.001)], [pageable(10), pageable(500, "HtoD (Pinned -> Device)"), stepped()]),
     "allocations": (
         [allocations(10.001), allocations(11, "hipFree")],
-        [allocations(10), allocations(500, "cudaMallocHost")],
+        [
+            allocations(10),
+            allocations(500, "cudaMallocHost"),
+            allocations(500).call("cudaStreamBeginCapture", 0, 0).call("cudaStreamEndCapture", 600, 1),
+        ],
     ),
     "no-tensor-cores": (
         [tensor_cores(20.001)],
         [
             tensor_cores(20),
             tensor_cores(50, "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn"),
+            tensor_cores(50, "matmul_kernel(float*, float*)"),
+            tensor_cores(50).kernel("_mm_kernel", 300, 6),  # its name does not show what it computes on
             tensor_cores(50, capability=61),
             tensor_cores(50, name="AMD Instinct MI300X"),
             Trace().kernel("volta_sgemm_64x64_nt", 0, 50),
@@ -194,7 +213,12 @@ CASES = {
     ),
     "single-tensor-optimizer": (
         [optimizer(101)],
-        [optimizer(100), optimizer(200, "multi_tensor_apply_kernel"), stepped()],
+        [
+            optimizer(100),
+            optimizer(200, "multi_tensor_apply_kernel"),
+            optimizer(200, by="runFunction - job_prep_and_submit_for_execution"),
+            stepped(),
+        ],
     ),
     "exposed-communication": ([communication(100.001)], [communication(100), stepped()]),
     "step-time-varies": ([step_times(90, 100, 110.01)], [step_times(90, 100, 110), step_times(10, 100)]),
@@ -202,16 +226,37 @@ CASES = {
         [growing(0, 9_700, 9_800, 9_900)],
         [growing(0, 9_700, 9_700, 9_900), growing(0, 9_802, 9_900, 10_000), growing(0, 1, 1000), stepped(4)],
     ),
-    "fragmentation": ([reserved(7 * GIB, 9 * GIB)], [reserved(8 * GIB, 10 * GIB), reserved(GIB // 4, GIB), stepped()]),
+    "fragmentation": (
+        [reserved(7 * GIB, 9 * GIB), reserved(7 * GIB, 9 * GIB, 17 * GIB)],
+        [
+            reserved(8 * GIB, 10 * GIB),
+            reserved(GIB // 4, GIB),
+            reserved(7 * GIB, 9 * GIB, 18 * GIB),  # half of the device is free
+            stepped(),
+        ],
+    ),
     "backward-slow": ([phases(100, 301)], [phases(100, 300), stepped()]),
     "optimizer-heavy": ([phases(update=150.001)], [phases(update=150), stepped()]),
     "forward-dominates": ([phases(600.001, 300)], [phases(600, 300), stepped()]),
     "gpu-memory-high": (
         [reserved(GIB, 90.1 * GIB, 100 * GIB)],
-        [reserved(GIB, 90 * GIB, 100 * GIB), reserved(GIB, 95 * GIB)],
+        [
+            reserved(GIB, 90 * GIB, 100 * GIB),
+            reserved(GIB, 97 * GIB),
+            reserved(GIB, 97 * GIB, 100 * GIB).op("vllm::unified_attention", 2, 1),  # reserved on purpose
+        ],
     ),
     "gpu-memory-low": ([reserved(GIB, 49 * GIB, 100 * GIB)], [reserved(GIB, 50 * GIB, 100 * GIB), reserved(GIB, GIB)]),
-    "data-transfer": ([copies(100.001)], [copies(100), stepped()]),
+    "data-transfer": (
+        [copies(100.001), copies(101, "DtoH (Device -> Pageable)")],
+        [
+            copies(100),
+            copies(500, "DtoD (Device -> Device)"),
+            stepped().kernel("Memset (Device)", 0, 500, cat="gpu_memset"),
+            copies(500, "without a direction"),
+            stepped(),
+        ],
+    ),
     "side-work": ([section(50.001), section(51, "ema_update")], [section(50), section(500, "forward_pass")]),
 }
 
@@ -298,6 +343,25 @@ def test_fewer_launches_need_nothing_that_is_there_or_not_trained(tmp_path):
 def test_pinned_memory_is_advised_where_copies_are_not_from_it(memory, advised, tmp_path):
     trace = stepped().copy(f"HtoD ({memory} -> Device)", 0, 500).kernel("k", 500, 500)
     assert ("pin_memory" in RULES["data-transfer"](trace.analysed(tmp_path)).fix) == advised
+
+
+@pytest.mark.parametrize(("launch_us", "advised"), [(490, True), (5, False)])
+def test_copies_that_do_not_block_are_advised_a_stream_of_their_own(launch_us, advised, tmp_path):
+    trace = stepped().op("aten::copy_", 0, launch_us).copy("HtoD (Pinned -> Device)", 2, 490, launched=(1, 3))
+    fix = RULES["data-transfer"](busy(trace, 500).analysed(tmp_path)).fix
+    assert ("non_blocking" in fix, "on a stream of its own" in fix) == (advised, not advised)
+
+
+@pytest.mark.parametrize(("operator_us", "advised"), [(490, True), (5, False)])
+def test_copies_from_pageable_memory_are_advised_not_to_block_where_they_do(operator_us, advised, tmp_path):
+    trace = stepped().op("aten::copy_", 0, operator_us).copy("HtoD (Pageable -> Device)", 2, 490, launched=(1, 3))
+    fix = RULES["pageable-copies"](busy(trace, 500).analysed(tmp_path)).fix
+    assert fix == "Use DataLoader(pin_memory=True)" + " and .to(device, non_blocking=True)" * advised
+
+
+def test_copies_to_the_host_are_advised_less_of_them(tmp_path):
+    trace = busy(stepped().copy("DtoH (Device -> Pinned)", 0, 500), 500)
+    assert RULES["data-transfer"](trace.analysed(tmp_path)).fix.startswith("Keep results on the device")
 
 
 @pytest.mark.parametrize(("allocations", "is_off"), [(70, True), (20, False)])

@@ -35,7 +35,8 @@ class _Pool(NamedTuple):
         return _Pool(self.lines + following.lines, samples, self.wall_ns + following.wall_ns)
 
     def times(self) -> LineTimes:
-        return Counter({key: round(count * self.wall_ns / self.samples) for key, count in self.lines.items()})
+        samples = self.samples or self.lines.total()  # of earlier stretches alone, whose step has ended in this one
+        return Counter({key: round(count * self.wall_ns / samples) for key, count in self.lines.items() if count})
 
 
 NO_SAMPLES: Final = _Pool(Counter(), 0, 0)

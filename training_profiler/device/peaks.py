@@ -43,6 +43,10 @@ PEAKS: Final = (
     Peak(("H200",), _HOPPER, "NVIDIA H200 data sheet", 4.8),
     Peak(("H100", "NVL"), _HOPPER_NVL, "NVIDIA H100 data sheet", 3.9),
     Peak(("H100", "PCIe"), _HOPPER_PCIE, "NVIDIA H100 data sheet", 2.0),
+    # The GPU of an H100 SXM, with other memory.
+    Peak(("GH200", "480GB"), _HOPPER, "NVIDIA GH200 Grace Hopper Superchip data sheet", 4.0),
+    Peak(("GH200", "144G"), _HOPPER, "NVIDIA GH200 Grace Hopper Superchip data sheet", 4.9),
+    Peak(("GH200",), _HOPPER, "NVIDIA GH200 Grace Hopper Superchip data sheet"),
     Peak(("H100",), _HOPPER, "NVIDIA H100 data sheet", 3.35),
     Peak(("A100", "40GB"), _AMPERE, "NVIDIA A100 data sheet", 1.555),
     Peak(("A100", "80GB", "PCIe"), _AMPERE, "NVIDIA A100 data sheet", 1.935),

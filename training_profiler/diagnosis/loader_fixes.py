@@ -61,7 +61,7 @@ def waiting_fix(snapshot: Snapshot) -> str:
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
         return plan.text()
     if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
-        return f"{first_batch_fix(snapshot)}; {as_next(plan.text())}"  # batches are not late, but new workers are
+        return "; ".join([first_batch_fix(snapshot), as_next(plan.text())])  # batches are not late, but new workers are
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
     is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):

@@ -32,12 +32,14 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
 )
-from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LineStats, SectionStats, Snapshot
 from training_profiler.units import duration_text, ms_text, time_text
 
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
-MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
+MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
+A_TRIFLE: Final = 0.1  # of the forward pass
+BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
 Text = str | Callable[[Snapshot], str]  # of a rule, for all runs or for each
 
 
@@ -296,20 +298,39 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
     if faults is not None and snapshot.step is not None and snapshot.step.total_s:
         backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
-    forward_s += 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
-    forward_s *= max(1.0, _backwards_a_forward(snapshot))
+    other_s = 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
+    forward = "forward pass" if other_s <= A_TRIFLE * forward_s else "forward pass and the time in no section"
+    forward_s = (forward_s + other_s) * max(1.0, _backwards_a_forward(snapshot))
     ratio = backward_s / forward_s
-    potential_saving_s = backward_s - 2 * forward_s
+    potential_saving_s, own = backward_s - 2 * forward_s, _own_function(snapshot)
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
+    if own is not None:
+        potential_saving_s = min(backward_s, own.share / snapshot.sections[BACKWARD_PASS].share * backward_s)
     return Finding(
         code="backward-slow",
-        message=f"The backward pass takes {ratio:.1f}x as long as the forward pass (usual: 2x)",
+        message=f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
         evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
         potential_saving_s=potential_saving_s,
         fix="Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
-        "without a fused backward",
+        "without a fused backward"
+        if own is None
+        else f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements",
     )
+
+
+def _own_function(snapshot: Snapshot) -> LineStats | None:
+    """Return the place in the backward method of an autograd function of the user's with most of the time, if any.
+
+    A trainer's method of that name calls ``loss.backward()``.
+    """
+    section, places = snapshot.sections[BACKWARD_PASS], snapshot.hottest(BACKWARD_PASS, of_steps=True)
+    if not places or places[0].share < MOST_OF_IT * section.share:
+        return None
+    place = places[0]
+    calls_it = sum(share for name, share in place.called.items() if name.rpartition(".")[2] == BACKWARD_METHOD)
+    is_own = place.function.rpartition(".")[2] == BACKWARD_METHOD and bool(place.called) and not place.inside
+    return place if is_own and calls_it < MOST_OF_IT * place.share else None
 
 
 def _backwards_a_forward(snapshot: Snapshot) -> float:

@@ -30,7 +30,15 @@ class _Called:
         self.place = place
         self.ns = 0
         self.has_inputs_with_gradient = False
-        self.before: dict[str, _Before] = {}
+        self.before: dict[str, _Before] = {}  # by the name of a parameter
+
+    def look_at(self, inputs: tuple[Any, ...]) -> None:
+        """Note whether a gradient of an input is needed."""
+        self.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in inputs)
+
+    def took(self, ns: int) -> None:
+        """Add a call."""
+        self.ns += ns
 
 
 class _Before(NamedTuple):
@@ -75,7 +83,7 @@ class GradientUse:
                     self._is_unknown = True
                     return
                 called = self._called[id(module)] = _Called(module, self._place_of(caller))
-            called.has_inputs_with_gradient |= any(getattr(value, "requires_grad", False) for value in inputs)
+            called.look_at(inputs)
             self._next = called
 
     def begun(self, call: ModuleCall) -> None:
@@ -88,7 +96,7 @@ class GradientUse:
         """Handle the end of an outermost call."""
         if self._open is not None and self._open[0] is call:
             _, called, began_ns = self._open
-            called.ns += perf_counter_ns() - began_ns
+            called.took(perf_counter_ns() - began_ns)
             self._open = None
 
     def update_ends(self, optimizer: Any, steps: int) -> None:

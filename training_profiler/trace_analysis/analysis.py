@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from training_profiler.trace_analysis import host_activity
 from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth, bus_bandwidths
 from training_profiler.trace_analysis.call_tree import Branch, call_tree
 from training_profiler.trace_analysis.call_tree import Path as CallPath
-from training_profiler.trace_analysis.code_places import CodePlaces, code_places, shortened_line
+from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
 from training_profiler.trace_analysis.communication import Collective, Runs, RunsOf, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
 from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
@@ -22,11 +22,13 @@ from training_profiler.trace_analysis.device_activity import (
     device_of,
     devices_of,
     is_communication,
+    is_communication_apart,
     step_parts,
     utilization,
 )
 from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
-from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together
+from training_profiler.trace_analysis.graphs import captures_of
+from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -34,6 +36,7 @@ from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
 from training_profiler.trace_analysis.nesting import Nesting, nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
+from training_profiler.trace_analysis.pace import pace_variation
 from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
 from training_profiler.trace_analysis.roofline import Roofline, roofline_of
@@ -42,6 +45,9 @@ from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work, steps_of
 from training_profiler.trace_analysis.timeline import Timeline, main_thread, step_at, timeline_of
+from training_profiler.trace_analysis.transfers import Transfers, transfers_of
+
+MOST_OF_GAP: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +59,28 @@ class AttributedGap:
     operator: str  # launched that work
     section: str  # contains the launch
     step: str  # contains the begin of the gap
-    module: str  # the innermost nn.Module that the host was in for most of the gap
+    module: str  # the innermost nn.Module that the host was in for longer than in any other
     line: str  # the same for lines of the program
+    module_part: float  # of the gap, 0 to 1
+    line_part: float
     follows_read: bool  # whether the host was reading a value from the device when the gap began
     in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
     stall: Stall
 
     @property
     def where(self) -> str:
-        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown."""
-        line = shortened_line(self.line)
-        if self.module:
-            return f"in {self.module} ({line})" if line else f"in {self.module}"
-        return f"at {line}" if line else ""
+        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
+
+        What has less than half of the gap has its share beside it.
+        """
+        line, module = shortened_line(self.line), self.module
+        of_line, of_module = (
+            "" if part >= MOST_OF_GAP else f"{part:.0%} of it" for part in (self.line_part, self.module_part)
+        )
+        if not module:
+            return line and f"at {line}{of_line and f' ({of_line})'}"
+        inner = filter(None, (of_module, line and ", ".join(filter(None, (line, of_line)))))
+        return f"in {module}{f' ({within})' if (within := '; '.join(inner)) else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ class Waiting:
 
     data_ns: tuple[int, ...]  # for batches, per window of the scope
     data_names: tuple[str, ...]  # the names of these waits
-    allocation_ns: int  # in calls that allocate or free device memory
+    worker_start_ns: int  # of these waits, what the start of workers took
+    allocation_ns: int  # in calls that allocate or free device memory, not while a graph is captured
     allocations: int
     longest_allocation_ns: int  # of these calls
     read_ns: int  # in operators that read a value from the device
@@ -100,6 +116,7 @@ class Analysis:
     end_ns: int
     exposed_communication_ns: int
     steps: tuple[StepParts, ...]  # that the profiler marked
+    pace_variation: float | None  # of the device's times for the steps; None if the host is not ahead of it
     scope: Scope  # what shares are of
     parallelism: tuple[str, ...]  # the kinds that the trace shows
     doubts: tuple[Doubt, ...]  # why figures about the device cannot be trusted
@@ -118,6 +135,7 @@ class Analysis:
     copies: tuple[host_activity.ModuleCalls, ...]
     conversions: host_activity.ModuleCalls  # their time is that in which the device did nothing else
     conversions_in_scope_ns: int
+    transfers: Transfers
     pageable: host_activity.ModuleCalls  # copies from memory that is not pinned, in the scope; at once count once
     synchronizations: tuple[host_activity.ModuleCalls, ...]
     allocations: tuple[host_activity.ModuleCalls, ...]
@@ -127,6 +145,9 @@ class Analysis:
     memory: tuple[DeviceMemory, ...]
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
+    is_compiled: bool  # whether the host ran what torch.compile made
+    is_serving: bool  # whether it serves a language model
+    is_communication_apart: bool  # whether it has streams of its own
     has_graphs: bool  # whether the device's runtime can replay work as a graph; True if no call of it was recorded
     step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
     call_tree: Mapping[CallPath, Branch] | None  # the same
@@ -165,6 +186,12 @@ class Analysis:
         lengths = np.array([step.wall_ns for step in self.steps], np.float64)
         return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
+    @property
+    def settled_variation(self) -> float | None:
+        """The same, of the device where its times for the steps are more even and the host merely runs ahead of it."""
+        known = [each for each in (self.step_variation, self.pace_variation) if each is not None]
+        return None if self.step_variation is None else min(known)
+
 
 def analyse(path: Path, *, with_step_work: bool = False, with_graph: bool = False) -> Analysis:
     """Return the analysis of the trace in ``path``.
@@ -198,7 +225,7 @@ def analyse_columns(
     idle, code = _idle_times(columns, device, devices, launches, communicates, scope)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
-        **_of_file(columns),
+        **_of_file(columns, communicates),
         **_attributed(columns, idle, launches, reads, scope, code),
         path=path,
         gpu_events=len(gpu_rows),
@@ -209,6 +236,7 @@ def analyse_columns(
         end_ns=end_ns,
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
+        pace_variation=None if doubts else pace_variation(columns, launches, scope),
         scope=scope,
         parallelism=parallelism_of(columns, nesting, launches, communicates, met, scope.repetitions),
         doubts=doubts,
@@ -223,6 +251,7 @@ def analyse_columns(
         bus_bandwidths=bus_bandwidths(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
         **_conversions(columns, nesting, launches, scope),
+        transfers=transfers_of(columns, launches, scope),
         pageable=_pageable(columns, scope),
         synchronizations=tuple(host_activity.synchronizations(columns)),
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
@@ -253,7 +282,7 @@ def _streams(columns: Columns, rows: Ints) -> int:
     return sum(len(np.unique(stream[device == each])) for each in np.unique(device).tolist())
 
 
-def _of_file(columns: Columns) -> dict[str, Any]:
+def _of_file(columns: Columns, communicates: Bools) -> dict[str, Any]:
     """Return the fields of an analysis that the file itself has."""
     calls = np.unique(columns.name[columns.is_of("cuda_runtime")]).tolist()
     return {
@@ -264,6 +293,9 @@ def _of_file(columns: Columns) -> dict[str, Any]:
         "world_size": columns.world_size,
         "notes": columns.notes,
         "compute_capability": columns.compute_capability,
+        "is_compiled": host_activity.is_compiled(columns),
+        "is_serving": host_activity.is_serving(columns),
+        "is_communication_apart": is_communication_apart(columns, communicates),
         "has_graphs": not calls or any(HAS_GRAPHS.match(columns.names[name]) for name in calls),
     }
 
@@ -295,11 +327,13 @@ def _is_in(steps: tuple[StepParts, ...], at_ns: Ints) -> Bools:
 def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Waiting:
     begins, ends = (np.array([getattr(part, key) for part in scope.parts], np.int64) for key in ("begin_ns", "end_ns"))
     waits, names = host_activity.data_waits(columns)
-    allocations = host_activity.is_allocation(columns) & in_scope
+    captured = covered(union(*captures_of(columns)), columns.begin_ns, columns.begin_ns + 1) > 0
+    allocations = host_activity.is_allocation(columns) & in_scope & ~captured
     reads = reads[in_scope[reads]]
     return Waiting(
         tuple(covered(waits, begins, ends).tolist()),
         names,
+        scope.within(host_activity.worker_start(columns)),
         scope.within(host_activity.span_of(columns, allocations)),
         int(allocations.sum()),
         int((columns.end_ns - columns.begin_ns)[allocations].max(initial=0)),
@@ -311,7 +345,8 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
 
 def _pageable(columns: Columns, scope: Scope) -> host_activity.ModuleCalls:
     rows = np.flatnonzero(host_activity.is_pageable_copy(columns))
-    rows = rows[covered(scope.windows, columns.begin_ns[rows], columns.end_ns[rows]) > 0]
+    ends_ns = np.maximum(columns.end_ns, columns.begin_ns + 1)  # older traces have copies of 0 us
+    rows = rows[covered(scope.windows, columns.begin_ns[rows], ends_ns[rows]) > 0]
     return host_activity.ModuleCalls("", len(rows), scope.within(host_activity.span_of(columns, rows)))
 
 
@@ -358,7 +393,7 @@ def _attributed(
     labels = ("", *(step.name for step in scope.parts))
     in_scope_ns = covered(scope.windows, begins, ends).tolist()
     stalls = stalls_of(columns, long, launches)
-    nowhere = ("",) * len(long)
+    nowhere = (NOWHERE,) * len(long)
     modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
     found: dict[str, list[AttributedGap]] = {"gaps": [], "edges": []}
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
@@ -368,7 +403,18 @@ def _attributed(
         operator, section = name_by(launches.operator, row), name_by(launches.section, row)
         found["gaps" if is_between else "edges"].append(
             AttributedGap(
-                gap, name(row), operator, section, labels[step + 1], module, line, bool(is_after), within_ns, stall
+                gap,
+                name(row),
+                operator,
+                section,
+                labels[step + 1],
+                module.name,
+                line.name,
+                module.part,
+                line.part,
+                bool(is_after),
+                within_ns,
+                stall,
             )
         )
     return {field: tuple(places) for field, places in found.items()}

@@ -15,10 +15,13 @@ def checks(analysis: Analysis) -> list[Check]:
 
 
 def phase_share(analysis: Analysis, phase: str) -> float | None:
-    """Return the share of the scope that the device spent on a phase; None if the trace does not show phases."""
-    if analysis.phases.times_ns is None or not analysis.scope.wall_ns:
-        return None
-    return analysis.phases.times_ns[phase] / analysis.scope.wall_ns / max(1, len(analysis.devices))
+    """Return the share of the device's time for the steps that a phase takes; None if the trace has no phases."""
+    return None if analysis.phases.times_ns is None else _share_of_device(analysis, analysis.phases.times_ns[phase])
+
+
+def _share_of_device(analysis: Analysis, ns: int) -> float | None:
+    wall_ns = analysis.phases.wall_ns * max(1, len(analysis.devices))
+    return ns / wall_ns if wall_ns else None
 
 
 def data_share(analysis: Analysis) -> float | None:
@@ -47,7 +50,7 @@ def _utilization(analysis: Analysis) -> Check:
 
 def _variation(analysis: Analysis) -> Check:
     what = "step time variation (coefficient of variation)"
-    return check(what, "< 10%", analysis.step_variation, lambda share: share < 0.10)
+    return check(what, "< 10%", analysis.settled_variation, lambda share: share < 0.10)
 
 
 def _memory(analysis: Analysis) -> Check:
@@ -71,8 +74,8 @@ def _optimizer(analysis: Analysis) -> Check:
 
 
 def _both(analysis: Analysis) -> Check:
-    forward, backward = phase_share(analysis, FORWARD), phase_share(analysis, BACKWARD)
-    together = None if forward is None or backward is None else forward + backward
+    phases = analysis.phases
+    together = None if phases.times_ns is None else _share_of_device(analysis, phases.passes_ns)
     return check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
 
 
@@ -92,17 +95,19 @@ def uses_math_attention(analysis: Analysis) -> bool:
 
 
 def _transfers(analysis: Analysis) -> Check:
-    """A step waits for its exposed copies."""
-    scope = analysis.scope
-    known = analysis.has_gpu and analysis.is_whole and scope.wall_ns
-    share = sum(part.exposed_copies_ns for part in scope.parts) / scope.wall_ns if known else None
+    """A step waits for copies between host and device that nothing hides."""
+    exposed_ns, wall_ns = analysis.transfers.exposed_ns, analysis.scope.wall_ns
+    known = analysis.has_gpu and analysis.is_whole and wall_ns and exposed_ns is not None
+    share = (exposed_ns or 0) / wall_ns if known else None
     return check("CPU-GPU transfer gaps", "< 1% of step time", share, lambda share: share < 0.01)
 
 
 def _overlap(analysis: Analysis) -> Check:
     total_ns = analysis.device.communication.total_ns
     share = 1 - analysis.exposed_communication_ns / total_ns if total_ns else None
-    return check("all-reduce overlapped with computation", "> 50%", share, lambda share: share > 0.50)
+    kinds = {collective.kind for collective in analysis.collectives}
+    what = "all-reduce" if kinds == {"all_reduce"} else "communication"
+    return check(f"{what} overlapped with computation", "> 50%", share, lambda share: share > 0.50)
 
 
 _CHECKS: Final = (

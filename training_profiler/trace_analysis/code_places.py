@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,22 @@ class PlaceTimes:
     idle_ns: int  # of the gaps of 30 us or more
 
 
+class GapPlace(NamedTuple):
+    """Where the host was in a gap for longer than in any other place."""
+
+    name: str  # "" for no place
+    part: float  # of the gap, 0 to 1; of its samples, if lines were sampled
+
+
+NOWHERE: Final = GapPlace("", 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """The places of one kind, the longest on the host first."""
 
     rows: tuple[PlaceTimes, ...] = ()
-    of_gaps: tuple[str, ...] = ()  # the place of most of each gap; "" for none
+    of_gaps: tuple[GapPlace, ...] = ()
     elsewhere_idle_ns: int = 0  # of gaps, while no place was open
 
 
@@ -57,7 +67,7 @@ class SampledLines:
     """Lines as our own captures sample them, the most frequent first."""
 
     rows: tuple[SampledLine, ...] = ()
-    of_gaps: tuple[str, ...] = ()  # sampled most often in each gap; "" if none was
+    of_gaps: tuple[GapPlace, ...] = ()  # sampled most often in each gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +80,13 @@ class CodePlaces:
     sampled: SampledLines
 
     @property
-    def gap_modules(self) -> Sequence[str]:
-        """The module of most of each gap; empty if the trace has no modules."""
+    def gap_modules(self) -> Sequence[GapPlace]:
+        """The module of each gap; empty if the trace has no modules."""
         return self.modules.of_gaps
 
     @property
-    def gap_lines(self) -> Sequence[str]:
-        """The line of most of each gap; empty if the trace has neither stacks nor samples."""
+    def gap_lines(self) -> Sequence[GapPlace]:
+        """The line of each gap; empty if the trace has neither stacks nor samples."""
         return self.lines.of_gaps or self.sampled.of_gaps
 
 
@@ -108,7 +118,7 @@ def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_count
     first, end = np.searchsorted(at_ns, begin_ns), np.searchsorted(at_ns, launched_ns)
     names = columns.samples.lines
     of_gaps = tuple(
-        names[np.bincount(line[at:until]).argmax()] if at < until else ""
+        _sampled_most(names, line[at:until]) if at < until else NOWHERE
         for at, until in zip(first.tolist(), end.tolist(), strict=True)
     )
     is_in_gap = covered(union(begin_ns[is_counted], launched_ns[is_counted]), at_ns, at_ns + 1) > 0
@@ -116,6 +126,11 @@ def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_count
     in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
     rows = [SampledLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
     return SampledLines(tuple(sorted(rows, key=lambda row: (-row.samples, row.name))), of_gaps)
+
+
+def _sampled_most(names: Sequence[str], line: Ints) -> GapPlace:
+    counts = np.bincount(line)
+    return GapPlace(names[int(counts.argmax())], int(counts.max()) / len(line))
 
 
 def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints]:
@@ -267,7 +282,7 @@ class _Stacks:
 
 def _idle(
     columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap], is_counted: Bools
-) -> tuple[tuple[str, ...], Ints, int]:
+) -> tuple[tuple[GapPlace, ...], Ints, int]:
     """Return the place of most of each gap, the idle time of each place in those that count, and that of none.
 
     A gap belongs to the places that the host is in until the end of the call that launches the next work, and from then
@@ -281,10 +296,13 @@ def _idle(
     cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
     cell_ns = np.zeros(len(cells), np.int64)
     np.add.at(cell_ns, cell, ns)
-    most = cells[np.lexsort((cell_ns, cells // (size + 1)))]  # of each gap, the longest comes last
-    of_gaps = [""] * len(gaps)
-    for which, place in zip(*(part.tolist() for part in np.divmod(most, size + 1)), strict=True):
-        of_gaps[which] = columns.names[place - 1] if place else ""
+    order = np.lexsort((cell_ns, cells // (size + 1)))  # of each gap, the longest comes last
+    part = cell_ns / np.maximum(1, np.bincount(gap, ns, len(gaps))[cells // (size + 1)])
+    of_gaps = [NOWHERE] * len(gaps)
+    for which, place, share in zip(
+        *(values.tolist() for values in (*np.divmod(cells[order], size + 1), part[order])), strict=True
+    ):
+        of_gaps[which] = GapPlace(columns.names[place - 1], share) if place else NOWHERE
     return tuple(of_gaps), idle_ns[:-1], int(idle_ns[-1])
 
 

@@ -67,6 +67,13 @@ def is_communication(columns: Columns) -> Bools:
     return columns.named(lambda name: kernel_names.kind_of(name) == kernel_names.COMMUNICATION, columns.is_of("kernel"))
 
 
+def is_communication_apart(columns: Columns, communicates: Bools) -> bool:
+    """Return whether nothing else runs on the streams that communicate."""
+    is_kernel = columns.is_of("kernel")
+    streams = columns.device * (int(columns.stream.max(initial=0)) + 2) + columns.stream
+    return not np.isin(streams[is_kernel & ~communicates], streams[communicates]).any()
+
+
 def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
     """Return the activity of all devices, or of the one whose events ``is_current`` selects."""
     is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()

@@ -215,6 +215,8 @@ def _parts_of(
     parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
     claimed = NOTHING
     for i, cause in enumerate(_IN_ORDER):
+        if cause == PYTHON and not columns.is_of("cpu_op", "python_function").any():
+            continue  # operators were not recorded: it may be one of them
         if cause == PYTHON:
             # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
             rows = np.flatnonzero(on_threads & is_host)

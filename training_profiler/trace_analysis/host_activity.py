@@ -8,7 +8,7 @@ import numpy as np
 
 from training_profiler.recording.known_sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.intervals import Intervals, union
+from training_profiler.trace_analysis.intervals import NOTHING, Intervals, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
@@ -18,10 +18,21 @@ DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 # The last of each is of XPU, whose M is memory of the host that its runtime has not allocated.
-_TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
-_WITH_HOST: Final = re.compile(rf"{_TO_HOST.pattern}|HtoD|HostToDevice|[HM]2D\b")
+TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
+WITH_HOST: Final = re.compile(rf"{TO_HOST.pattern}|HtoD|HostToDevice|[HM]2D\b")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device|M2D\b")
 CONVERSIONS: Final = ("aten::copy_", "aten::_to_copy")
+# What packs and unpacks the data of a collective: c10d's and functional operators, FSDP's, those of vLLM and others.
+_COMMUNICATES: Final = re.compile(
+    r"^(c10d|nccl|gloo|mpi|ucc|_c10d_functional|fsdp|record_param_comms|symm_mem)\b"
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
+)
+_COMPILED: Final = re.compile(r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
+_SERVES: Final = re.compile(r"\b(vllm|sglang|sgl_kernel|tensorrt_llm|trtllm)(::|_|\b)", re.IGNORECASE)
+_STARTS_WORKERS: Final = "_MultiProcessingDataLoaderIter"
+LEAST_WAITS: Final = 4  # for the first of them to be longer than usual
+LEAST_LONGER: Final = 2  # times the usual wait
 _ON_HOST: Final = re.compile(r"^(gloo|mpi|ucc):")  # as torch's process groups mark them
 SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
@@ -33,7 +44,7 @@ class ModuleCalls:
     name: str
     count: int
     total_ns: int
-    bytes: int | None = None
+    bytes: int | None = None  # of those calls that have it; None without any
 
 
 def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[ModuleCalls]:
@@ -44,8 +55,9 @@ def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[M
     copied = np.zeros(size, np.int64)
     np.add.at(total, name, (columns.end_ns - columns.begin_ns)[rows])
     np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
+    known = np.bincount(name[columns.bytes[rows] >= 0], minlength=size)
     return [
-        ModuleCalls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes else None)
+        ModuleCalls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes and known[i] else None)
         for i in dict.fromkeys(name.tolist())
     ]
 
@@ -88,6 +100,34 @@ def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
     return union(columns.begin_ns[which], columns.end_ns[which]), names
 
 
+def worker_start(columns: Columns) -> Intervals:
+    """Return the part of the first wait for workers beyond the usual one: they start then, which happens once.
+
+    Without enough later waits, or if it is not much longer, nothing shows that they do.
+    """
+    which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
+    rows = np.flatnonzero(which)
+    if len(rows) < LEAST_WAITS or _STARTS_WORKERS not in columns.names[columns.name[rows[0]]]:
+        return NOTHING
+    length_ns = (columns.end_ns - columns.begin_ns)[rows]
+    usual_ns = int(np.median(length_ns[1:]))
+    if length_ns[0] < LEAST_LONGER * usual_ns:
+        return NOTHING
+    begin_ns = columns.begin_ns[rows[:1]]
+    return Intervals(begin_ns, begin_ns + length_ns[0] - usual_ns)
+
+
+def is_compiled(columns: Columns) -> bool:
+    """Return whether the host ran what torch.compile made."""
+    is_marked = columns.is_of("cpu_op", "user_annotation", "gpu_user_annotation")
+    return bool(columns.named(_COMPILED.search, is_marked).any())
+
+
+def is_serving(columns: Columns) -> bool:
+    """Return whether it runs a server of language models, which reserves memory for its cache at its start."""
+    return bool(columns.named(_SERVES.search, columns.is_of("cpu_op", "user_annotation", "kernel")).any())
+
+
 def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
     """Return when any of these events was open: events that overlap, on one thread or several, count once."""
     return union(columns.begin_ns[which], columns.end_ns[which])
@@ -96,12 +136,14 @@ def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
 def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals, Intervals]:
     """Return the number of copies and conversions of tensors on a device, when it made them, and did all else.
 
-    What they copy from and to the host is the matter of other rules.
+    What they copy from and to the host is the matter of other rules, and communication needs its own copies.
     """
     which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
     around = nearest(nesting, which)[launches.operator]
     work = columns.is_gpu() & (launches.operator != NONE) & (around != NONE)
-    work &= ~columns.named(_WITH_HOST.search, columns.is_of("gpu_memcpy"))
+    work &= ~columns.named(WITH_HOST.search, columns.is_of("gpu_memcpy"))
+    communicating = nearest(nesting, columns.named(_COMMUNICATES.search, columns.is_of("cpu_op", "user_annotation")))
+    work &= communicating[launches.operator] == NONE
     made = np.zeros(len(which), np.bool_)
     made[around[work]] = True
     calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
@@ -127,7 +169,7 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
     """
     is_operator = columns.is_of("cpu_op")
     outermost = _outermost_operator(nesting, is_operator)
-    to_host = columns.named(_TO_HOST.search, columns.is_of("gpu_memcpy"))
+    to_host = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy"))
     by = launches.operator[to_host]
     calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]

@@ -111,11 +111,21 @@ _TENSOR_CORE_NAMES: Final = (
     r"|\b(bmm|gemm)_\w*_sm1\d\d|cutlass::device_kernel<(?!.*flash).*(gmma|umma|MainloopSm|enable_3x)|ck_tile::.*gemm"
     r"|(gemm|\bbmm|matmul)(?!.*quant)\w*(e4m3|e5m2|e2m1|fp8|fp4)|(fp8|a8w8|w8a8|fp4)[\w:]*(gemm|matmul)"
 )
+# xmma is also the family of cuBLAS's and cuDNN's kernels that multiply on the other cores (FFMA, SIMT).
+_ON_OTHER_CORES: Final = r"_(f|d|h)fma2?(_|$)|simt(_|$)|opclasssimt"
+# Matrix products and convolutions of libraries on other cores, and what they do beside: split, transform, add up.
+_OTHER_CORE_NAMES: Final = (
+    rf"{_ON_OTHER_CORES}|[sdcz]gemm|scudnn|gemv|gemmk1|gemmsn|dot_kernel|splitkreduce|reducesplitk|cublas"
+    r"|wgrad_alg\d|(dgrad|wgrad|conv\w*)\w*_engine|winograd|fft[12]d_|flip_filter|im(2d)?2col|col2im|offsetskernel"
+    r"|nchwtonhwc|nhwctonchw|reduce_wgrad|scalepackedtensor|cudnn::ops|conv_?depthwise|grouped_direct"
+)
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.
 _ROWS: Final = [(kind, re.compile(pattern.lower())) for kind, pattern in ROWS]
 _FLASH: Final = re.compile(_FLASH_NAMES.lower(), re.DOTALL)
 _TENSOR_CORE: Final = re.compile(_TENSOR_CORE_NAMES.lower())
+_NO_TENSOR_CORE: Final = re.compile(_ON_OTHER_CORES)
+_OTHER_CORE: Final = re.compile(_OTHER_CORE_NAMES)
 
 
 @cache
@@ -134,4 +144,14 @@ def is_flash(name: str) -> bool:
 @cache
 def uses_tensor_cores(name: str) -> bool:
     """Return whether the kernel with that name computes on tensor cores."""
-    return _TENSOR_CORE.search(name.lower()) is not None
+    lower = name.lower()
+    return _TENSOR_CORE.search(lower) is not None and _NO_TENSOR_CORE.search(lower) is None
+
+
+@cache
+def lacks_tensor_cores(name: str) -> bool:
+    """Return whether the name of a matrix product or convolution shows that it does not compute on tensor cores.
+
+    The name of a kernel of one's own shows neither.
+    """
+    return _OTHER_CORE.search(name.lower()) is not None and not uses_tensor_cores(name)

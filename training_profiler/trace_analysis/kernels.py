@@ -11,6 +11,7 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 
 SHORT_NS: Final = 10_000
 MIDDLING_NS: Final = 100_000
+DENSE: Final = (kernel_names.MATMUL, kernel_names.CONVOLUTION)
 MOST_UNCLASSIFIED: Final = 0.05  # of kernel time; public traces of today's programs stay below it
 
 
@@ -51,6 +52,8 @@ class Kernels:
     launch_bound_count: int  # runs shorter than their launch, of those whose launch is known
     launch_known_count: int
     by_kind_ns: dict[str, int]
+    on_other_cores_ns: int  # matrix products and convolutions that do not use tensor cores, by name
+    on_unknown_cores_ns: int  # those whose name shows neither
     without_launch: int  # pieces of device work without a recorded call
 
     @property
@@ -77,6 +80,9 @@ def kernels_of(columns: Columns, launches: Launches) -> Kernels:
     for kernel in kernels:
         by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.total_ns
 
+    dense = [kernel for kernel in kernels if kernel.kind in DENSE and not kernel.is_tensor_core]
+    on_other_cores_ns = sum(kernel.total_ns for kernel in dense if kernel_names.lacks_tensor_cores(kernel.name))
+
     def share(ns: int) -> float | None:
         return ns / total_ns if total_ns else None
 
@@ -94,6 +100,8 @@ def kernels_of(columns: Columns, launches: Launches) -> Kernels:
         launch_bound_count=int(is_shorter.sum()),
         launch_known_count=int(known.sum()),
         by_kind_ns=dict(sorted(by_kind.items(), key=lambda item: -item[1])),
+        on_other_cores_ns=on_other_cores_ns,
+        on_unknown_cores_ns=sum(kernel.total_ns for kernel in dense) - on_other_cores_ns,
         without_launch=int((launches.call[columns.is_gpu()] == NONE).sum()),
     )
 

@@ -35,7 +35,9 @@ ADVICE: Final = {
     EXPERT: "experts of equal load (capacity, auxiliary loss), all-to-all overlapped with the shared expert",
     TENSOR: "sequence parallelism or async tensor parallelism (overlap with the matrix products), smaller groups",
 }
-UNKNOWN_ADVICE: Final = "larger messages, and communication on a stream of its own beside computation"
+_LARGER: Final = "larger messages, and "
+_ONE_STREAM: Final = f"{_LARGER}communication on a stream of its own beside computation"
+_OWN_STREAM: Final = f"{_LARGER}computation meanwhile that does not need what is communicated"
 
 
 def parallelism_of(
@@ -77,6 +79,6 @@ def _in_forward(columns: Columns, nesting: Nesting, launches: Launches, communic
     return int((nearest(nesting, elsewhere)[by[by != NONE]] == NONE).sum())
 
 
-def advice(seen: Sequence[str]) -> str:
+def advice(seen: Sequence[str], has_own_stream: bool) -> str:
     """Return what makes communication cost less under these kinds of parallelism."""
-    return "; ".join(ADVICE[kind] for kind in seen) or UNKNOWN_ADVICE
+    return "; ".join(ADVICE[kind] for kind in seen) or (_OWN_STREAM if has_own_stream else _ONE_STREAM)

@@ -8,16 +8,19 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import kernel_names
-from training_profiler.trace_analysis.intervals import union
+from training_profiler.trace_analysis.intervals import covered, together, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
+from training_profiler.trace_analysis.pace import free_since
 from training_profiler.trace_analysis.scope import Scope
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
 PHASES: Final = (FORWARD, BACKWARD, OPTIMIZER)
+# Times the forward pass: each product of it has two gradients, for its input and for its weight.
+USUAL_BACKWARD: Final = 2
 # The marks of torch (older versions use the name of the autograd function), the names of our sections and common names
 # of annotations.
 MARKS: Final[Mapping[str, re.Pattern[str]]] = {
@@ -34,7 +37,9 @@ MARKS: Final[Mapping[str, re.Pattern[str]]] = {
 class Phases:
     """Device time and kernels of the parts of a step."""
 
-    times_ns: Mapping[str, int] | None  # by phase, within the scope, of several devices the sum; None if unknown
+    times_ns: Mapping[str, int] | None  # by phase, of what the scope launched, of devices the sum; None if unknown
+    passes_ns: int  # forward and backward together; what runs at the same time counts once
+    wall_ns: int  # that one device had for what the scope launched
     optimizer_kernels: int  # launched by optimizers, within the scope
     multi_tensor_kernels: int  # of these, those that update many tensors at once
 
@@ -42,7 +47,9 @@ class Phases:
 def phases_of(
     columns: Columns, nesting: Nesting, launches: Launches, communicates: Bools, in_scope: Bools, scope: Scope
 ) -> Phases:
-    """Return the device time of each phase within the scope; ``in_scope`` says which events begin in it.
+    """Return the device time of each phase of what the scope launched; ``in_scope`` says which events begin in it.
+
+    The device may do part of that after the scope, and at its begin what was launched before.
 
     If the trace marks the forward pass, the mark counts. Otherwise forward is all work that was launched in the scope
     and belongs to neither of the other phases. Without a backward pass there are no phases. Kernels that run at the
@@ -55,9 +62,11 @@ def phases_of(
     phase = phase_of(columns, nesting, launches, by)
     is_optimizer = phase == PHASES.index(OPTIMIZER)
     return Phases(
-        {name: _device_ns(columns, rows[phase == i], scope) for i, name in enumerate(PHASES)}
+        {name: _device_ns(columns, rows[phase == i]) for i, name in enumerate(PHASES)}
         if (phase == PHASES.index(BACKWARD)).any()
         else None,
+        _device_ns(columns, rows[np.isin(phase, [PHASES.index(FORWARD), PHASES.index(BACKWARD)])]),
+        _wall_ns(columns, launches, in_scope, scope),
         int(is_optimizer.sum()),
         int(columns.named(kernel_names.MULTI_TENSOR.search, columns.is_of("kernel"))[rows[is_optimizer]].sum()),
     )
@@ -81,9 +90,20 @@ def phase_of(columns: Columns, nesting: Nesting, launches: Launches, rows: Ints)
     return found
 
 
-def _device_ns(columns: Columns, rows: Ints, scope: Scope) -> int:
+def _wall_ns(columns: Columns, launches: Launches, in_scope: Bools, scope: Scope) -> int:
+    """Return the length of the scope, without the time for earlier work and with that for its own after its end."""
+    works = np.flatnonzero(columns.is_gpu() & (launches.call != NONE))
+    works = works[in_scope[launches.call[works]]]
+    if not scope.is_steps or not len(works):
+        return scope.wall_ns
+    extent = together(scope.windows, union(columns.begin_ns[works], columns.end_ns[works]))
+    begin_ns = np.array([free_since(columns, launches, scope)], np.int64)
+    return int(covered(extent, begin_ns, extent.end_ns[-1:]).sum())
+
+
+def _device_ns(columns: Columns, rows: Ints) -> int:
     devices = columns.device[rows]
     return sum(
-        scope.within(union(columns.begin_ns[of], columns.end_ns[of]))
+        union(columns.begin_ns[of], columns.end_ns[of]).total_ns
         for of in (rows[devices == device] for device in np.unique(devices))
     )

@@ -232,6 +232,7 @@ def _limits(analysis: Analysis) -> dict[str, Any]:
         "notes": list(analysis.notes),
         "shares_of": _scope(analysis.scope),
         "parallelism": list(analysis.parallelism),
+        "pace_variation_pct": _percent(analysis.pace_variation),
     }
 
 
@@ -257,6 +258,8 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "step": place.step or None,
         "module": place.module[:MOST_NAME] or None,
         "line": place.line[:MOST_NAME] or None,
+        "module_pct": 100 * place.module_part if place.module else None,
+        "line_pct": 100 * place.line_part if place.line else None,
         "stall_by": place.stall.by or None,
     }
 

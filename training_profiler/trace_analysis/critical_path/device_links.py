@@ -5,9 +5,12 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
+OVERLAP_NS: Final = 2_000  # by which work may begin before what it waits for has ended, as the device records it
+BUSY: Final = 0.5  # of the time between its launch and its begin, for work to wait for others on the device
 SLIGHTLY_LATE_NS: Final = 50_000  # a blocking copy may end on the device after its call has returned
 SLIGHTLY_LATE: Final = 0.2  # of the copy
 LONG_AGO: Final = -(2**62)
@@ -46,8 +49,7 @@ def with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_co
         before, after = of_stream[:-1], of_stream[1:]
         begins = works.begin_ns[after]
         overlap = ends[before] - begins
-        is_slight = (overlap > 0) & (overlap <= NEAR_NS) & (ends[before] < ends[after])
-        is_slight &= works.begin_ns[before] < begins
+        is_slight = (overlap > 0) & (overlap <= NEAR_NS) & (works.begin_ns[before] < begins) & (begins < ends[after])
         ends[before[is_slight]] = begins[is_slight]
     return replace(works, end_ns=ends)
 
@@ -61,13 +63,15 @@ class DeviceLinks:
     launch_delay_ns: Ints  # from the begin of its call
     other: Ints  # the work of another stream whose end it awaited
     other_delay_ns: Ints
+    is_crowded: Bools  # late, while kernels of other streams that end after it keep the device busy
 
 
-def device_links(works: Works) -> DeviceLinks:
+def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
     """Return the links of all works: the latest of what a work waits for, with its delay, is exactly its begin.
 
-    A work that began late, right after work of another stream had ended, waited for that stream. Otherwise the time
-    that nothing explains belongs to the link that came last.
+    A work that began late, right after work of another stream had ended, waited for that stream. So did a kernel that
+    began late while kernels of other streams kept the device busy. Otherwise the time that nothing explains belongs to
+    the link that came last.
     """
     before = _before(works)
     has_before, has_call = before != NONE, works.called_ns != LONG_AGO
@@ -83,6 +87,12 @@ def device_links(works: Works) -> DeviceLinks:
     by_stream = np.where(has_before, before_end + after, LONG_AGO)
     ready = np.maximum(by_launch, by_stream)
     other = _other(works, ready)
+    late = np.flatnonzero((other == NONE) & ~is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
+    late = late[_is_busy(works, is_copy, ready[late], works.begin_ns[late])]
+    # It may begin while the last blocks of another kernel run.
+    last = _ended_last(works, late, works.begin_ns[late] + NEAR_NS)
+    other[late] = np.where(works.end_ns[last] > ready[late], last, NONE)
+    is_crowded = np.isin(np.arange(len(other)), late[other[late] == NONE])
     rest = np.where(other == NONE, works.begin_ns - ready, 0)
     is_by_launch = by_launch >= by_stream
     return DeviceLinks(
@@ -91,6 +101,7 @@ def device_links(works: Works) -> DeviceLinks:
         launch + np.where(is_by_launch, rest, 0),
         other,
         works.begin_ns - works.end_ns[other],
+        is_crowded,
     )
 
 
@@ -113,13 +124,31 @@ def _before(works: Works) -> Ints:
 
 def _other(works: Works, ready_ns: Ints) -> Ints:
     """Return the work of another stream that ended last before each work that began late; -1 for none."""
-    by_end = np.argsort(works.end_ns, kind="stable")
-    place = np.searchsorted(works.end_ns[by_end], works.begin_ns, side="right") - 1
-    last = np.where(place >= 0, by_end[np.maximum(place, 0)], NONE)
+    last = _ended_last(works, np.arange(len(works.row)), works.begin_ns + OVERLAP_NS)
     ends = works.end_ns[last]
     is_awaited = (last != NONE) & (ends > ready_ns) & (works.begin_ns - ends <= NEAR_NS) & (ready_ns != LONG_AGO)
-    is_awaited &= (works.stream[last] != works.stream) & (ends < works.end_ns)
     return np.where(is_awaited, last, NONE)
+
+
+def _ended_last(works: Works, which: Ints, until_ns: Ints) -> Ints:
+    """Return the work of another stream that ended last until these times and before each work; -1 for none."""
+    last = np.full(len(which), NONE, np.int64)
+    last_ns = np.full(len(which), LONG_AGO)
+    until_ns = np.minimum(until_ns, works.end_ns[which] - 1)
+    for of_stream in works.streams():
+        by_end = of_stream[np.argsort(works.end_ns[of_stream], kind="stable")]
+        place = np.searchsorted(works.end_ns[by_end], until_ns, side="right") - 1
+        found = by_end[np.maximum(place, 0)]
+        is_later = (place >= 0) & (works.stream[which] != works.stream[of_stream[0]]) & (works.end_ns[found] > last_ns)
+        last[is_later], last_ns[is_later] = found[is_later], works.end_ns[found[is_later]]
+    return last
+
+
+def _is_busy(works: Works, is_copy: Bools, begin_ns: Ints, end_ns: Ints) -> Bools:
+    """Return in which of these times kernels keep the device busy: another one then waits for room without an event."""
+    busy = union(works.begin_ns[~is_copy], works.end_ns[~is_copy])
+    is_busy: Bools = covered(busy, begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
+    return is_busy
 
 
 def event_waits(works: Works, thread: Ints, at_ns: Ints) -> list[tuple[int, int]]:

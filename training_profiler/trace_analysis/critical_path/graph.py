@@ -304,14 +304,13 @@ class _Builder:
     def _add_device(self) -> tuple[list[int], list[int]]:
         """Add what works wait for; return the work before each on its stream, and the delay after it."""
         works, points = self._works, len(self._thread)
-        links = device_links(works)
+        links = device_links(works, ~self._columns.is_of("kernel")[works.row])
         for thread in np.unique(works.thread[works.thread != NONE]).tolist():
             launched = np.flatnonzero(works.thread == thread)
             called = self._points_of(thread, works.called_ns[launched])
-            for work, point, delay in zip(
-                launched.tolist(), called.tolist(), links.launch_delay_ns[launched].tolist(), strict=True
-            ):
-                self._edges[points + work].append((point, delay, LAUNCH))
+            delays, is_crowded = links.launch_delay_ns[launched].tolist(), links.is_crowded[launched].tolist()
+            for work, point, delay, crowded in zip(launched.tolist(), called.tolist(), delays, is_crowded, strict=True):
+                self._edges[points + work].append((point, delay, OTHER_STREAM if crowded else LAUNCH))
         for work in np.flatnonzero(links.other != NONE).tolist():
             self._edges[points + work].append(
                 (points + int(links.other[work]), int(links.other_delay_ns[work]), OTHER_STREAM)

@@ -7,7 +7,7 @@ import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works
-from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, PYTHON, HostPieces
+from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, OUTSIDE, HostPieces
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, MARKS
@@ -108,7 +108,7 @@ def handovers_of(columns: Columns, nesting: Nesting, pieces: HostPieces, main: i
     """Return where the training thread records nothing while a thread of autograd works."""
     is_backward = columns.named(MARKS[BACKWARD].search, columns.is_of("cpu_op", "user_annotation"))
     of = pieces.of(main)
-    is_empty = pieces.kind[of] == KINDS.index(PYTHON)
+    is_empty = pieces.kind[of] == KINDS.index(OUTSIDE)
     begins, ends = pieces.begin_ns[of][is_empty], pieces.end_ns[of][is_empty]
     if not len(begins) or not nesting.levels:
         return []

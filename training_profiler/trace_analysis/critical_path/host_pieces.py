@@ -15,8 +15,10 @@ DATA_LOADING: Final = "data loading"
 OPERATOR: Final = "operator"
 SYNCHRONIZE: Final = "synchronize"
 CALL: Final = "call of the runtime"
-PYTHON: Final = "python"
-KINDS: Final = (DATA_LOADING, SYNCHRONIZE, OPERATOR, CALL, PYTHON)
+ALLOCATION: Final = "allocation"  # of an operator that calls it, only for the first time as a rule
+# Python code, or an extension without operators of its own, which may also wait for the device.
+OUTSIDE: Final = "outside of operators"
+KINDS: Final = (DATA_LOADING, SYNCHRONIZE, ALLOCATION, OPERATOR, CALL, OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,15 @@ def _labels(columns: Columns, nesting: Nesting, row: Ints) -> tuple[Ints, Ints]:
     loads = nearest(nesting, columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation")))
     is_call = columns.is_of("cuda_runtime")
     waits = columns.named(runtime_calls.SYNCHRONIZE.search, is_call)
+    allocates = columns.named(runtime_calls.ALLOCATE_ANY.search, is_call)
     known = row != NONE
 
     def at(values: Ints | Bools) -> Ints:
         return np.where(known, values[row], NONE)
 
     loaded, within = at(loads) != NONE, at(operator) != NONE
-    waiting, called = at(waits) == 1, at(is_call) == 1
-    kind = np.select([loaded, waiting, within, called], range(len(KINDS) - 1), len(KINDS) - 1)
-    named = np.select([loaded, waiting, within], [at(loads), row, at(operator)], row)
+    waiting, allocating, called = (at(which) == 1 for which in (waits, allocates, is_call))
+    kind = np.select([loaded, waiting, allocating, within, called], range(len(KINDS) - 1), len(KINDS) - 1)
+    named = np.select([loaded, waiting | allocating, within], [at(loads), row, at(operator)], row)
     is_step = columns.named(lambda name: name.startswith(STEP_NAME))
     return kind, np.where(known & ~is_step[named], columns.name[named], NONE)

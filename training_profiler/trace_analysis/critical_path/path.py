@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from training_profiler.trace_analysis.critical_path.graph import HANDOVER, RETURN, STREAM, Graph, replay
-from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, PYTHON, SYNCHRONIZE
+from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, OUTSIDE, SYNCHRONIZE
 from training_profiler.trace_analysis.intervals import Ints, covered, union
 from training_profiler.trace_analysis.load.columns import NONE
 
@@ -86,7 +86,8 @@ def critical_path(graph: Graph) -> Path:
     while until > (begin_ns := graph.begin_of(item)):
         side = int(graph.side[item])
         if graph.length_ns[item]:
-            begin = max(begin_ns, until - graph.length_ns[item])
+            # It may end after what waits for it has begun.
+            begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
             sums[side, *_of_work(graph, item - graph.points)] += until - begin
             until = begin
         if item in graph.waiting:
@@ -132,11 +133,11 @@ def _of_work(graph: Graph, work: int) -> tuple[str, str]:
 def _of_wait(graph: Graph, item: int, why: str) -> tuple[str, str]:
     if why == RETURN:
         return SYNCHRONIZE, graph.call_names.get(item, "")
-    return (PYTHON, why) if why == HANDOVER else (why, "")
+    return (OUTSIDE, why) if why == HANDOVER else (why, "")
 
 
 def _of_host(graph: Graph, spans: list[tuple[int, int, int]]) -> Counter[tuple[str, str]]:
-    """Return the time of the host by what it did; what lies outside of its events is Python code."""
+    """Return the time of the host by what it did; the time outside of its events is outside of operators."""
     sums: Counter[tuple[str, str]] = Counter()
     pieces = graph.pieces
     for thread in {thread for thread, _, _ in spans}:
@@ -148,5 +149,5 @@ def _of_host(graph: Graph, spans: list[tuple[int, int, int]]) -> Counter[tuple[s
             sums[KINDS[pieces.kind[of][i]], "" if name == NONE else graph.names[name]] += int(ns[i])
         outside = int((ends - begins).sum() - ns.sum())
         if outside:
-            sums[PYTHON, ""] += outside
+            sums[OUTSIDE, ""] += outside
     return sums

@@ -8,7 +8,7 @@ import numpy as np
 
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO
 from training_profiler.trace_analysis.critical_path.graph import Graph, replay
-from training_profiler.trace_analysis.critical_path.host_pieces import DATA_LOADING, KINDS, OPERATOR
+from training_profiler.trace_analysis.critical_path.host_pieces import ALLOCATION, DATA_LOADING, KINDS, OPERATOR
 from training_profiler.trace_analysis.critical_path.path import (
     COMMUNICATION,
     KERNEL,
@@ -62,6 +62,8 @@ def changes_for(graph: Graph, path: Path) -> list[Change]:
         changes.append(Change("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL))
     if kinds.get(DATA_LOADING):
         changes.append(Change("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING))
+    if kinds.get(ALLOCATION):
+        changes.append(Change("allocations take no time", host_saved=1.0, host_kind=ALLOCATION))
     if graph.removable:
         changes.append(Change("the host never waits for the device", without_waits=True))
     if kinds.get(COMMUNICATION):

@@ -92,6 +92,9 @@ def _overview(analysis: Analysis) -> str:
         lines.append(wrapped(_on_host(analysis), rest="  "))
     if analysis.step_variation is not None:
         lines.append(f"Step time varies by {analysis.step_variation:.1%} (coefficient of variation)")
+        if analysis.settled_variation != analysis.step_variation:
+            pace = f"{analysis.settled_variation:.1%}"
+            lines.append(f"The host runs ahead: the time that the device needs for each step varies by {pace}")
     return "\n".join(lines)
 
 

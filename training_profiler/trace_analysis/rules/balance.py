@@ -6,12 +6,17 @@ from typing import Final
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.checklist import memory_share, phase_share
+from training_profiler.trace_analysis.checklist import (
+    memory_share,
+    phase_share,
+)
 from training_profiler.trace_analysis.memory.allocator import HOST
-from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
+from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
 from training_profiler.trace_analysis.rules.registry import RULES, can_compile, has_backward
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
+
+MUCH_RESERVED: Final = 0.50  # of a device's memory
 
 
 @RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN, needs=(MEMORY,))
@@ -35,9 +40,15 @@ def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
 
 @RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN, needs=(MEMORY,))
 def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation."""
+    """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation.
+
+    Where most of the device's memory is free, none of it is missing.
+    """
     for memory in analysis.memory:
         if memory.unused_at_peak_bytes is None or not memory.reserved_peak_bytes:
+            continue
+        total = analysis.device_bytes.get(int(memory.device))
+        if total is not None and memory.reserved_peak_bytes <= MUCH_RESERVED * total:
             continue
         part = memory.unused_at_peak_bytes / memory.reserved_peak_bytes
         if part > threshold and memory.unused_at_peak_bytes > BYTES_PER_GIB:
@@ -60,9 +71,9 @@ def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
     ratio = phases[BACKWARD] / phases[FORWARD]
     return Finding(
         "backward-slow",
-        f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: 2x)",
+        f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: {USUAL_BACKWARD}x)",
         {"ratio": ratio, "threshold": threshold},
-        (phases[BACKWARD] - 2 * phases[FORWARD]) / NS_PER_S,
+        (phases[BACKWARD] - USUAL_BACKWARD * phases[FORWARD]) / NS_PER_S,
         "Check for recomputation and for autograd functions without a fused backward",
     )
 
@@ -113,9 +124,9 @@ for row in PHASE_SHARES:
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag reserved memory over 90 % of the device's memory."""
+    """Flag reserved memory over 95 % of the device's memory. Servers of language models reserve it on purpose."""
     part = memory_share(analysis)
-    if part is None or part <= threshold:
+    if part is None or part <= threshold or (analysis.is_serving and not has_backward(analysis)):
         return None
     risk = "; it may run out" if part > 0.98 else ""
     return Finding(
@@ -135,8 +146,8 @@ def memory_low(analysis: Analysis, threshold: float) -> Finding | None:
         return None
     return Finding(
         "gpu-memory-low",
-        f"Only {part:.0%} of the device's memory is reserved",
+        f"{f'Only {part:.0%}' if part >= 0.01 else 'Under 1%'} of the device's memory is reserved",
         {"part": part, "threshold": threshold},
         0.0,
-        "Use larger batches, if the training allows it",
+        f"Use larger batches, if the {'training' if has_backward(analysis) else 'program'} allows it",
     )

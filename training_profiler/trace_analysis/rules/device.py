@@ -10,13 +10,14 @@ from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import uses_math_attention
 from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
-from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
+from training_profiler.trace_analysis.rules.needs import CAPABILITY, CUDA_KERNELS, DEVICE, HOST, LOOP, WHOLE
 from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
 from training_profiler.trace_analysis.rules.registry import (
     RULES,
     TENSOR_CORES_SINCE,
     can_compile,
     computed_ns,
+    has_backward,
     share_of_scope,
 )
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
@@ -39,9 +40,15 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
         f"{part:.0%} of {kernels.count} kernels take under 10 us, together {kernels.short_share:.1%} of kernel time",
         {"part": part, "threshold": threshold, "share_of_kernel_time": kernels.short_share},
         0.0,
-        ("Use torch.compile, which fuses kernels, a" if can_compile(analysis) else "Use a")
-        + " foreach or fused optimizer, or larger batches",
+        _fewer_kernels(analysis),
     )
+
+
+def _fewer_kernels(analysis: Analysis) -> str:
+    """Return what makes fewer or longer kernels, without what is used already or trains what is not trained."""
+    words = ["torch.compile, which fuses kernels"] if can_compile(analysis) else []
+    words += ["a foreach or fused optimizer"] if has_backward(analysis) else []
+    return f"Use {', '.join([*words, 'or larger batches'] if words else ['larger batches'])}"
 
 
 @RULES.rule("unclassified-kernels", threshold=kernels.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
@@ -74,24 +81,32 @@ def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
         f"({counted(calls, 'call')})",
         {"share_of_busy": ns / busy_ns, "threshold": threshold, "calls": calls},
         analysis.conversions_in_scope_ns / NS_PER_S,
-        "Create tensors on the device and in the type they are used in, put one autocast around the forward pass, and "
-        "use channels_last throughout",
+        _fewer_copies(analysis),
     )
+
+
+def _fewer_copies(analysis: Analysis) -> str:
+    words = ["Create tensors on the device and in the type they are used in"]
+    words += ["put one autocast around the forward pass"]
+    words += ["use channels_last throughout"] if analysis.kernels.by_kind_ns.get(kernel_names.CONVOLUTION) else []
+    return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
 @RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY))
 def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
-    kernels = analysis.kernels
-    if not kernels.total_ns or analysis.compute_capability is None or analysis.compute_capability < TENSOR_CORES_SINCE:
+    found = analysis.kernels
+    if not found.total_ns or analysis.compute_capability is None or analysis.compute_capability < TENSOR_CORES_SINCE:
         return None
-    dense_ns = sum(kernels.by_kind_ns.get(kind, 0) for kind in (kernel_names.MATMUL, kernel_names.CONVOLUTION))
-    share = dense_ns / kernels.total_ns
-    if share <= threshold or kernels.tensor_core_share or not kernels.are_known:
+    dense_ns = found.on_other_cores_ns
+    share = dense_ns / found.total_ns
+    # Products whose names do not show what they compute on may use them.
+    is_known = found.are_known and found.on_unknown_cores_ns <= kernels.MOST_UNCLASSIFIED * found.total_ns
+    if share <= threshold or found.tensor_core_share or not is_known:
         return None
     return Finding(
         "no-tensor-cores",
-        f"No kernel uses tensor cores, though {share:.0%} of kernel time is matrix products and convolutions",
+        f"No matrix product or convolution uses tensor cores, though they take {share:.0%} of kernel time",
         {"share_of_kernel_time": share, "threshold": threshold, "compute_capability": analysis.compute_capability},
         min(dense_ns, computed_ns(analysis)) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
         'Use torch.autocast("cuda", torch.bfloat16), or float16 with GradScaler before Ampere; from Ampere on, set at '
@@ -116,7 +131,7 @@ def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("single-tensor-optimizer", threshold=100, needs=(DEVICE, OPTIMIZER_KERNELS, LOOP))
+@RULES.rule("single-tensor-optimizer", threshold=100, needs=(DEVICE, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP))
 def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""
     per_step = analysis.phases.optimizer_kernels / analysis.scope.repetitions
@@ -147,5 +162,5 @@ def exposed_communication(analysis: Analysis, threshold: float) -> Finding | Non
         {"share_of_step": share, "threshold": threshold, "hidden": hidden},
         ns / NS_PER_S,
         "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use "
-        + advice(analysis.parallelism),
+        + advice(analysis.parallelism, analysis.is_communication_apart),
     )

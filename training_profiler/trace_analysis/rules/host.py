@@ -15,7 +15,7 @@ from training_profiler.trace_analysis.gaps import (
     PYTHON,
     UNKNOWN,
 )
-from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, HOST, THREE_STEPS, WHOLE
+from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, DIRECTIONS, HOST, THREE_STEPS, WHOLE
 from training_profiler.trace_analysis.rules.registry import (
     RULES,
     can_compile,
@@ -45,6 +45,7 @@ def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
     reason = " (0 loads batches in the training process)" if is_synchronous else ""
     waited_ns = sum(analysis.waiting.data_ns)
     saved_ns = gap_ns(analysis, DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
+    saved_ns = max(0, saved_ns - analysis.waiting.worker_start_ns)  # more workers start no faster
     return Finding(
         "data-loading-bound",
         f"{share:.1%} of {analysis.scope.time} is spent waiting for batches{how}",
@@ -136,7 +137,7 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 def _stall_text(place: AttributedGap) -> str:
-    what = place.stall.by or "Python code"
+    what = place.stall.by or "outside of operators"
     if place.where:
         what += f" {place.where}"
     elif place.section:
@@ -188,15 +189,17 @@ def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
-    copies = sum(copy.count for copy in analysis.copies)
+    is_known = analysis.transfers.exposed_ns is not None
+    copies = analysis.transfers.count if is_known else sum(copy.count for copy in analysis.copies)
+    if analysis.copies and not copies:  # the host copies from device to device
+        return None
     return Finding(
         "blocking-copies",
         f"The device idles for {share:.1%} of {analysis.scope.time} while the host copies to or from it "
         f"({'1 copy' if copies == 1 else f'{copies} copies'} recorded)",
         {"share_of_step": share, "threshold": threshold, "copies": copies},
         ns / NS_PER_S,
-        f"Create tensors on the device, copy few large tensors in place of many small ones, and use "
-        f"{_pinned(analysis, 'with ')}.to(device, non_blocking=True)",
+        f"Create tensors on the device, copy few large tensors in place of many small ones{_not_blocking(analysis)}",
     )
 
 
@@ -207,14 +210,15 @@ def pageable(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if share is None or share <= threshold:
         return None
-    exposed_ns = sum(part.exposed_copies_ns for part in analysis.scope.parts)
+    exposed_ns = analysis.transfers.exposed_ns
     return Finding(
         "pageable-copies",
         f"{'1 copy' if copies == 1 else f'{copies} copies'} from pageable memory {'takes' if copies == 1 else 'take'} "
         f"{share:.1%} of {analysis.scope.time}",
         {"share_of_step": share, "threshold": threshold},
-        min(ns, exposed_ns) / NS_PER_S,
-        "Use DataLoader(pin_memory=True) and .to(device, non_blocking=True)",
+        (ns if exposed_ns is None else min(ns, exposed_ns)) / NS_PER_S,
+        "Use DataLoader(pin_memory=True)"
+        + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
     )
 
 
@@ -261,9 +265,9 @@ def _allocates_each(analysis: Analysis) -> bool:
 
 @RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
 def varies(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag steps whose length varies by over 10 %."""
-    variation = analysis.step_variation
-    if variation is None or variation <= threshold:
+    """Flag steps whose length varies by over 10 %, and not only because the host runs ahead of an even device."""
+    variation, settled = analysis.step_variation, analysis.settled_variation
+    if variation is None or settled is None or settled <= threshold:
         return None
     longest = max(analysis.steps, key=lambda step: step.wall_ns)
     return Finding(
@@ -277,20 +281,37 @@ def varies(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE))
+@RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS))
 def data_transfer(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag copies that no computation hides, over 10 % of step time."""
-    ns = sum(part.exposed_copies_ns for part in analysis.scope.parts)
-    share = share_of_scope(analysis, ns)
-    if share is None or share <= threshold:
+    """Flag copies between host and device that nothing hides, over 10 % of step time."""
+    ns = analysis.transfers.exposed_ns
+    share = None if ns is None else share_of_scope(analysis, ns)
+    if ns is None or share is None or share <= threshold:
         return None
     return Finding(
         "data-transfer",
-        f"For {share:.1%} of {analysis.scope.time} the device copies or fills memory without computing",
+        f"For {share:.1%} of {analysis.scope.time} the device does nothing but copy from or to the host",
         {"share_of_step": share, "threshold": threshold},
         ns / NS_PER_S,
-        f"Use {_pinned(analysis, 'and ')}.to(device, non_blocking=True); copy the next batch during computation",
+        _faster_transfers(analysis),
     )
+
+
+def _faster_transfers(analysis: Analysis) -> str:
+    """Return what hides transfers, without what is done already."""
+    if analysis.transfers.are_to_host:
+        return "Keep results on the device, or copy them to the host every n-th step"
+    if analysis.transfers.are_blocking:
+        pinned = _pinned(analysis, "and ")
+        return f"Use {pinned}.to(device, non_blocking=True); copy the next batch during computation"
+    pinned = "" if is_pinned(analysis) else "Use DataLoader(pin_memory=True); "
+    return f"{pinned}{'copy' if pinned else 'Copy'} the next batch during computation, on a stream of its own"
+
+
+def _not_blocking(analysis: Analysis) -> str:
+    if analysis.transfers.are_blocking:
+        return f", and use {_pinned(analysis, 'with ')}.to(device, non_blocking=True)"
+    return "" if is_pinned(analysis) else ", and use DataLoader(pin_memory=True)"
 
 
 def _pinned(analysis: Analysis, before_next: str) -> str:

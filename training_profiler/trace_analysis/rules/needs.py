@@ -9,6 +9,9 @@ from training_profiler.trace_analysis.checklist import memory_share
 DEVICE: Final[Need[Analysis]] = Need("work of a device", lambda analysis: analysis.has_gpu)
 WHOLE: Final[Need[Analysis]] = Need("device work that is whole", lambda analysis: analysis.is_whole)
 HOST: Final[Need[Analysis]] = Need("operators of the host", lambda analysis: bool(analysis.operators))
+DIRECTIONS: Final[Need[Analysis]] = Need(
+    "the direction of copies", lambda analysis: analysis.transfers.exposed_ns is not None
+)
 BATCHES: Final[Need[Analysis]] = Need(
     'waits for batches ("enumerate(DataLoader)" or a section data_loading)',
     lambda analysis: bool(analysis.waiting.data_names),
@@ -19,6 +22,10 @@ LOOP: Final[Need[Analysis]] = Need(
 )
 THREE_STEPS: Final[Need[Analysis]] = Need(
     "three steps (profiler.step())", lambda analysis: analysis.step_variation is not None
+)
+CUDA_KERNELS: Final[Need[Analysis]] = Need(
+    "kernels of CUDA or HIP, whose names show whether they update many tensors at once",
+    lambda analysis: analysis.has_graphs,
 )
 OPTIMIZER: Final[Need[Analysis]] = Need(
     "kernels that an optimizer launched", lambda analysis: analysis.phases.optimizer_kernels > 0

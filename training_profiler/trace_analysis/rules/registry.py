@@ -5,6 +5,7 @@ from typing import Final
 from training_profiler.findings.registry import Registry
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
+from training_profiler.trace_analysis.load.columns import NONE
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 RULES: Final[Registry[Analysis]] = Registry()
@@ -15,7 +16,8 @@ _AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
 def can_compile(analysis: Analysis) -> bool:
     """Return whether torch.compile could help: its kernels are not there yet, and the device can run them."""
     is_too_old = analysis.compute_capability is not None and analysis.compute_capability < TENSOR_CORES_SINCE
-    return not is_too_old and not any(row.name.startswith("triton_") for row in analysis.kernels.rows)
+    is_compiled = analysis.is_compiled or any(row.name.startswith("triton_") for row in analysis.kernels.rows)
+    return not is_too_old and not is_compiled
 
 
 def has_backward(analysis: Analysis) -> bool:
@@ -52,7 +54,10 @@ def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
     chosen = [
         place
         for place in analysis.idle_times
-        if place.follows_read and place.gap.cause in _AFTER_READ and (not causes or place.gap.cause in causes)
+        if place.follows_read
+        and place.gap.next_row != NONE  # after the last work there is none that a read could delay
+        and place.gap.cause in _AFTER_READ
+        and (not causes or place.gap.cause in causes)
     ]
     return min(_mean_ns(analysis, chosen), analysis.waiting.read_ns)
 

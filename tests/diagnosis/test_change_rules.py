@@ -122,6 +122,11 @@ def test_a_little_more_work_does_not_excuse_much_more_time():
     assert slower_since(run_of(input_elements=(1000.0, 1001.0))) is not None
 
 
+def test_a_section_without_a_line_may_be_slower_by_the_machine():
+    fix = slower_since(run_of()).fix
+    assert fix == "Look for what data_loading does differently from there on; or for what slowed the machine then"
+
+
 def test_neighbour_that_starts_is_the_cause():
     quiet = machine(wait=0.0, host=0.5)
     finding = slower_since(run_of(machine=(quiet, machine(wait=0.3))))

@@ -145,6 +145,13 @@ def test_workers_have_their_phases_and_lines_below_their_loader():
     ]
 
 
+def test_phases_that_contradict_what_was_timed_are_left_out():
+    idle = replace(WORKERS, busy=0.09, samples=117, phases={"idle": 1.0})
+    assert not any(line.startswith("Their time") for line in lines(loader("0", 200, 6.0, workers=idle)))
+    few = replace(idle, samples=20, phases={"fetch": 0.02, "idle": 0.98})  # may be chance
+    assert any(line.startswith("Their time") for line in lines(loader("0", 200, 6.0, workers=few)))
+
+
 def test_workers_that_could_not_be_observed_are_said_to_be_so():
     unseen = loader("0", 30, 0.12, num_workers=2, made_at="train.py:9")
     assert lines(unseen)[1:] == ["Workers of loader 0: no figures of what they do"]

@@ -88,12 +88,17 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=COPIED
-        if copies_all(change)
-        else _FIXES.get(cause, f"Look for what {cause} does differently from there on")
-        if cause
-        else "Look for what begins there: a schedule, another phase of the data, other work on the machine",
+        fix=COPIED if copies_all(change) else _where_to_look(change, cause),
     )
+
+
+def _where_to_look(change: StepChange, cause: str) -> str:
+    """Return what to look for. A section may also rise alone because the machine is slower at what it does."""
+    if not cause:
+        return "Look for what begins there: a schedule, another phase of the data, other work on the machine"
+    of_cause = _FIXES.get(cause, f"Look for what {cause} does differently from there on")
+    is_certain = cause not in change.sections or _line_that_rose(change, cause) is not None
+    return of_cause if is_certain else f"{of_cause}; or for what slowed the machine then"
 
 
 def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:

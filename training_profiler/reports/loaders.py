@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.recording.worker_sums import IDLE
 from training_profiler.reports.layout import Layout, column_width, shortened, table
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.units import MS_PER_S, bytes_text, counted, duration_text, ms_text
 
 TRAIN: Final = "train"
 MIN_NAME_WIDTH: Final = 8
 WORKER_LINES: Final = 5  # shown of each loader
 UNSEEN_FROM: Final = 0.01  # of the run
+LIKE_TIMED: Final = 0.05  # of the workers' time
 SEEN_FROM: Final = 30  # batches; the workers of a shorter run may not have been seen yet
 _HEADERS: Final = (
     "loader",
@@ -74,7 +76,7 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
         f"{ms_text(workers.batch_avg_s)}{queued} ({ms_text(workers.cpu_avg_s)} of CPU time, longest "
         f"{ms_text(workers.batch_max_s)})"
     ]
-    if workers.phases:
+    if workers.phases and _agree(workers):
         sentences.append(f"Their time: {_shares(workers.phases)}")
     if workers.held:
         sentences.append(f"In {workers.held:.0%} of the waiting for a batch, later batches were ready")
@@ -90,6 +92,16 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
         end = f"  {line.phase:<9} {line.share:6.1%}"
         lines.append(f"  {shortened(text, layout.width - len(end) - 2):<{layout.width - len(end) - 2}}{end}")
     return lines
+
+
+def _agree(workers: WorkerStats) -> bool:
+    """Return whether samples show about as much work as was timed. Of workers that live shortly, they show little.
+
+    Their sampling begins with the first batches, and may be rarer then: chance is two standard errors.
+    """
+    at_work = 1 - workers.phases.get(IDLE, 0.0)
+    chance = 2 * (workers.busy * (1 - workers.busy) / workers.samples) ** 0.5 if workers.samples else 1.0
+    return abs(at_work - workers.busy) <= max(chance, LIKE_TIMED)
 
 
 def _making(snapshot: Snapshot, layout: Layout) -> list[str]:

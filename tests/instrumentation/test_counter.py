@@ -488,7 +488,20 @@ def test_backward_pass_of_an_earlier_step_is_not_counted(instrumented):
         loss = trainer.model(trainer.x).square().mean()
         trainer.ended()
     assert flops_of(instrumented) is None
-    assert instrumented.instrumentation.flops.note() is None
+    assert instrumented.instrumentation.flops.note() == "FLOPs were not counted: no step could be counted as a whole"
+
+
+def test_updates_of_the_programs_own_end_no_step_that_can_be_counted(instrumented):
+    model, inputs = mlp(), torch.ones(32, 16)
+    for _ in range(COUNTED_BY + 1):
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+        instrumented.instrumentation.flops.step_ended(instrumented.steps)
+    assert flops_of(instrumented) is None
+    assert "an update that the program makes itself shows only" in instrumented.instrumentation.flops.note()
 
 
 def test_error_in_counting_is_noted_and_harmless(instrumented, monkeypatch):

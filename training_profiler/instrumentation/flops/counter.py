@@ -26,6 +26,8 @@ COUNTED_BY: Final = 12  # complete steps after which counting ends
 # the forward pass ran outside modules and was missed.
 MAX_BACKWARD_RATIO: Final = 4
 TRIES: Final = 3
+NOT_WHOLE: Final = "no step could be counted as a whole"
+NOT_SHOWN: Final = "an update that the program makes itself shows only in the next backward pass"
 TOO_COSTLY: Final = "a step starts so many short operations that counting would take longer than they do"
 
 
@@ -61,7 +63,11 @@ class Flops:
                     self.operators, self.forward = counting.operators, counting.forward
                     self.long_forward, self.long_backward = counting.long()
                     self.outside = counting.outside
-            if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
+            if self.is_over or detector is None:
+                return
+            if steps >= COUNTED_BY - 1:
+                self.why_not = NOT_SHOWN if detector.inferred is not None else NOT_WHOLE
+            else:
                 self._counting = Counting(detector, sys.modules["torch"], self._context.calls.place)
                 self._counting.begin()
         except Exception as error:  # a failure here must cost neither the training nor the patches
@@ -187,7 +193,7 @@ class Counting:
         if why_not is not None:
             return None, why_not
         if self._is_incomplete or not counts.forward or not counts.backward:
-            return None, "no step could be counted as a whole" if is_last else None
+            return None, NOT_WHOLE if is_last else None
         if len(self._train_modes) > 1 and not is_last:
             return None, None
         if counts.backward > MAX_BACKWARD_RATIO * counts.forward:

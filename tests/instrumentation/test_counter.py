@@ -434,16 +434,30 @@ def test_attention_kernel_without_formula_is_named(instrumented, monkeypatch):
     assert counts.why_not == "aten._scaled_dot_product_cudnn_attention has no formula"
 
 
-def test_recurrent_kernel_is_named(instrumented):
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.LSTM(16, 8)
-            self.out = nn.Linear(8, 4)
+class Recurrent(nn.Module):
+    """Two layers in two directions: 16 -> 2 x 8 -> 2 x 8 -> 4."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.inner(x)[0])
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(16, 8, num_layers=2, bidirectional=True)
+        self.out = nn.Linear(16, 4)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.inner(x)[0])
+
+
+def test_an_lstm_on_the_cpu_multiplies_each_row_by_its_weights(instrumented):
+    trainer = Trainer(Recurrent, 5, 3, 16, instrumented=instrumented)
+    for _ in range(3):
+        trainer.step()
+    of_layer = 4 * 8 * (16 + 8)  # both layers have 16 inputs, by 4 gates
+    forward = 2 * 5 * 3 * (4 * of_layer + 16 * 4)
+    assert flops_of(instrumented) == 3 * forward
+
+
+def test_recurrent_kernel_is_named(instrumented, monkeypatch):
+    monkeypatch.setattr(operations, "CPU_LSTM", "gone")
+    monkeypatch.setattr(operations, "NO_FORMULA", (*operations.NO_FORMULA, "mkldnn_rnn_layer"))
     note = refused(instrumented, Trainer(Recurrent, 5, 3, 16, instrumented=instrumented))
     assert note == "FLOPs were not counted: aten.mkldnn_rnn_layer has no formula"
 
@@ -495,11 +509,12 @@ def test_updates_of_the_programs_own_end_no_step_that_can_be_counted(instrumente
     model, inputs = mlp(), torch.ones(32, 16)
     for _ in range(COUNTED_BY + 1):
         model.zero_grad()
-        model(inputs).square().mean().backward()
+        loss = model(inputs).square().mean()
+        instrumented.instrumentation.flops.step_ended(instrumented.steps + 1)  # the backward pass finds the update
+        loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.01 * parameter.grad
-        instrumented.instrumentation.flops.step_ended(instrumented.steps)
     assert flops_of(instrumented) is None
     assert "an update that the program makes itself shows only" in instrumented.instrumentation.flops.note()
 

@@ -22,12 +22,13 @@ from training_profiler.units import NS_PER_S
 # Operations of other namespaces may do anything.
 KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")
 NO_FORMULA: Final = (
-    *("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_grouped_mm", "_scaled_grouped_mm"),
+    *("_cudnn_rnn", "miopen_rnn", "_grouped_mm", "_scaled_grouped_mm"),
     *("addbmm", "_addmm_activation"),
     # Inference mode does not decompose these.
     *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d"),
 )
 ATTENTION: Final = "scaled_dot_product_"  # the kernels with formulas differ between torch versions
+CPU_LSTM: Final = "mkldnn_rnn_layer"  # one layer in one direction, as nn.LSTM runs it on the CPU; none in torch, either
 CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no formula in torch
 RECURRENT_LAYERS: Final = os.path.join("torch", "nn", "modules", "rnn.py")
 LONG: Final = 8.0  # x the median of all operators
@@ -69,6 +70,7 @@ class Operations:
         counter = _flop_counter()
         self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
         self._add_attention_on_cpu(counter)
+        self._add_lstm_on_cpu()
         self.without_flops: set[Any] = set()  # nine of ten operations; looking them up here keeps them cheap
 
     def _add_attention_on_cpu(self, counter: Any) -> None:
@@ -81,6 +83,20 @@ class Operations:
             return int(counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
         for name, formula in ((CPU_ATTENTION, forward), (CPU_ATTENTION + "_backward", backward)):
+            if hasattr(aten, name):
+                self._formulas.setdefault(getattr(aten, name), formula)
+
+    def _add_lstm_on_cpu(self) -> None:
+        """Each row of each time step is multiplied by both weights; the backward pass multiplies twice as often."""
+        aten = self._torch.ops.aten
+
+        def forward(rows: Any, of_input: Any, of_state: Any, *args: Any, **kwargs: Any) -> int:
+            return 2 * (rows.numel() // rows.shape[-1]) * (of_input.numel() + of_state.numel())
+
+        def backward(*args: Any, **kwargs: Any) -> int:
+            return 2 * forward(*args)
+
+        for name, formula in ((CPU_LSTM, forward), (CPU_LSTM + "_backward", backward)):
             if hasattr(aten, name):
                 self._formulas.setdefault(getattr(aten, name), formula)
 

@@ -63,16 +63,25 @@ def test_time_of_one_kind_has_one_share():
     )
 
 
+def test_a_part_of_the_run_in_no_section_is_named_without_its_forward_passes():
+    finding = mostly_outside(run_with(passes_s=15.0, rest_s=20.0))
+    assert (
+        finding.message
+        == "20.0% of the run lies outside its training steps, in no section: dqn.py:95 main (100% of it)"
+    )
+    assert finding.potential_saving_s == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize(
     "run",
     [
-        run_with(passes_s=20.0, rest_s=19.0),
+        run_with(passes_s=24.0, rest_s=15.0),
         run_with(rest_s=0.0, passes_s=0.0, before_s=90.0),
         run_with(lines=(), passes_s=0.5, rest_s=80.0),
         run_with(lines=(replace(ENVIRONMENT, samples=9),), passes_s=0.5, rest_s=80.0),
-        run_with(passes_s=0.5, rest_s=90.0),
+        run_with(lines=(replace(ENVIRONMENT, share=0.14),), passes_s=0.5, rest_s=90.0),
         run_with(steps=9),
-        replace(run_with(passes_s=5.0, rest_s=4.0), wall_s=12.0),
+        replace(run_with(passes_s=5.0, rest_s=3.0), wall_s=12.0),
         replace(run_with(), step=None),
     ],
     ids=[

@@ -12,6 +12,9 @@ from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, Snapshot
 
 MOSTLY_OUTSIDE: Final = "outside-steps"
 SHORT_S: Final = 10.0
+NOTICED: Final = 0.15  # share of the run, of time in no section
+SHORT_REST_S: Final = 3.0
+SAVED_OF_REST: Final = 0.5  # as of other lines that are in no section
 SAMPLES_NEEDED: Final = 30  # of the lines
 PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)  # what has a name of its own there has rules of its own
 NAMED_FROM: Final = 0.01  # of the run
@@ -22,8 +25,8 @@ MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those o
 def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag time after the first step in no section or in forward passes, but in no step: over 40 % of the run and 10 s.
 
-    Time in no line of the program is left out, such as that of a notebook between two cells. None where no lines are
-    known.
+    What is in no section alone counts from 15 % and 3 s on, with half of it as its saving. Time in no line of the
+    program is left out, such as that of a notebook between two cells. None where no lines are known.
     """
     step, outside = snapshot.step, snapshot.sections.get(OUTSIDE_STEPS)
     if (
@@ -43,8 +46,11 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     seen_s = sum(line.share for line in lines) * snapshot.wall_s
     rest_s, passes_s = min(seen_s, max(0.0, outside.self_s - step.before_s)), sum(passes.values())
     share = (rest_s + passes_s) / snapshot.wall_s
-    if share <= threshold or rest_s + passes_s <= SHORT_S:
-        return None
+    is_most = share > threshold and rest_s + passes_s > SHORT_S
+    if not is_most:
+        passes, passes_s, share = {}, 0.0, rest_s / snapshot.wall_s
+        if share <= NOTICED or rest_s <= SHORT_REST_S:
+            return None
     for name, seconds in passes.items():
         if seconds >= MOSTLY * snapshot.sections[name].self_s:
             lines += snapshot.lines.get(name, ())
@@ -58,7 +64,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         MOSTLY_OUTSIDE,
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
         {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
-        rest_s + passes_s,
+        (rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),
         'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
     )
 

@@ -37,7 +37,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         or not has_enough_steps(snapshot)
     ):
         return None
-    passes = {
+    passes: dict[str, float] = {
         name: section.self_s - section.step_self_s
         for name in PASSES
         if (section := snapshot.sections.get(name)) is not None

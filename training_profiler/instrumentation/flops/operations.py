@@ -91,7 +91,7 @@ class Operations:
         aten = self._torch.ops.aten
 
         def forward(rows: Any, of_input: Any, of_state: Any, *args: Any, **kwargs: Any) -> int:
-            return 2 * (rows.numel() // rows.shape[-1]) * (of_input.numel() + of_state.numel())
+            return int(2 * (rows.numel() // rows.shape[-1]) * (of_input.numel() + of_state.numel()))
 
         def backward(*args: Any, **kwargs: Any) -> int:
             return 2 * forward(*args)

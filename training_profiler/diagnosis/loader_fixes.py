@@ -17,6 +17,7 @@ HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 NEXT: Final = "next"
 MOSTLY_LOCKED: Final = 0.5  # of the waiting for a batch, waiting for a lock
+MOSTLY_COMPUTES: Final = 0.7  # of the time of making a batch, CPU time
 MOSTLY_TENSORS: Final = 0.5  # of the waiting, making tensors
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
 UNKNOWN_LOADER: Final = (
@@ -25,7 +26,8 @@ UNKNOWN_LOADER: Final = (
 )
 WHOLE_BATCHES: Final = (
     "Take the tensors of a whole batch at once instead of sample by sample: DataLoader(dataset, batch_size=None, "
-    "sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last=False))"
+    "sampler=BatchSampler(sampler, batch_size, drop_last)) with the order as it is: sampler is RandomSampler(dataset) "
+    "for shuffle=True, else SequentialSampler(dataset)"
 )
 REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
 
@@ -72,6 +74,8 @@ def waiting_fix(snapshot: Snapshot) -> str:
         return "; ".join([*words, made])
     if line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
         return "; ".join([*words, f"less work in {line.place} can save more"])
+    if plan is not None and plan.cpu_s >= MOSTLY_COMPUTES * plan.making_s:  # it waits for no storage
+        return "; ".join([*words, *([] if is_said else ["otherwise preprocess less"])])
     return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
 
 

@@ -41,10 +41,11 @@ def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
             "of_parameters": facts.of,
             "part_of_forward": facts.part,
             "module": facts.module,
+            "lines": facts.place,  # those of the backward pass start that of all parameters
         },
         potential_saving_s=potential_saving_s,
         fix=(
-            "Call it under torch.no_grad(), as a teacher, or set requires_grad_(False) on these parameters"
+            "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
             if facts.is_whole
             else "Set requires_grad_(False) on these parameters"
         )

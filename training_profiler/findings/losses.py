@@ -33,7 +33,7 @@ NO_RANDOM: Final = "if samples draw no random numbers"
 NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
 UNUSED: Final = "if the training does not use its result"
-KEPT: Final = "if each pass draws one number, samples none"
+KEPT: Final = "if you draw a number a pass, samples none"
 EXACT, EXACT_IF, CLOSE, CHANGES = Losses
 # What a trial can apply.
 TRIED: Final = (

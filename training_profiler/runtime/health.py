@@ -131,8 +131,8 @@ def _of_run(run: Totals, reports_left_out: int) -> list[str]:
         notes.append(f"entered and never left by threads that have ended: {_number(run.unended, 'section')}")
     if reports_left_out:
         notes.append(
-            f"{reports_left_out} periodic reports left out: at this pace the profiler would cost over {SHARE:.1%} "
-            f"of the run; raise log_every"
+            f"{_number(reports_left_out, 'periodic report')} left out: at this pace the profiler would cost over "
+            f"{SHARE:.1%} of the run; raise log_every"
         )
     return notes
 

@@ -121,7 +121,7 @@ class Pace:
             return None
         made, wanted = self._pauses / self._paused_s, self._pauses / self._wanted_s
         return (
-            f"{self._part}: {made:.2g} times a second and not {wanted:.2g}, because the profiler's budget is "
+            f"{self._part}: {_rate(made)} times a second and not {_rate(wanted)}, because the profiler's budget is "
             f"{SHARE:.1%} of the run"
         )
 
@@ -132,3 +132,7 @@ class Pace:
 def unlimited(part: str = LINES) -> Pace:
     """Return a pace that allows everything, as in a run without end."""
     return CostBudget(lambda: 1 << 62, 0).pace(part)
+
+
+def _rate(a_second: float) -> str:
+    return f"{a_second:.2g}" if a_second < 99.5 else f"{a_second:.0f}"

@@ -233,6 +233,7 @@ class WholeBatches(LoaderTreatment):
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return what to pass; the arguments that go depend on those that are there."""
         note = (
-            "pass sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last) and batch_size=None, no shuffle"
+            "pass sampler=BatchSampler(sampler, batch_size, drop_last) and batch_size=None, no shuffle; sampler is "
+            "RandomSampler(dataset) where it shuffles now, else SequentialSampler(dataset)"
         )
         return [Edit(call, note=note) for call in calls if call.kind == LOADER]

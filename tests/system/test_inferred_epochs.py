@@ -138,6 +138,29 @@ def test_epochs_too_short_for_a_summary_are_left_out_and_counted(tmp_path: Path)
     assert note.startswith(f"{60 - shown} of 60 epochs")
 
 
+TAKING_OVER = (
+    START
+    + """
+first, later = (torch.nn.Parameter(torch.ones(8, 1)) for _ in range(2))
+of_first, of_later = torch.optim.SGD([first], lr=0.01), torch.optim.SGD([later], lr=0.01)
+small = loader(1)
+for epoch in range(4):
+    for number, (x, y) in enumerate(small):
+        of_first.zero_grad(), of_later.zero_grad()
+        (x @ (first + later) - y).square().mean().backward()
+        if epoch > 1 or number > 9:
+            of_later.step()
+        of_first.step()
+"""
+)
+
+
+def test_no_epoch_is_lost_where_another_optimizer_ends_the_steps(tmp_path: Path) -> None:
+    trained = train(tmp_path, TAKING_OVER)
+    assert trained.report["steps"] == 80
+    assert len(trained.epochs) == 4
+
+
 BETWEEN = (
     "import time\n"
     + START

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from training_profiler.aggregation.loaders import interval_stats
 from training_profiler.aggregation.totals import Totals
@@ -18,6 +19,8 @@ from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
 from training_profiler.units import NS_PER_S
+
+STEPS_MOVE_FROM: Final = 10  # batches of an epoch; of fewer, one more step is many
 
 
 class Pipeline:
@@ -223,9 +226,10 @@ class Pipeline:
         self._outputs.journal(lambda lines: lines.epoch_begin(boundary.number))
 
     def _end_inferred_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        if (
-            batches is not None and self._sums.epoch_steps > batches
-        ):  # batches were used more than once, so this was not a pass
+        # More steps than batches: batches were used more than once, so this was not a pass. One more is none, where the
+        # update that ends a step became that of another optimizer in an epoch before.
+        moved = 1 if batches is not None and batches >= STEPS_MOVE_FROM else 0
+        if batches is not None and self._sums.epoch_steps > batches + moved:
             self._sums.discard_epoch()
         else:
             self._end_epoch(batches, samples, is_complete)

@@ -183,7 +183,8 @@ def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_p
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=2", str(PROGRAMS / "two_ranks.py")]
     results = results_of(tmp_path, "--budget", "4m", "--only", "gradient_as_bucket_view", *torchrun)
     (row,) = results["rows"]
-    assert row["verdict"] in ("no gain shown", "slower"), results
+    # On a busy machine a gain by chance is not confirmed: the confirmation is for that.
+    assert row["verdict"] in ("no gain shown", "slower", "gain not confirmed"), results
     assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
     assert results["unchanged_s"] > 0.04  # that rank 1 sleeps; rank 0 sleeps 0.02

@@ -109,6 +109,22 @@ def test_parameters_of_a_copied_optimizer_are_used(training):
     assert training.run(after=lambda step: copied.step()) is None
 
 
+def test_an_optimizer_with_an_equality_of_its_own_is_one_like_others(training):
+    class Own(torch.optim.SGD):
+        def __eq__(self, other):
+            raise AssertionError
+
+    own = Own(training.teacher.parameters(), lr=0.1)
+    assert training.run(after=lambda step: own.step()) is None
+    assert training.instrumented.steps >= STEPS - 1  # the last one goes on
+
+
+def test_a_module_that_has_changed_since_is_not_known(training):
+    assert training.run() is not None
+    del training.teacher[2]
+    assert training.instrumented.instrumentation.program_facts().unused_gradients is None
+
+
 def test_layers_that_are_added_later_are_used(training):
     def add(step):
         if step == 27:

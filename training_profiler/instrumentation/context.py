@@ -1,7 +1,6 @@
 """Everything a patch may ask for: the training thread, its loop detector, and what to do after an error."""
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import CodeType
@@ -14,6 +13,7 @@ from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
 from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
 
 Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is the torch module
@@ -94,7 +94,7 @@ class PatchContext:
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
-        self.optimizers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of torch, made so far
+        self.optimizers: Final = LiveObjects()  # of torch, made so far
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Gradients with a graph of their own that no other gradient was computed of before the next update; and the

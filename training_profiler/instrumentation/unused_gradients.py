@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.snapshot.program import UnusedGradients
 
 LOOKED_AT: Final = 4  # updates, after which parameters without an optimizer are looked up
@@ -61,7 +62,7 @@ class GradientUse:
         place_of: returns the user's line of a stack, "" if unknown.
     """
 
-    def __init__(self, optimizers: "weakref.WeakSet[Any]", place_of: Callable[[Any], str]) -> None:
+    def __init__(self, optimizers: LiveObjects, place_of: Callable[[Any], str]) -> None:
         self._optimizers = optimizers
         self._place_of = place_of
         self._called: dict[int, _Called] = {}
@@ -101,8 +102,7 @@ class GradientUse:
 
     def update_ends(self, optimizer: Any, steps: int) -> None:
         """Look up the parameters without an optimizer, once. Does not raise."""
-        with contextlib.suppress(TypeError):  # it cannot be referenced weakly
-            self._optimizers.add(optimizer)  # a copy is made without a call of its class
+        self._optimizers.add(optimizer)  # a copy is made without a call of its class
         if steps == LOOKED_AT and not self._has_looked:
             self._has_looked = True
             with contextlib.suppress(Exception):
@@ -163,12 +163,18 @@ class GradientUse:
 
     def facts(self) -> UnusedGradients | None:
         """Return what was found; None if nothing was, or an optimizer has got such a parameter since."""
-        if self._found is not None:
+        if self._found is not None and self._is_trained_by_now():
+            self._found = None
+        return self._found
+
+    def _is_trained_by_now(self) -> bool:
+        """Return whether an optimizer has such a parameter, or that is not known: a module may have changed since."""
+        try:
             trained = self._trained()
             modules = ((module, name) for module_of, name in self._examples if (module := module_of()) is not None)
-            if any(id(module.get_parameter(name)) in trained for module, name in modules):
-                self._found = None
-        return self._found
+            return any(id(module.get_parameter(name)) in trained for module, name in modules)
+        except Exception:
+            return True
 
 
 class _Sums:

@@ -196,7 +196,7 @@ def behind_subsets(data: Any) -> Any:
     for _ in range(MOST_SUBSETS):
         if (type(data).__module__, type(data).__qualname__) != SUBSET:
             break
-        data = data.dataset
+        data = getattr(data, "dataset", None)
     return data
 
 

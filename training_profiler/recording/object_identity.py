@@ -1,7 +1,8 @@
 """Recognizes objects of the user's."""
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -23,3 +24,20 @@ class ObjectIdentity:
     def is_gone(self) -> bool:
         """Whether the object has been deleted, as far as this can be detected."""
         return self._reference is not None and self._reference() is None
+
+
+class LiveObjects:
+    """Objects of the user's that are alive, each once: by identity, because they may have an equality of their own."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, Callable[[], Any]] = {}  # by id
+
+    def add(self, value: Any) -> None:
+        """Add an object that can be referenced weakly; others are left out."""
+        key, references = id(value), self._references
+        with contextlib.suppress(TypeError):
+            references[key] = weakref.ref(value, lambda _: references.pop(key, None))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the objects that are alive."""
+        return iter([value for ref in list(self._references.values()) if (value := ref()) is not None])

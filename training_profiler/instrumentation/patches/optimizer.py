@@ -94,7 +94,7 @@ def _creating(context: PatchContext, original: Any) -> Any:
             hide_our_frames(error)
             raise
         context.calls.add_optimizer(self)
-        context.guarded(lambda: context.optimizers.add(self))
+        context.optimizers.add(self)
 
     return hidden_from_warnings(__init__)
 

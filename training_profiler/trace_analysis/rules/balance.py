@@ -6,10 +6,7 @@ from typing import Final
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.checklist import (
-    memory_share,
-    phase_share,
-)
+from training_profiler.trace_analysis.checklist import memory_share, phase_share
 from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
@@ -124,7 +121,7 @@ for row in PHASE_SHARES:
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag reserved memory over 95 % of the device's memory. Servers of language models reserve it on purpose."""
+    """Flag reserved memory over 90 % of the device's memory. Servers of language models reserve it on purpose."""
     part = memory_share(analysis)
     if part is None or part <= threshold or (analysis.is_serving and not has_backward(analysis)):
         return None

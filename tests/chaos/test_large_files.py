@@ -1,4 +1,4 @@
-"""Files of a few MB that are slow or large for a careless reader: 10 s of processor time and 500 MB are enough."""
+"""Files of a few MB that are slow or large for a careless reader: bounded processor time and 500 MB are enough."""
 
 import gzip
 import json

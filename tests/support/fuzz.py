@@ -8,6 +8,7 @@ prints has no control characters, and its JSON is JSON.
 
 import argparse
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -49,7 +50,7 @@ from training_profiler.trials.statistics import Effect
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
 # Imported before memory is limited: libraries reserve a lot.
 READERS = (report, html, timeline, trace, watch, list_runs)
-CPU_S = 10  # of one case; most take a hundredth of a second
+MOST_WORK = 600  # of `_work` in one case: some 20 s; most take a hundredth of a second
 MORE_BYTES = 500 * 10**6
 A_CHILD = 200  # cases that one process reads
 META = {
@@ -321,10 +322,11 @@ def damaged(name: str, seed: int, cases: range) -> Iterator[tuple[int, bytes]]:
 def run_cases(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> Iterator[Failure]:
     """Read files in this process; yield those that fail."""
     kind = KINDS[name]
+    limit_s = cpu_limit_s()
     signal.signal(signal.SIGVTALRM, _too_long)
     for case, data in files:
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
             try:
                 with little_memory():
                     kind.read(Path(own), data)
@@ -335,7 +337,22 @@ def run_cases(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> It
 
 
 def _too_long(*_: object) -> None:
-    raise TooLongError(f"over {CPU_S} s of processor time")
+    raise TooLongError(f"over {cpu_limit_s():.0f} s of processor time")
+
+
+@functools.cache
+def cpu_limit_s() -> float:
+    """Return the processor time that one case may take, in seconds: machines differ by a factor of three and more."""
+    durations = []
+    for _ in range(5):
+        begin = time.process_time()
+        _work()
+        durations.append(time.process_time() - begin)
+    return MOST_WORK * sorted(durations)[2]
+
+
+def _work() -> int:
+    return sum(len(json.loads(json.dumps([i, {"a": i}]))) for i in range(6_000))
 
 
 def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:

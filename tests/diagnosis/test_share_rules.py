@@ -159,6 +159,15 @@ def test_a_single_checkpoint_cannot_be_saved_less_often():
     assert "checkpointing-heavy" not in codes(replace(run, sections={**run.sections, "checkpointing": once}))
 
 
+def test_all_but_one_computation_of_batch_norm_statistics_is_saved():
+    run = of_run("batch_norm_update", 20.0)
+    five = replace(run.sections["batch_norm_update"], count=5)
+    found = find(replace(run, sections={**run.sections, "batch_norm_update": five}), "batch-norm-update-heavy")
+    assert found.potential_saving_s == pytest.approx(16.0)
+    once = replace(run, sections={**run.sections, "batch_norm_update": replace(five, count=1)})
+    assert "batch-norm-update-heavy" not in codes(once)
+
+
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
 def test_nine_steps_are_too_few_for_a_share_of_the_run(section, code):
     assert code not in codes(of_run(section, 50.0, steps=9))

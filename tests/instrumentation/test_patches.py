@@ -211,6 +211,24 @@ def test_weight_averaging_is_an_ema_update(instrumented, model, optimizer):
     assert instrumented.steps == 2
 
 
+def test_computing_statistics_of_batch_norms_is_neither_a_validation_nor_a_step(instrumented):
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2)), batch_size=4)
+    for _ in range(3):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+        average.update_parameters(model)
+        torch.optim.swa_utils.update_bn(loader, average)
+    counts = instrumented.counts()
+    assert (counts["batch_norm_update"], counts["forward_pass"], counts["data_loading"]) == (3, 6, 6)
+    assert "validation_epoch" not in counts
+    assert instrumented.steps == 6
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_time_of_an_update_within_a_gradient_scaler_counts_once(instrumented, is_enabled):
     model, scaler = nn.Linear(2, 1), torch.amp.GradScaler("cpu", enabled=is_enabled)

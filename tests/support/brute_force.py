@@ -6,7 +6,14 @@ Python 3 alone, on purpose: nothing of the package's arithmetic is used here.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-OUTSIDE_SECTIONS = {"validation_epoch", "sampling", "checkpointing", "visualization_generation", "(profiler)"}
+OUTSIDE_SECTIONS = {
+    "validation_epoch",
+    "sampling",
+    "checkpointing",
+    "visualization_generation",
+    "batch_norm_update",
+    "(profiler)",
+}
 IN_A_LOOP = {"data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass"}
 STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)
 DISCARDED = 1 << 24

@@ -35,6 +35,7 @@ OWNERS = (
     torch.nn.utils,
     torch.nn.utils.clip_grad,
     torch.optim.Optimizer,
+    torch.optim.swa_utils,
     torch.optim.swa_utils.AveragedModel,
     torch.serialization,
     torch._TorchCompileInductorWrapper,

@@ -19,6 +19,7 @@ from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
+    BATCH_NORM_UPDATE,
     CHECKPOINTING,
     DATA_GENERATION,
     DATA_LOADING,
@@ -115,6 +116,7 @@ class RunShare:
     activity: Text  # "% of the run is spent ..."
     fix: Text
     least_count: int = 1  # fewer times than this cannot be less often
+    needed_count: int = 0  # of its times; 0 if that is not known
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
@@ -134,9 +136,15 @@ class RunShare:
                 "seconds": section.total_s,
                 "count": section.count,
             },
-            potential_saving_s=section.total_s * _saved_if_less_often(snapshot, section),
+            potential_saving_s=section.total_s * self._saved(snapshot, section),
             fix=_text_for(snapshot, self.fix),
         )
+
+    def _saved(self, snapshot: Snapshot, section: SectionStats) -> float:
+        """Return the part that is saved by no more than what is needed."""
+        if self.needed_count:
+            return 1 - self.needed_count / section.count
+        return _saved_if_less_often(snapshot, section)
 
 
 def _text_for(snapshot: Snapshot, text: Text) -> str:
@@ -272,6 +280,16 @@ RUN_SHARES: Final = (
         activity="saving checkpoints",
         fix="Save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
         least_count=2,  # the one at the end is needed
+    ),
+    RunShare(
+        code="batch-norm-update-heavy",
+        section=BATCH_NORM_UPDATE,
+        threshold=0.05,
+        activity="computing statistics of batch norms",
+        fix="Call update_bn once, after the last epoch, before the averaged model is used; where each epoch evaluates "
+        "it, pass some of the batches (itertools.islice)",
+        least_count=2,
+        needed_count=1,
     ),
 )
 for step_row in STEP_SHARES:

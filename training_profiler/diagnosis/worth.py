@@ -27,6 +27,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "validation-with-gradients": (0.2, 2.3),
     "sampling-heavy": (0.5, 1.8),
     "checkpointing-heavy": (0.5, 1.1),
+    "batch-norm-update-heavy": (0.8, 1.1),
     "parameter-loop": (0.4, 1.2),
     "needless-create-graph": (0.3, 2.8),
     "unused-gradients": (0.5, 1.5),

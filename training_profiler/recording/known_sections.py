@@ -44,6 +44,7 @@ VALIDATION_EPOCH: Final = "validation_epoch"
 SAMPLING: Final = "sampling"
 CHECKPOINTING: Final = "checkpointing"
 VISUALIZATION_GENERATION: Final = "visualization_generation"
+BATCH_NORM_UPDATE: Final = "batch_norm_update"
 FIRST_FETCH: Final = "first_fetch"
 WORKER_START: Final = "worker_start"
 FORWARD_WITHOUT_GRAD: Final = "forward_without_grad"
@@ -66,6 +67,8 @@ KNOWN_SECTIONS: Final = (
     KnownSection(SAMPLING, OUTSIDE_STEPS),
     KnownSection(CHECKPOINTING, OUTSIDE_STEPS),
     KnownSection(VISUALIZATION_GENERATION, OUTSIDE_STEPS),
+    # A pass over the training data without an update, for the batch norms of averaged weights.
+    KnownSection(BATCH_NORM_UPDATE, OUTSIDE_STEPS),
     # Parts of data_loading: the first fetch of a pass waits until the workers have filled their queues.
     KnownSection(FIRST_FETCH, NESTED, on_input=True),
     KnownSection(WORKER_START, NESTED, on_input=True),

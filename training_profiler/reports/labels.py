@@ -4,6 +4,7 @@ from typing import Final
 
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
+    BATCH_NORM_UPDATE,
     DATA_GENERATION,
     DATA_LOADING,
     DATA_TRANSFER,
@@ -42,6 +43,7 @@ _IN_BARS: Final = {
     EMA_UPDATE: "EMA update",
     VALIDATION_EPOCH: "validation",
     VISUALIZATION_GENERATION: "visualization",
+    BATCH_NORM_UPDATE: "batch norm update",
     WORKER_START: "worker start",
 }
 

@@ -52,6 +52,7 @@ _CLASSES: Final = {
     "validation-with-gradients": "VALIDATION",
     "sampling-heavy": "SAMPLING",
     "checkpointing-heavy": "CHECKPOINTS",
+    "batch-norm-update-heavy": "BATCH NORM UPDATE",
     "slow-startup": "SLOW START",
     "outside-steps": "OUTSIDE STEPS",
     "unexplained": "UNATTRIBUTED",

@@ -9,7 +9,12 @@ from typing import Any, Final, NamedTuple
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
-from training_profiler.recording.known_sections import CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
+from training_profiler.recording.known_sections import (
+    BATCH_NORM_UPDATE,
+    CHECKPOINTING,
+    EMA_UPDATE,
+    METRICS_COMPUTATION,
+)
 from training_profiler.recording.tracebacks import hide_our_frames
 
 
@@ -43,6 +48,12 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
             "torch.optim.swa_utils.AveragedModel",
             ("update_parameters",),
             EMA_UPDATE,
+        ),
+        SimpleSpan(
+            "torch.optim.swa_utils",
+            ("update_bn",),
+            BATCH_NORM_UPDATE,
+            ends_evaluation=True,
         ),
     ),
     "checkpoints": (

@@ -44,6 +44,8 @@ def test_these_are_the_thresholds():
         "validation-heavy": 0.10,
         "sampling-heavy": 0.10,
         "checkpointing-heavy": 0.05,
+        "workers-restarted": 0.02,
+        "validation-workers-restarted": 0.02,
         "batch-norm-update-heavy": 0.05,
         "unexplained": 0.10,
         "waits-for-device": 0.05,

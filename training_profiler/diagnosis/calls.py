@@ -15,6 +15,7 @@ CALL_OF: Final = {
     "data-loading-bound": LOADER,
     "data-transfer": LOADER,
     "first-batch-slow": LOADER,
+    "workers-restarted": LOADER,
     "loader-restarted": LOADER,
     "loader-slow": LOADER,
     "optimizer-heavy": OPTIMIZER,

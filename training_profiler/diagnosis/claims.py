@@ -32,6 +32,7 @@ from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
 from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
+from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
@@ -86,6 +87,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
     PAGE_FAULTS: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     VALIDATION_WITH_GRADIENTS: (VALIDATION_EPOCH,),
+    VALIDATION_WORKERS: (VALIDATION_EPOCH,),
 }
 # A cause that is measured is named before what only says where the time lies.
 _CAUSES: Final = (
@@ -108,6 +110,7 @@ _CAUSES: Final = (
     TINY_BATCHES,
     REPEATED_BACKWARD,
     VALIDATION_WITH_GRADIENTS,
+    VALIDATION_WORKERS,
     FEW_THREADS,
 )
 # In which of their sections the seconds lie is not measured.
@@ -281,7 +284,7 @@ def cause_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _makes_validation_slow(finding: Finding) -> bool:
-    return finding.code == VALIDATION_WITH_GRADIENTS or (
+    return finding.code in (VALIDATION_WITH_GRADIENTS, VALIDATION_WORKERS) or (
         finding.code == REPEATED_FORWARD and _is_in(finding, VALIDATION_EPOCH)
     )
 

@@ -35,6 +35,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     threads,
     unused_gradients,
     validation,
+    worker_starts,
     worth,
 )
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time

@@ -14,6 +14,8 @@ CONFIDENCE: Final = 2.0  # standard errors of the mean step
 _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-loading-bound": (0.5, 1.0),
     "first-batch-slow": (0.5, 1.0),
+    "workers-restarted": (0.6, 1.1),
+    "validation-workers-restarted": (0.6, 1.1),
     "loader-restarted": (0.5, 1.0),
     "few-threads": (0.2, 1.25),
     "sampler-slow": (0.5, 1.0),

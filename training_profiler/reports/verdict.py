@@ -24,6 +24,8 @@ _CLASSES: Final = {
     "data-loading-bound": "INPUT-BOUND",
     "loader-slow": "INPUT-BOUND",
     "first-batch-slow": "INPUT-BOUND",
+    "workers-restarted": "WORKER STARTS",
+    "validation-workers-restarted": "WORKER STARTS",
     "loader-restarted": "INPUT-BOUND",
     "sampler-slow": "INPUT-BOUND",
     "data-generation-bound": "INPUT-BOUND",

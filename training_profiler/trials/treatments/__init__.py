@@ -106,6 +106,8 @@ WORTH_TRYING: Final = {
     "data-loading-bound": (*_LOADING, "jemalloc", "tcmalloc"),
     "loader-slow": _LOADING,
     "first-batch-slow": ("persistent_workers",),
+    "workers-restarted": ("persistent_workers",),
+    "validation-workers-restarted": ("persistent_workers",),
     "data-generation-bound": ("num_threads",),
     "data-transfer": ("pin_memory",),
     "garbage-collection": ("gc_freeze",),

@@ -1,0 +1,133 @@
+"""Rules about workers that are started and ended for each pass over the data, outside of training steps."""
+
+from typing import Final, NamedTuple
+
+from training_profiler.diagnosis.loader_fixes import REMADE, first_batch_fix
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import (
+    DATA_LOADING,
+    FIRST_FETCH,
+    VALIDATION_EPOCH,
+    WITHIN,
+    WORKER_START,
+)
+from training_profiler.snapshot.snapshot import LoaderStats, SectionStats, Snapshot
+from training_profiler.units import duration_text, time_text
+
+WORKERS_RESTARTED: Final = "workers-restarted"
+VALIDATION_WORKERS: Final = "validation-workers-restarted"
+FEW_TO_MAKE: Final = 0.5  # of the start and end of the workers: then making the batches without workers is cheaper
+
+
+class _Passes(NamedTuple):
+    """What starting and ending workers took."""
+
+    count: int
+    start_s: float  # starting them
+    first_s: float  # until their first batch, without making it
+    end_s: float  # ending them
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.first_s + self.end_s
+
+
+@RULES.rule(WORKERS_RESTARTED, threshold=0.02, saving=Saving.RUN)  # of the run
+def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag workers of the training that start and end between steps again and again, over 2 % of the run.
+
+    A loop over a loader makes them before its first step, and ends them after its last. What lies in steps has other
+    rules.
+    """
+    start, fetches = snapshot.sections.get(WORKER_START), snapshot.sections.get(DATA_LOADING)
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "train" and loader.num_workers]
+    if start is None or fetches is None or start.parent != DATA_LOADING or not loaders:
+        return None
+    start_s = start.total_s - start.step_total_s
+    # The rest of the loading between steps is the end of passes, or the begin of those that were left before a step.
+    end_s = min(start.total_s, max(0.0, fetches.total_s - fetches.step_total_s - start_s))
+    passes = _Passes(start.count, start_s, 0.0, end_s)
+    saving_s = passes.total_s * (1 - len(loaders) / passes.count) if passes.count else 0.0
+    return _finding(snapshot, WORKERS_RESTARTED, threshold, passes, saving_s, first_batch_fix(snapshot))
+
+
+@RULES.rule(VALIDATION_WORKERS, threshold=0.02, saving=Saving.RUN)  # of the run
+def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag workers of validation loaders that start and end in each validation, over 2 % of the run."""
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "val" and loader.num_workers]
+    start, fetches = _in_validation(snapshot, WORKER_START), _in_validation(snapshot, DATA_LOADING)
+    if start is None or fetches is None or not loaders or all(loader.persistent_workers for loader in loaders):
+        return None
+    first = _in_validation(snapshot, FIRST_FETCH)
+    first_s = 0.0 if first is None else first.total_s
+    # Without knowledge of how long a batch takes, the first may have been made all the time.
+    making_s = max((loader.workers.batch_avg_s for loader in loaders if loader.workers), default=float("inf"))
+    waited_s = sum(loader.wait_s for loader in snapshot.loaders if loader.phase == "val")
+    passes = _Passes(
+        start.count,
+        start.total_s,
+        max(0.0, first_s - start.count * making_s),
+        min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s)),
+    )
+    saving_s = passes.total_s * (1 - len(loaders) / passes.count) if passes.count else 0.0
+    fix = _fix_of_validation(max(loaders, key=lambda loader: loader.wait_s), passes)
+    return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, fix)
+
+
+def _finding(
+    snapshot: Snapshot, code: str, threshold: float, passes: _Passes, saving_s: float, fix: str
+) -> Finding | None:
+    share = passes.total_s / snapshot.wall_s if snapshot.wall_s else 0.0
+    if share <= threshold or saving_s < MIN_SAVING_S or not has_enough_steps(snapshot):
+        return None
+    parts = (("to start", passes.start_s), ("until the first batch", passes.first_s), ("to end", passes.end_s))
+    each = ", ".join(f"{time_text(seconds / passes.count)} {what}" for what, seconds in parts if seconds)
+    of, when = ("validation", " in validation") if code == VALIDATION_WORKERS else ("training", " between steps")
+    return Finding(
+        code=code,
+        message=f"The workers of the {of} loader are started {passes.count} times, once for each pass: {each}, "
+        f"{duration_text(passes.total_s)}{when}, {share:.1%} of the run",
+        evidence={
+            "share_of_run": share,
+            "threshold": threshold,
+            "seconds": passes.total_s,
+            "passes": passes.count,
+        },
+        potential_saving_s=saving_s,
+        fix=fix,
+    )
+
+
+def _fix_of_validation(loader: LoaderStats, passes: _Passes) -> str:
+    at = f" at {loader.made_at}" if loader.made_at else ""
+    kept = f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers"
+    if loader.is_remade:
+        kept = f"{REMADE}{at}; then persistent_workers=True keeps its workers"
+    workers = loader.workers
+    making_s = workers.batch_avg_s * loader.batches if workers is not None else float("inf")
+    if making_s >= FEW_TO_MAKE * passes.total_s:
+        return kept
+    return (
+        f"{kept}. Or num_workers=0 there: making the {round(loader.batches / passes.count)} batches of a pass takes "
+        f"{time_text(making_s / passes.count)}"
+    )
+
+
+def _in_validation(snapshot: Snapshot, name: str) -> SectionStats | None:
+    """Return a section as far as it lies in validation; None if it is not there.
+
+    A section that is only there keeps its plain name.
+    """
+    own = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{name}")
+    if own is not None:
+        return own
+    plain = snapshot.sections.get(name)
+    inside = (VALIDATION_EPOCH, f"{VALIDATION_EPOCH}{WITHIN}{DATA_LOADING}")
+    if plain is None:
+        return None
+    if plain.parent in inside:
+        return plain
+    loading = snapshot.sections.get(plain.parent or "")
+    return plain if loading is not None and loading.name == DATA_LOADING and loading.parent in inside else None

@@ -70,6 +70,16 @@ def test_work_between_steps_takes_nothing_from_uneven_steps():
     assert kept == {"checkpointing-heavy": 5.0, "step-time-varies": 2.0}
 
 
+def test_page_faults_of_copies_belong_to_the_copies():
+    run = snapshot_of({"forward_pass": 0.4, "other": 0.6})
+    copying = finding("unexplained", 5.0, {"copying_s": 5.0})
+    assert savings(finding("page-faults", 3.0), copying, run=run) == {"unexplained": 5.0}
+    faults = finding("page-faults", 6.0)
+    both, otherwise = savings(faults, copying, run=run), savings(faults, finding("unexplained", 5.0), run=run)
+    assert both["page-faults"] == 3.5
+    assert both["unexplained"] > otherwise["unexplained"]
+
+
 def test_a_change_saves_its_part_of_what_page_faults_leave_of_a_section():
     run = snapshot_of({"forward_pass": 0.8, "other": 0.2})  # 8 s and 2 s
     half_of_it = finding("forward-dominates", 4.0)

@@ -32,6 +32,12 @@ MAKING_TENSORS: Final = Activity(
     frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
     "Make tensors of the data once, ahead of time, and take batches of them by index",
 )
+COPYING: Final = Activity(
+    "copying objects",
+    frozenset({"deepcopy", "clone", "state_dict", "load_state_dict"}),
+    "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
+    "Tensor.copy_ for a backup",
+)
 ACTIVITIES: Final = (
     Activity(
         "in loops and functions of Python",
@@ -39,12 +45,7 @@ ACTIVITIES: Final = (
         "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
     ),
     Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
-    Activity(
-        "copying objects",
-        frozenset({"deepcopy", "clone", "state_dict", "load_state_dict"}),
-        "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
-        "Tensor.copy_ for a backup",
-    ),
+    COPYING,
     Activity(
         "printing and writing",
         frozenset(
@@ -120,10 +121,10 @@ ACTIVITIES: Final = (
         "Keep tensors (.detach()) and read them every n-th step",
     ),
     Activity(
-        "computing norms and checking tensors",
+        "computing norms and statistics of tensors",
         frozenset({"norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose"}),
-        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_ returns the norm of all "
-        "gradients",
+        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips all "
+        "gradients at once and returns their norm",
     ),
 )
 

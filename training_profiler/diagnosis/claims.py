@@ -116,6 +116,8 @@ _CAUSES: Final = (
 # In which of their sections the seconds lie is not measured.
 _IN_ANY_SECTION: Final = (PAGE_FAULTS, LOCK_HELD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
+COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
+FAULTS_OF_COPIES: Final = 0.5  # of the time of a copy, which fills new memory
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
@@ -141,7 +143,7 @@ def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Fi
     finding about all sections, such as an idle device or uneven steps, has what is left beside the findings about
     single ones; where hardly anything is left, uneven steps are left out.
     """
-    findings = without_waiting_for_ranks(findings, snapshot)
+    findings = _without_faults_of_copies(without_waiting_for_ranks(findings, snapshot))
     claims = _Claims(snapshot)
     for rise in (finding for finding in findings if finding.code in RISES):
         claims.claim_rise(rise)
@@ -154,6 +156,20 @@ def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Fi
         if not has_causes or each.code not in _SECTIONS or _says_more(by_code[each.code], each)
     ]
     return [finding for finding in kept if finding is not None]
+
+
+def _without_faults_of_copies(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, page faults without those of copies in no section, which are gone with the copies."""
+    copying_s = sum(float(finding.evidence.get(COPYING_S, 0.0)) for finding in findings)
+    kept = []
+    for finding in findings:
+        if copying_s and finding.code == PAGE_FAULTS:
+            left_s = finding.potential_saving_s - FAULTS_OF_COPIES * copying_s
+            if left_s < max(MIN_SAVING_S, SAYS_MORE_FROM * finding.potential_saving_s):
+                continue
+            finding = replace(finding, potential_saving_s=left_s)
+        kept.append(finding)
+    return kept
 
 
 def _says_more(left: Finding, whole: Finding) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.called_functions import activities, spent_text, without_losses
-from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
+from training_profiler.diagnosis.claims import COPYING_S, section_of
 from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -87,6 +87,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     its_lines = all_lines if has_forward else without_losses(all_lines)
     loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
     loss_s = loss / other.share * other.settled_total_s if other.share else 0.0
+    if loss_s < SHOWN_FROM * total_s:  # the figure is the one of the bar
+        loss, loss_s = 0.0, 0.0
     total_s -= loss_s
     idle_s = snapshot.idle_device_s()
     if idle_s is not None:  # waiting for a busy device makes no step longer
@@ -102,7 +104,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         "seconds": total_s,
     }
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
-    if loss_s >= SHOWN_FROM * total_s:
+    if loss_s:
         message += f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
     of_run = max(0.0, other.share - loss)
@@ -116,13 +118,17 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["lines"] = lines
         message += f": {lines}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
+    saving_s = total_s
+    if has_forward:
+        message += "; it includes the forward pass, because no call of a module was seen"
+        saving_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     if spent:
         fix, *others = (each.activity.fix for each in spent)
         fix = "; ".join([fix, *map(as_next, others)])
-    if has_forward:
-        message += "; it includes the forward pass, because no call of a module was seen"
-        total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
-    return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
+        saving_s = min(saving_s, sum(each.part for each in spent) * total_s)
+        if copying := sum(each.part for each in spent if each.activity is COPYING):
+            evidence[COPYING_S] = copying * total_s
+    return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)
 
 
 def _has_hidden_forward(snapshot: Snapshot) -> bool:

@@ -24,7 +24,7 @@ FEW_TO_MAKE: Final = 0.5  # of the start and end of the workers: then making the
 class _Passes(NamedTuple):
     """What starting and ending workers took."""
 
-    count: int
+    number: int
     start_s: float  # starting them
     first_s: float  # until their first batch, without making it
     end_s: float  # ending them
@@ -49,7 +49,7 @@ def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     # The rest of the loading between steps is the end of passes, or the begin of those that were left before a step.
     end_s = min(start.total_s, max(0.0, fetches.total_s - fetches.step_total_s - start_s))
     passes = _Passes(start.count, start_s, 0.0, end_s)
-    saving_s = passes.total_s * (1 - len(loaders) / passes.count) if passes.count else 0.0
+    saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
     return _finding(snapshot, WORKERS_RESTARTED, threshold, passes, saving_s, first_batch_fix(snapshot))
 
 
@@ -71,7 +71,7 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
         max(0.0, first_s - start.count * making_s),
         min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s)),
     )
-    saving_s = passes.total_s * (1 - len(loaders) / passes.count) if passes.count else 0.0
+    saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
     fix = _fix_of_validation(max(loaders, key=lambda loader: loader.wait_s), passes)
     return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, fix)
 
@@ -83,17 +83,17 @@ def _finding(
     if share <= threshold or saving_s < MIN_SAVING_S or not has_enough_steps(snapshot):
         return None
     parts = (("to start", passes.start_s), ("until the first batch", passes.first_s), ("to end", passes.end_s))
-    each = ", ".join(f"{time_text(seconds / passes.count)} {what}" for what, seconds in parts if seconds)
+    each = ", ".join(f"{time_text(seconds / passes.number)} {what}" for what, seconds in parts if seconds)
     of, when = ("validation", " in validation") if code == VALIDATION_WORKERS else ("training", " between steps")
     return Finding(
         code=code,
-        message=f"The workers of the {of} loader are started {passes.count} times, once for each pass: {each}, "
+        message=f"The workers of the {of} loader are started {passes.number} times, once for each pass: {each}, "
         f"{duration_text(passes.total_s)}{when}, {share:.1%} of the run",
         evidence={
             "share_of_run": share,
             "threshold": threshold,
             "seconds": passes.total_s,
-            "passes": passes.count,
+            "passes": passes.number,
         },
         potential_saving_s=saving_s,
         fix=fix,
@@ -110,8 +110,8 @@ def _fix_of_validation(loader: LoaderStats, passes: _Passes) -> str:
     if making_s >= FEW_TO_MAKE * passes.total_s:
         return kept
     return (
-        f"{kept}. Or num_workers=0 there: making the {round(loader.batches / passes.count)} batches of a pass takes "
-        f"{time_text(making_s / passes.count)}"
+        f"{kept}. Or num_workers=0 there: making the {round(loader.batches / passes.number)} batches of a pass takes "
+        f"{time_text(making_s / passes.number)}"
     )
 
 

@@ -60,6 +60,13 @@ def _all_waiting_s(finding: Finding) -> float:
     return per_step_s * steps
 
 
+def _of_unexplained(finding: Finding, least: float, most: float) -> tuple[float, float]:
+    """Return the parts for time in no section: beside what it is spent on there may be more, and less without lines."""
+    if "spent_on" in finding.evidence:
+        return least, max(most, float(finding.evidence["seconds"]) / finding.potential_saving_s)
+    return (least if "lines" in finding.evidence else 0.0), most
+
+
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     """Return the finding with the range of its saving; as it is without one."""
     saving_s, step = finding.potential_saving_s, snapshot.step
@@ -69,6 +76,8 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     if RULES[finding.code].saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
     least, most = _PARTS.get(finding.code, _UNLISTED)
+    if finding.code == "unexplained":
+        least, most = _of_unexplained(finding, least, most)
     most = max(most, _all_waiting_s(finding) / saving_s)
     low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

@@ -6,7 +6,14 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, stalls_fix, transfer_fix, waiting_fix
+from training_profiler.diagnosis.loader_fixes import (
+    first_batch_fix,
+    free_cpus,
+    stalls_fix,
+    transfer_fix,
+    waiting_fix,
+    waiting_saved,
+)
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.snapshot import DeviceTimingStats, LineStats, LoaderStats, Snapshot
 
@@ -129,6 +136,35 @@ def test_tensors_in_memory_are_taken_by_whole_batches():
         assert fix(in_memory()).startswith("Take the tensors of a whole batch at once")
     (finding,) = [each for each in diagnose(in_memory()) if each.code == "data-loading-bound"]
     assert finding.losses == "same bit for bit"
+
+
+@pytest.mark.parametrize(
+    ("collate", "is_single"), [("default_collate", True), ("default_convert", False), ("own", False)]
+)
+def test_tensors_in_memory_that_torch_collates_need_no_lines(collate, is_single):
+    few = in_memory(samples=3, collate=collate)
+    assert waiting_fix(few).startswith("Take the tensors of a whole batch at once") is is_single
+
+
+def quick(batch_s: float = 0.0004, **arguments) -> Snapshot:
+    whole = run(data_set="Pictures", **arguments)
+    fetches = replace(whole.sections["data_loading"], p50_s=batch_s, step_total_s=100 * batch_s, count=100)
+    return replace(whole, sections={**whole.sections, "data_loading": fetches})
+
+
+def test_no_worker_is_advised_for_batches_that_take_as_long_to_hand_over():
+    fix = waiting_fix(quick())
+    assert fix.startswith("A batch takes 0.4 ms to make, and a worker about as long to hand it over: do less")
+    assert "num_workers" not in fix
+    assert waiting_saved(quick()) == 0.5
+    assert "num_workers=" in waiting_fix(quick(0.002))
+    assert waiting_saved(quick(0.002)) == 1.0
+
+
+def test_quick_batches_with_slow_ones_among_them_are_not_quick():
+    whole = quick()
+    uneven = replace(whole.sections["data_loading"], step_total_s=1.0)
+    assert "num_workers=" in waiting_fix(replace(whole, sections={**whole.sections, "data_loading": uneven}))
 
 
 @pytest.mark.parametrize(

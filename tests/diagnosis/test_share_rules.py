@@ -113,6 +113,13 @@ def test_forward_passes_in_eval_mode_without_batches_may_generate_samples():
     assert finding.fix.startswith("Validate or generate samples less often")
 
 
+def test_a_single_validation_is_not_to_be_less_often():
+    run = run_of_validation("forward_pass")
+    once = {"validation_epoch": replace(run.sections["validation_epoch"], count=1)}
+    fix = find(replace(run, sections=run.sections | once), "validation-heavy").fix
+    assert fix.startswith("It ran once: use fewer batches")
+
+
 def test_no_advice_clips_gradients_less_often():
     finding = find(snapshot_of({"metrics_computation": 0.2}, steps=100, step_s=0.125), "metrics-heavy")
     assert "foreach=True to clip_grad_norm_" in finding.fix

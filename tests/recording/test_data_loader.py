@@ -323,6 +323,19 @@ def test_unnamed_loaders_skip_numbers_in_use():
     assert names == ["1", "0", "2"]
 
 
+def test_a_batch_is_made_by_a_function_of_torch_or_of_the_program():
+    data = TensorDataset(torch.zeros(8, 2))
+    own = DataLoader(data, collate_fn=lambda samples: samples)
+    assert [
+        loader_arguments(loader).collate for loader in (DataLoader(data), DataLoader(data, batch_size=None), own)
+    ] == [
+        "default_collate",
+        "default_convert",
+        "own",
+    ]
+    assert loader_arguments(iter(DataLoader(data)), "_").collate == "default_collate"
+
+
 def test_the_data_set_of_a_subset_is_the_one_behind_it():
     data = TensorDataset(torch.zeros(8, 2))
     part, _ = random_split(Subset(data, range(8)), [4, 4])

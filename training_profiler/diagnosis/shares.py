@@ -180,6 +180,8 @@ def _less_validation(snapshot: Snapshot) -> str:
         free = free_cpus(snapshot)
         workers = "" if free is not None and free < FREE_CPUS else "raise num_workers of its loader, "
         return f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
+    if snapshot.sections[VALIDATION_EPOCH].count == 1:
+        return "It ran once: use fewer batches or a larger batch size, or keep its results in a file for the next run"
     if _may_be_sampling(snapshot):
         return "Validate or generate samples less often, on less data, or with a larger batch size"
     return "Validate less often, on fewer batches, or with a larger batch size"

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from training_profiler.recording.known_sections import DATA_LOADING
@@ -17,6 +18,9 @@ TRAIN: Final = "train"
 VAL: Final = "val"
 MAP_STYLE: Final = 0  # torch.utils.data._DatasetKind.Map
 SUBSET: Final = ("torch.utils.data.dataset", "Subset")  # its __getitems__ asks for one sample after the other
+COLLATE_MODULE: Final = "torch.utils.data._utils.collate"
+OWN_COLLATE: Final = "own"  # a function of the program's
+NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
 MOST_SUBSETS: Final = 100  # in each other; one that holds itself would never end
 WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 
@@ -102,6 +106,7 @@ class LoaderArguments(NamedTuple):
     data_set: str = ""  # its class
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
+    collate: str | None = None  # torch's function that makes a batch of samples, or ``OWN_COLLATE``
 
 
 class LoaderCounts:
@@ -188,7 +193,16 @@ def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
         data_set=printable(data.__name__),
         is_map_style=None if style is None else style == MAP_STYLE,
         fetches_batches=hasattr(data, "__getitems__"),
+        collate=_collate_of(getattr(owner, prefix + "collate_fn", None)),
     )
+
+
+def _collate_of(function: object) -> str | None:
+    if function is None:
+        return None
+    if not isinstance(function, FunctionType) or function.__module__ != COLLATE_MODULE:
+        return OWN_COLLATE
+    return printable(function.__name__)
 
 
 def behind_subsets(data: Any) -> Any:

@@ -56,6 +56,13 @@ def test_waiting_before_it_was_measured_is_unknown():
     assert own.evidence["lost_s"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("median_s", "most_s"), [(0.02, 8.0), (0.1, 3.3)])
+def test_an_operation_that_waits_for_one_of_its_threads_may_have_lost_more(median_s, most_s):
+    first = diagnose(run_on(machine(wait=0.3), median_s=median_s))[0]
+    assert first.code == "machine-busy"
+    assert first.saving_range_s == pytest.approx((2.1, most_s))
+
+
 def test_waiting_of_a_tenth_is_none():
     assert machine_busy(run_on(machine(wait=0.1))) is None
     assert machine_busy(run_on(machine(wait=0.11))) is not None

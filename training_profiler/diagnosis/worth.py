@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -48,6 +49,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "lock-held-by-thread": (0.7, 1.5),
     "garbage-collection": (0.0, 1.0),
     "page-faults": (0.3, 1.5),
+    MACHINE_BUSY: (0.7, 1.1),
 }
 _UNLISTED: Final = (0.5, 1.0)
 
@@ -78,6 +80,9 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     least, most = _PARTS.get(finding.code, _UNLISTED)
     if finding.code == "unexplained":
         least, most = _of_unexplained(finding, least, most)
+    if finding.code == MACHINE_BUSY and step is not None:
+        # Threads of an operation wait for one without a CPU, which no counter shows: such steps take longer.
+        most = max(most, (step.avg_s - step.median_s) * step.settled_count / saving_s)
     most = max(most, _all_waiting_s(finding) / saving_s)
     low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

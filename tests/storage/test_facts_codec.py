@@ -8,6 +8,7 @@ from training_profiler.snapshot.program import (
     CompileFacts,
     CpuSpeed,
     ForwardFacts,
+    FrozenFacts,
     LongOperators,
     OptimizerFacts,
     OutsideModules,
@@ -32,6 +33,7 @@ FACTS = ProgramFacts(
     outside=OutsideModules(30, 0.2, 0.5, 24),
     created_graphs=9,
     unused_gradients=UnusedGradients(900, 1000, 0.75, 0.25, False, "VGG", "train.py:20"),
+    frozen=FrozenFacts(20, 0.5, True, "ResNet", "train.py:21", 0.25, 3),
 )
 
 
@@ -65,4 +67,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         outside=OutsideModules(),
         created_graphs=0,
         unused_gradients=None,
+        frozen=None,
     )

@@ -120,6 +120,7 @@ def test_validation_with_gradients_comes_before_the_time_it_takes(tmp_path: Path
     ("program", "code", "line"),
     [
         ("generator_twice", "repeated-forward", "made = generator(noise)  # again"),
+        ("frozen_backbone", "frozen-forward", "else backbone(inputs)"),
         ("anomaly_mode", "anomaly-detection", "set_detect_anomaly(True)"),
         ("dense_table", "dense-embedding", "optimizer.step()"),
         ("loop_in_dataset", "data-loading-bound", "total += number"),
@@ -129,6 +130,11 @@ def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code:
     first, *_ = findings_of(program, tmp_path, NOISE, **OFTEN)
     assert first["code"] == code, first
     assert line_of(program, line) in first["finding"]
+
+
+def test_features_that_are_kept_already_are_not_found(tmp_path: Path) -> None:
+    report = outcome_of("frozen_backbone", tmp_path, NOISE, "--kept", **OFTEN)[1]
+    assert "frozen-forward" not in [finding["code"] for finding in report["insights"]]
 
 
 def test_workers_that_only_cost_time_are_advised_against(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from training_profiler.diagnosis.created_graphs import CREATED_GRAPHS
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
 from training_profiler.diagnosis.few_threads import FEW_THREADS
+from training_profiler.diagnosis.frozen_forward import FROZEN_FORWARD
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
@@ -80,6 +81,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     ANOMALY_DETECTION: (FORWARD_PASS, OTHER, BACKWARD_PASS),
     DENSE_EMBEDDING: (OPTIMIZER_STEP,),
+    FROZEN_FORWARD: (FORWARD_PASS, FORWARD_WITHOUT_GRAD),
     REPEATED_FORWARD: (FORWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
     TINY_BATCHES: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
@@ -105,6 +107,7 @@ _CAUSES: Final = (
     RECOMPILES,
     PYTHON_IN_FORWARD,
     DOUBLE_PRECISION,
+    FROZEN_FORWARD,
     REPEATED_FORWARD,
     SMALL_OPERATORS,
     TINY_BATCHES,
@@ -131,6 +134,8 @@ def _sections_of(finding: Finding) -> tuple[str, ...]:
     """Return the sections that have the seconds of a finding; none where it is about all."""
     if finding.code == REPEATED_FORWARD and finding.evidence["without_gradients"]:
         return (VALIDATION_EPOCH,) if finding.evidence["in_validation"] else (FORWARD_WITHOUT_GRAD, ROLLOUT)
+    if finding.code == FROZEN_FORWARD and not finding.evidence["with_gradients"]:
+        return FORWARD_WITHOUT_GRAD, ROLLOUT, FORWARD_PASS
     if finding.code == SMALL_OPERATORS and "outside_modules" in finding.evidence:
         return OTHER, BACKWARD_PASS
     return _SECTIONS.get(finding.code, ())

@@ -16,6 +16,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     device,
     embeddings,
     few_threads,
+    frozen_forward,
     garbage,
     lines,
     loaders,

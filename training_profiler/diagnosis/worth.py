@@ -40,6 +40,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "tiny-batches": (0.5, 1.1),
     "repeated-backward": (0.0, 1.4),
     "repeated-forward": (0.8, 1.2),
+    "frozen-forward": (0.6, 1.3),
     "anomaly-detection": (0.8, 2.0),
     "dense-embedding": (0.7, 1.3),
     "unexplained": (0.5, 1.1),

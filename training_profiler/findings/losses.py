@@ -74,6 +74,7 @@ ADVISED: Final = (
     Price("another model", CHANGES, words=r"(smaller|faster) model|nn\.LSTM|fewer parameters|optimizer of torch"),
     Price("float32 instead of float64", CLOSE, words="use float32"),
     Price("one forward pass", EXACT_IF, "if the model draws no random numbers", "call it once and|pass that is there"),
+    Price("features computed once", CLOSE, "if inputs are the same in each epoch", "(outputs|features) once"),
     Price("one backward pass", CLOSE, words=r"backward\(\) once"),
     Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once|operations on whole"),
     Price("one optimizer for all steps", CHANGES, "because its averages are kept", "make the optimizer"),

@@ -2,17 +2,21 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.frozen_forward import FrozenForward
 from training_profiler.instrumentation.kept_graphs import GraphMarks
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.instrumentation.patches.module_call import is_compiled
 from training_profiler.instrumentation.repeated_forward import Counts, RepeatedForward
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.sliced_batches import SlicedBatches
 from training_profiler.instrumentation.unused_gradients import GradientUse
-from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.snapshot.program import COMPILE, ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns
 INPUTS: Final = 5  # where torch.autograd.backward takes the tensors that alone get a gradient
@@ -29,6 +33,7 @@ class EarlySteps:
         self._slices = SlicedBatches(context.calls.place)
         self._graphs = GraphMarks(context.calls)
         self._gradients = GradientUse(context.optimizers, context.calls.place)
+        self._frozen = FrozenForward(context.optimizers, context.calls.place, self._may_be_compiled)
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
@@ -39,10 +44,12 @@ class EarlySteps:
         detector = self._context.detector
         if self._shadow is not None or detector is None:
             return
-        torch = sys.modules["torch"]
         self._context.watch_backward(self)
-        call_begins, call_ends, update_ends = detector.call_begins, detector.call_ends, detector.update_ends
-        backward_ends = detector.backward_ends
+        methods = self._calls_of(detector) | self._updates_of(detector) | self._fetches_of(detector)
+        self._shadow = Shadow(detector, **methods)
+
+    def _calls_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
+        torch, call_begins, call_ends = sys.modules["torch"], detector.call_begins, detector.call_ends
 
         def seen_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
             self._calls += 1
@@ -54,20 +61,29 @@ class EarlySteps:
                 counts = Counts(detector.backwards, detector.updates, self._steps)
                 has_grad = torch.is_grad_enabled()
                 self._repeats.begins(module, inputs, has_grad, caller, counts)
+                self._frozen.begins(module, inputs, has_grad, caller)
                 if has_grad:
                     self._slices.begins(module, inputs, caller, self._steps)
                     self._gradients.begins(module, inputs, caller)
             call = call_begins(module, inputs, may_explore, caller, function)
             self._slices.begun(call)
             self._gradients.begun(call)
+            self._frozen.begun(call)
             self._repeats.begun(call)  # last: it reads the clock
             return call
 
         def seen_call_ends(call: Any, module: Any) -> None:
             call_ends(call, module)  # first: it reads the clock
             with self._looking():
+                now_ns = perf_counter_ns()
                 self._gradients.ends(call)
                 self._repeats.ends(call, module)
+                self._frozen.ends(call, now_ns)
+
+        return {"call_begins": seen_call_begins, "call_ends": seen_call_ends}
+
+    def _updates_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
+        update_ends, backward_ends = detector.update_ends, detector.backward_ends
 
         def seen_update_ends(optimizer: Any, has_updated: bool = True) -> None:
             update_ends(optimizer, has_updated)
@@ -82,14 +98,38 @@ class EarlySteps:
             backward_ends()
             with self._looking():
                 self._repeats.backward_ends()
+                self._frozen.backward_ends()
 
-        self._shadow = Shadow(
-            detector,
-            call_begins=seen_call_begins,
-            call_ends=seen_call_ends,
-            update_ends=seen_update_ends,
-            backward_ends=seen_backward_ends,
-        )
+        return {"update_ends": seen_update_ends, "backward_ends": seen_backward_ends}
+
+    def _fetches_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
+        begins, first_begins, fetch_ends = detector.fast_path_fetch_begins, detector.fetch_begins, detector.fetch_ends
+
+        def seen_fast_path_fetch_begins(iterator: Any) -> Any:
+            with self._looking():
+                self._frozen.fetch_begins(iterator, is_first=False)
+            return begins(iterator)
+
+        def seen_fetch_begins(iterator: Any, is_first: bool) -> Any:
+            with self._looking():
+                self._frozen.fetch_begins(iterator, is_first)
+            return first_begins(iterator, is_first)
+
+        def seen_fetch_ends(loader_pass: Any) -> None:
+            fetch_ends(loader_pass)
+            with self._looking():
+                self._frozen.fetch_ends()
+
+        return {
+            "fast_path_fetch_begins": seen_fast_path_fetch_begins,
+            "fetch_begins": seen_fetch_begins,
+            "fetch_ends": seen_fetch_ends,
+        }
+
+    def _may_be_compiled(self, module: Any) -> bool:
+        """Return whether hooks inside a call could make dynamo compile again."""
+        has_compiled = any(call.kind == COMPILE for call in self._context.calls.facts())
+        return has_compiled or any(map(is_compiled, modules_within(module)))
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
         """Handle the begin of a backward pass, as a ``BackwardWatch``."""
@@ -112,6 +152,7 @@ class EarlySteps:
             self._context.watch_backward(None)
             self._repeats.stop()
             self._gradients.stop()
+            self._frozen.stop()
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
@@ -121,4 +162,5 @@ class EarlySteps:
             graphs=self._graphs.facts(),
             slices=self._slices.facts(steps),
             unused_gradients=self._gradients.facts(),
+            frozen=self._frozen.facts(),
         )

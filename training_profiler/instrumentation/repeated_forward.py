@@ -124,7 +124,7 @@ class RepeatedForward:
             self._open = _Open(key, now, None, None, "")
         else:
             is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
-            generator = None if is_random else _generator_state()
+            generator = None if is_random else generator_state()
             self._open = _Open(key, now, earlier, generator, self._place_of(caller))
 
     def begun(self, call: ModuleCall) -> None:
@@ -153,7 +153,7 @@ class RepeatedForward:
         # A third call repeats the second one, whose graph may be used by then.
         latest = ended if ended.has_grad else earlier._replace(buffers=ended.buffers)
         self._ended[repeat.key] = latest._replace(spent_ns=min(spent_ns, earlier.spent_ns))
-        is_random = repeat.generator is None or repeat.generator != _generator_state()
+        is_random = repeat.generator is None or repeat.generator != generator_state()
         self._count += 1
         self._steps_with.add(repeat.ended.counts.steps)
         self._ns += min(spent_ns, earlier.spent_ns)
@@ -246,7 +246,7 @@ def _rate(module: Any, name: str) -> float | None:
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
-def _generator_state() -> tuple[Any, ...]:
+def generator_state() -> tuple[Any, ...]:
     """Return the state of the generators that random numbers come from, the device's too. It waits for no device."""
     torch, numpy_random = sys.modules["torch"], sys.modules.get("numpy.random")
     states = [torch.get_rng_state()]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
+from training_profiler.instrumentation.compared_values import first_values
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import LiveObjects
@@ -16,7 +17,6 @@ LOOKED_AT: Final = 4  # updates, after which parameters without an optimizer are
 MOST_MODULES: Final = 16  # that are called; with more nothing is known
 MOST_PARAMETERS: Final = 2_000  # of all of them
 FULL_PRECISION: Final = 4  # bytes
-VALUES: Final = 16  # of a parameter, which show that something else than an optimizer of torch updates it
 # They keep copies of parameters that their optimizers update instead.
 WITH_COPIES: Final = ("deepspeed", "apex", "colossalai", "megatron")
 
@@ -206,17 +206,12 @@ class _Sums:
         return UnusedGradients(self._unused, self._all, part, passed_on, self._is_whole, name, place)
 
 
-def _first(tensor: Any) -> list[float] | None:
-    """Return the first values; None where that would wait for a device."""
-    return tensor.detach().flatten()[:VALUES].tolist() if tensor.is_cpu else None
-
-
 def _gradient(parameter: Any) -> tuple[int, int, Any]:
-    return id(parameter.grad), parameter.grad._version, _first(parameter.grad)
+    return id(parameter.grad), parameter.grad._version, first_values(parameter.grad)
 
 
 def _before(parameter: Any) -> _Before:
-    return _Before((parameter._version, _first(parameter)), _gradient(parameter))
+    return _Before((parameter._version, first_values(parameter)), _gradient(parameter))
 
 
 def _stays(parameter: Any, before: _Before) -> bool:
@@ -224,4 +219,4 @@ def _stays(parameter: Any, before: _Before) -> bool:
 
     Of one with fewer bits, mixed precision may train a copy: small changes are not shown by its values.
     """
-    return parameter.itemsize >= FULL_PRECISION and (parameter._version, _first(parameter)) == before.values
+    return parameter.itemsize >= FULL_PRECISION and (parameter._version, first_values(parameter)) == before.values

@@ -77,6 +77,7 @@ _CLASSES: Final = {
     "unused-gradients": "UNUSED GRADIENTS",
     "tiny-batches": "TINY BATCHES",
     "repeated-forward": "REPEATED FORWARD",
+    "frozen-forward": "FROZEN FORWARD",
     "kept-graphs": "MEMORY",
     "recompiles": "RECOMPILES",
 }

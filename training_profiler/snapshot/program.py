@@ -146,6 +146,18 @@ class UnusedGradients(NamedTuple):
     place: str = ""  # the user's line of its first call
 
 
+class FrozenFacts(NamedTuple):
+    """Calls of modules that are not trained, which depend on a loader's batch alone, in the batches looked at."""
+
+    batches: int  # that were looked at
+    part: float  # of the time of all outermost modules in these; 0 to 1
+    has_grad: bool  # gradients were recorded around the call with the most time, though it needs none
+    module: str  # the longest one: "ResNet", "features of Classifier"
+    place: str = ""  # the user's line of its first call
+    seconds: float = 0.0  # of a batch, on the host
+    modules: int = 1
+
+
 class KeptGraphs(NamedTuple):
     """Graphs of early steps, and how many of them some object still held some steps later."""
 
@@ -180,6 +192,7 @@ class ProgramFacts(NamedTuple):
     created_graphs: int = 0  # gradients with a graph of their own, which nothing used before the next update
     unclear_after: int = 0  # epochs, after which passes over other loaders followed; 0 where none did
     unused_gradients: UnusedGradients | None = None  # None: there are none, or it is not known
+    frozen: FrozenFacts | None = None  # None: no module is frozen, or it is not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -9,6 +9,7 @@ from training_profiler.snapshot.program import (
     CpuSpeed,
     EmbeddingFacts,
     ForwardFacts,
+    FrozenFacts,
     KeptGraphs,
     LongOperators,
     OptimizerFacts,
@@ -50,6 +51,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.created_graphs)),
         int(_number(facts.unclear_after)),
         None if facts.unused_gradients is None else _unused(facts.unused_gradients),
+        None if facts.frozen is None else _frozen(facts.frozen),
     )
 
 
@@ -140,6 +142,12 @@ def _unused(facts: UnusedGradients) -> UnusedGradients:
     part, passed_on = (min(1.0, _number(share)) for share in (facts.part, facts.passed_on))
     texts = printable(facts.module), printable(facts.place)
     return UnusedGradients(min(numbers, of), of, part, min(part, passed_on), facts.is_whole, *texts)
+
+
+def _frozen(facts: FrozenFacts) -> FrozenFacts:
+    batches, part = int(_number(facts.batches)), min(1.0, _number(facts.part))
+    texts = printable(facts.module), printable(facts.place)
+    return FrozenFacts(batches, part, facts.has_grad, *texts, _number(facts.seconds), int(_number(facts.modules)))
 
 
 def _graphs(facts: KeptGraphs) -> KeptGraphs:

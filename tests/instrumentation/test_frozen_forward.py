@@ -107,6 +107,34 @@ def test_layers_behind_a_trained_one_are_not_frozen(training, kind):
     assert training.run(model) is None
 
 
+class Blocks(nn.Module):
+    """A network in train mode with a normalization that uses the batch's statistics, or its own."""
+
+    def __init__(self, training):
+        super().__init__()
+        self.first, self.norm, self.last = training.back, nn.BatchNorm1d(4, affine=False), layers()
+        self.requires_grad_(False)
+        self.head = training.head.requires_grad_(True)
+
+    def forward(self, x):
+        return self.head(self.last(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize(("uses_own", "count"), [(True, 2), (False, 1)])
+def test_layers_behind_statistics_of_the_batch_do_not_count(training, uses_own, count):
+    model = Blocks(training)
+    if uses_own:
+        model.norm.eval()
+    assert training.run(model).modules == count
+
+
+def test_compiled_models_get_no_hooks(training):
+    training.back.requires_grad_(False)
+    training.head._compiled_call_impl = training.head._call_impl  # as of nn.Module.compile
+    model = Whole(training.back, training.head)
+    assert training.run(model) is None
+
+
 def test_layers_behind_random_numbers_are_not_frozen(training):
     training.back.requires_grad_(False)
     noisy = Whole(nn.Flatten(), training.back, lambda x: x + torch.randn_like(x))

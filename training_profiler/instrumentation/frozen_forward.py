@@ -19,8 +19,8 @@ from training_profiler.units import NS_PER_S
 
 MOST_MODULES: Final = 16  # that are followed
 MOST_PARAMETERS: Final = 2_000  # of one of them
-MOST_KEPT: Final = 64  # of its parameters and buffers, whose changes show that it is not frozen
-MOST_KEPT_INSIDE: Final = 8  # of a layer
+MOST_KEPT: Final = 32  # of its parameters and buffers, whose changes show that it is not frozen
+MOST_KEPT_INSIDE: Final = 4  # of a layer
 NEARLY_ALL: Final = 0.9  # of the batches
 INNER_LOOKS: Final = 4  # batches, in which the layers of a trained module are looked at
 LEAST: Final = 0.01  # of the time of all modules
@@ -129,7 +129,7 @@ class FrozenForward:
         self._pending: dict[int, int] = {}  # ns of calls that no backward pass has followed yet, by module
         self._pending_all: dict[int, int] = {}
         self._fractions: list[dict[int, float]] = []  # of the looks inside that no backward pass has followed yet
-        self._trained_signatures: set[tuple[Any, ...]] = set()
+        self._trained_modules: dict[int, tuple[Any, ...]] = {}  # their signatures, by id
         self._batches = self._looks = 0
         self._all_ns: dict[int, int] = {}  # of all outermost calls
         self._found: list[_Frozen] = []
@@ -205,7 +205,8 @@ class FrozenForward:
             if is_clean and not any(tensor.requires_grad for tensor in tensors):
                 frozen = self._frozen(module, self._place_of(caller), has_grad)
         else:
-            self._trained_signatures.add(_signature(module))
+            if id(module) not in self._trained_modules:
+                self._trained_modules[id(module)] = _signature(module)
             is_due = self._looks + len(self._fractions) < INNER_LOOKS
             if state is not None and is_clean and has_grad and is_due and not self._is_compiled(module):
                 place = self._place_of(caller)
@@ -285,7 +286,7 @@ class FrozenForward:
                 ns = int(frozen.fraction / max(1, self._looks) * self._all_ns.get(id(outer), 0))
             of = self._batches if frozen.outer is None else self._looks
             # On a device a change of ``p.data`` is not seen: a module like a trained one may be its average.
-            is_copy = not frozen.is_on_cpu and frozen.signature in self._trained_signatures
+            is_copy = not frozen.is_on_cpu and frozen.signature in self._trained_modules.values()
             if ns >= LEAST * all_ns and of and frozen.batches >= NEARLY_ALL * of and not is_copy:
                 self._found.append(frozen)
                 self._shares[id(frozen)] = ns / all_ns

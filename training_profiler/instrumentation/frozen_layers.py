@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from training_profiler.instrumentation.loop_detection.modules import is_bare
+from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.repeated_forward import generator_state
 
 
@@ -55,7 +55,7 @@ class InnerCalls:
         if self._is_over or self._open is not None or get_ident() != self._thread:
             return
         with contextlib.suppress(Exception):  # of modules with methods of their own
-            if is_bare(module) or any(getattr(value, "requires_grad", False) for value in inputs):
+            if _is_function(module) or any(getattr(value, "requires_grad", False) for value in inputs):
                 return
             has_grad = sys.modules["torch"].is_grad_enabled()
             if self._is_frozen(module, has_grad) and self._follow(module, has_grad):
@@ -66,7 +66,7 @@ class InnerCalls:
         if self._is_over or get_ident() != self._thread:
             return
         if self._open is None:
-            self._is_over = not is_bare(module) or bool(module._buffers)
+            self._is_over = not _is_function(module)
         elif self._open is module:
             spent_ns = perf_counter_ns() - self._began_ns
             self._open = None
@@ -76,6 +76,11 @@ class InnerCalls:
                 self._is_over = True
             if not self._is_over:
                 self.spent_ns[id(module)] = self.spent_ns.get(id(module), 0) + spent_ns
+
+
+def _is_function(module: Any) -> bool:
+    """Return whether a module only computes something of its input, such as an activation."""
+    return next(parameters_within(module), None) is None and not (module.training and module._buffers)
 
 
 def _needs_gradient(output: Any) -> bool:

@@ -1,5 +1,6 @@
 """Modules that are not trained, and whose outputs depend on a loader's batch alone, are found in early steps."""
 
+import contextlib
 import random
 
 import pytest
@@ -126,6 +127,19 @@ def test_layers_behind_statistics_of_the_batch_do_not_count(training, uses_own, 
     if uses_own:
         model.norm.eval()
     assert training.run(model).modules == count
+
+
+def test_no_hook_stays_after_an_error(training):
+    training.back.requires_grad_(False)
+    model = Whole(training.back, training.head, lambda x: 1 / 0)
+
+    def forward(x):
+        with contextlib.suppress(ZeroDivisionError):
+            model(x)
+        assert not torch.nn.modules.module._global_forward_hooks
+        return training.head(x)
+
+    assert training.run(forward) is None
 
 
 def test_compiled_models_get_no_hooks(training):

@@ -63,19 +63,19 @@ class InnerCalls:
                 self._open, self._began_ns = module, perf_counter_ns()
 
     def _ends(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if self._is_over or get_ident() != self._thread:
+        now_ns = perf_counter_ns()
+        if self._is_over or get_ident() != self._thread or not (self._open is None or self._open is module):
             return
-        if self._open is None:
-            self._is_over = not _is_function(module)
-        elif self._open is module:
-            spent_ns = perf_counter_ns() - self._began_ns
-            self._open = None
-            try:
+        try:
+            if self._open is None:
+                self._is_over = not _is_function(module)
+            else:
+                self._open = None
                 self._is_over = generator_state() != self._generator or _needs_gradient(output)
-            except Exception:
-                self._is_over = True
-            if not self._is_over:
-                self.spent_ns[id(module)] = self.spent_ns.get(id(module), 0) + spent_ns
+                if not self._is_over:
+                    self.spent_ns[id(module)] = self.spent_ns.get(id(module), 0) + now_ns - self._began_ns
+        except Exception:  # of modules with methods of their own
+            self._is_over = True
 
 
 def _is_function(module: Any) -> bool:

@@ -22,7 +22,7 @@ MOST_PARAMETERS: Final = 2_000  # of one of them
 MOST_KEPT: Final = 32  # of its parameters and buffers, whose changes show that it is not frozen
 MOST_KEPT_INSIDE: Final = 4  # of a layer
 NEARLY_ALL: Final = 0.9  # of the batches
-INNER_LOOKS: Final = 4  # batches, in which the layers of a trained module are looked at
+INNER_LOOKS: Final = 3  # batches, in which the layers of a trained module are looked at
 LEAST: Final = 0.01  # of the time of all modules
 DEPTH: Final = 3  # of inputs within inputs
 

@@ -99,7 +99,9 @@ def test_workers_that_are_kept_or_not_used_are_no_finding():
 
 
 def test_loader_that_is_made_again_for_each_validation_has_to_be_kept_first():
-    assert found(validating(is_remade=True), VALIDATION).fix.startswith("Make the DataLoader once")
+    for is_kept in (False, True):
+        finding = found(validating(is_remade=True, persistent_workers=is_kept), VALIDATION)
+        assert finding.fix.startswith("Make the DataLoader once")
 
 
 def test_the_validation_claims_no_second_of_its_workers_again():

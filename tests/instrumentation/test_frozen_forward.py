@@ -6,8 +6,11 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from training_profiler.instrumentation import frozen_forward
 from training_profiler.instrumentation.frozen_forward import MOST_MODULES
 
 BATCHES, EPOCHS = 20, 2
@@ -64,6 +67,23 @@ def test_a_backbone_whose_parameters_need_no_gradient_is_found_also_if_the_optim
     training.trained += training.back.parameters()
     facts = training.run(lambda x: training.head(training.back(x)))
     assert (facts.module, facts.has_grad) == ("Sequential", True)
+
+
+class Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def profiler():
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+
+@pytest.mark.parametrize("watch", [Counting, BaseTorchFunctionMode, profiler])
+def test_a_profiler_or_mode_of_the_program_sees_nothing_of_the_looking(training, watch, monkeypatch):
+    for name in ("generator_state", "first_values"):
+        monkeypatch.setattr(frozen_forward, name, pytest.fail)
+    with watch():
+        assert training.run(lambda x: training.head(training.without_grad(x))) is None
 
 
 class Whole(nn.Module):

@@ -58,7 +58,11 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     """Flag workers of validation loaders that start and end in each validation, over 2 % of the run."""
     loaders = [loader for loader in snapshot.loaders if loader.phase == "val" and loader.num_workers]
     start, fetches = _in_validation(snapshot, WORKER_START), _in_validation(snapshot, DATA_LOADING)
-    if start is None or fetches is None or not loaders or all(loader.persistent_workers for loader in loaders):
+    if (
+        start is None
+        or fetches is None
+        or all(loader.persistent_workers and not loader.is_remade for loader in loaders)
+    ):
         return None
     first = _in_validation(snapshot, FIRST_FETCH)
     first_s = 0.0 if first is None else first.total_s

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.compared_values import first_values
+from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.frozen_layers import InnerCalls
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
@@ -135,12 +136,16 @@ class FrozenForward:
         self._found: list[_Frozen] = []
         self._all_s = 0.0  # of a batch
         self._shares: dict[int, float] = {}
+        self._facts: FrozenFacts | None = None  # of the last report
 
     # The batch
 
     def fetch_begins(self, iterator: Any, is_first: bool) -> None:
         """Handle the begin of a fetch; in the first of a pass, the sampler draws numbers. Does not raise."""
         with contextlib.suppress(Exception):
+            self._before_fetch = None
+            if is_watched(sys.modules["torch"]):
+                return
             self._look_at(iterator)
             is_more = self._is_fetched and not self._has_called  # a step may take batches of two loaders
             self._is_first = is_first or (is_more and self._is_first)
@@ -158,6 +163,8 @@ class FrozenForward:
         self._generator, self._is_fetched, self._has_called, self._is_counted = None, True, False, False
         self._clean.clear()
         with contextlib.suppress(Exception):
+            if self._before_fetch is None or is_watched(sys.modules["torch"]):
+                return
             state = generator_state()
             is_random = self._random_iterator[1] or state != self._before_fetch
             self._generator = None if is_random else state
@@ -184,7 +191,10 @@ class FrozenForward:
         if self._open is not None or not self._is_fetched or self._is_first:
             return
         try:
-            if not is_bare(module):
+            if is_watched(sys.modules["torch"]):
+                self._generator = None
+                self._clean.clear()
+            elif not is_bare(module):
                 self._begins(module, inputs, has_grad, caller)
         except Exception:  # of modules with methods of their own
             self._generator = None
@@ -252,6 +262,9 @@ class FrozenForward:
             ended.inner.end()
             self._fractions.append({layer: ns / max(1, spent_ns) for layer, ns in ended.inner.spent_ns.items()})
         with contextlib.suppress(Exception):
+            if is_watched(sys.modules["torch"]):
+                self._generator = None
+                return
             is_random = ended.generator is not None and generator_state() != ended.generator
             if ended.frozen is None or is_random:
                 self._generator = None  # later calls may depend on what it returns
@@ -294,12 +307,16 @@ class FrozenForward:
     def facts(self) -> FrozenFacts | None:
         """Return what was found; None if nothing was, or if it has changed since."""
         try:
+            if self._found and is_watched(sys.modules["torch"]):
+                return self._facts
             trained = self._trained()
             self._found = [frozen for frozen in self._found if frozen.stays(trained)]
         except Exception:
             self._found = []
-        if not self._found:
-            return None
+        self._facts = self._facts_of_found() if self._found else None
+        return self._facts
+
+    def _facts_of_found(self) -> FrozenFacts:
         most = max(self._found, key=lambda frozen: self._shares[id(frozen)])
         part = min(1.0, sum(self._shares[id(frozen)] for frozen in self._found))
         count, batch_s = len(self._found), part * self._all_s

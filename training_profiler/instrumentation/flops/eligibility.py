@@ -23,6 +23,14 @@ def is_profiled(torch: Any) -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())
 
 
+def is_watched(torch: Any) -> bool:
+    """Return whether the program watches the operations of this thread, by a profiler or a mode of torch.
+
+    It would see those of ours.
+    """
+    return is_profiled(torch) or bool(mode_stack()) or torch._C._len_torch_function_stack() > 0
+
+
 def why_not_counted(torch: Any, module: Any = None) -> str | None:
     """Return what would break under a dispatch mode, or bypass it; None for nothing."""
     if mode_stack():

@@ -68,9 +68,12 @@ def waiting_fix(snapshot: Snapshot) -> str:
         return plan.text()
     if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
         return "; ".join([first_batch_fix(snapshot), as_next(plan.text())])  # batches are not late, but new workers are
+    if quick_s := _quick_batch_s(snapshot, loader):
+        return (
+            f"A batch takes {ms_text(quick_s)} to make, and a worker about as long to hand it over: do less per "
+            "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)"
+        )
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
-    if _quick_batch_s(snapshot, loader):
-        return words[0]
     is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
         words = [f"{REMADE}, with new workers", *(as_next(word) for word in words if word != as_next(REMADE))]
@@ -172,11 +175,6 @@ def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
 
 
 def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
-    if quick_s := _quick_batch_s(snapshot, loader):
-        return (
-            f"A batch takes {ms_text(quick_s)} to make, and a worker about as long to hand it over: do less per "
-            "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)"
-        )
     plan = _plan(snapshot, loader)
     if plan is not None:
         return plan.text()

@@ -7,8 +7,9 @@ from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import Snapshot, StepStats
 
+UNEXPLAINED: Final = "unexplained"
 CONFIDENCE: Final = 2.0  # standard errors of the mean step
 
 # The least and the most of the estimate that a fix saves; of others, the estimate is the most.
@@ -43,7 +44,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "frozen-forward": (0.6, 1.3),
     "anomaly-detection": (0.8, 2.0),
     "dense-embedding": (0.7, 1.3),
-    "unexplained": (0.5, 1.1),
+    UNEXPLAINED: (0.5, 1.1),
     "slowing-down": (0.5, 1.1),
     "outside-steps": (0.0, 1.0),
     "recompiles": (0.7, 1.2),
@@ -55,19 +56,18 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
 _UNLISTED: Final = (0.5, 1.0)
 
 
-def _all_waiting_s(finding: Finding) -> float:
-    """Return the time waiting for batches, which a faster data set saves where more workers save a part; else 0."""
-    per_step_s, steps = finding.evidence.get("seconds_per_step"), finding.evidence.get("steps")
-    if finding.code != "data-loading-bound" or not isinstance(per_step_s, float) or not isinstance(steps, int):
-        return 0.0
-    return per_step_s * steps
-
-
-def _of_unexplained(finding: Finding, least: float, most: float) -> tuple[float, float]:
-    """Return the parts for time in no section: beside what it is spent on there may be more, and less without lines."""
-    if "spent_on" in finding.evidence:
-        return least, max(most, float(finding.evidence["seconds"]) / finding.potential_saving_s)
-    return (least if "lines" in finding.evidence else 0.0), most
+def _most_s(finding: Finding, step: StepStats | None) -> float:
+    """Return an upper bound of what a fix saves, where one was measured; else 0."""
+    evidence = finding.evidence
+    if finding.code == "data-loading-bound":  # a faster data set saves all waiting, more workers a part
+        per_step_s, steps = evidence.get("seconds_per_step"), evidence.get("steps")
+        return per_step_s * steps if isinstance(per_step_s, float) and isinstance(steps, int) else 0.0
+    if finding.code == UNEXPLAINED and "spent_on" in evidence:  # the rest may have a remedy, too
+        return float(evidence["seconds"])
+    if finding.code == MACHINE_BUSY and step is not None:
+        # Threads of an operation wait for one without a CPU, which no counter shows: such steps take longer.
+        return (step.avg_s - step.median_s) * step.settled_count
+    return 0.0
 
 
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
@@ -79,11 +79,8 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     if RULES[finding.code].saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
     least, most = _PARTS.get(finding.code, _UNLISTED)
-    if finding.code == "unexplained":
-        least, most = _of_unexplained(finding, least, most)
-    if finding.code == MACHINE_BUSY and step is not None:
-        # Threads of an operation wait for one without a CPU, which no counter shows: such steps take longer.
-        most = max(most, (step.avg_s - step.median_s) * step.settled_count / saving_s)
-    most = max(most, _all_waiting_s(finding) / saving_s)
+    if finding.code == UNEXPLAINED and not {"spent_on", "lines"} & finding.evidence.keys():
+        least = 0.0
+    most = max(most, _most_s(finding, step) / saving_s)
     low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.overrides import BaseTorchFunctionMode
 
 from training_profiler.instrumentation import unused_gradients
 
@@ -52,6 +53,26 @@ def test_a_teacher_that_is_called_with_gradients_is_found(training):
     assert facts.of == facts.numbers + sum(each.numel() for each in training.student.parameters())
     assert (facts.is_whole, facts.passed_on, facts.module) == (True, 0.0, "Sequential")
     assert 0 < facts.part < 1
+
+
+@pytest.mark.parametrize("watch", [BaseTorchFunctionMode, torch.autograd.profiler.profile])
+def test_a_profiler_or_mode_of_the_program_sees_nothing_of_the_looking(training, watch, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(unused_gradients, "first_values", looked_at.append)
+    with watch():
+        assert training.run() is None
+    assert not looked_at
+
+
+def test_a_profiler_of_the_first_steps_delays_the_looking(training):
+    profiler = torch.autograd.profiler.profile()
+    profiler.__enter__()
+    assert training.run(after=lambda step: profiler.__exit__(None, None, None) if step == 9 else None) is not None
+
+
+def test_a_default_device_is_not_a_watcher(training):
+    with torch.device("cpu"):
+        assert training.run() is not None
 
 
 def test_gradients_that_are_cleared_are_found_too(training):

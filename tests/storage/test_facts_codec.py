@@ -26,7 +26,7 @@ FACTS = ProgramFacts(
     310,
     (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
     4,
-    ForwardFacts(100, 0.5, 0.75, "model.py:10", "GRU"),
+    ForwardFacts(100, 0.5, 0.75, "model.py:10", "GRU", True, 0.5),
     long_forward=LongOperators(3, 0.4, 0.5),
     long_backward=LongOperators(5, 0.6),
     epochs=40,

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.compared_values import first_values
+from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import LiveObjects
@@ -103,9 +104,11 @@ class GradientUse:
     def update_ends(self, optimizer: Any, steps: int) -> None:
         """Look up the parameters without an optimizer, once. Does not raise."""
         self._optimizers.add(optimizer)  # a copy is made without a call of its class
-        if steps == LOOKED_AT and not self._has_looked:
-            self._has_looked = True
+        if steps >= LOOKED_AT and not self._has_looked:
             with contextlib.suppress(Exception):
+                if is_watched(sys.modules["torch"]):
+                    return
+                self._has_looked = True
                 trained = self._trained()
                 for called in list(self._called.values()):
                     for name, parameter in self._with_gradients(called):
@@ -140,6 +143,8 @@ class GradientUse:
 
     def _decided(self) -> UnusedGradients | None:
         trained, all_ns = self._trained(), sum(called.ns for called in self._called.values())
+        if not self._has_looked or is_watched(sys.modules["torch"]):
+            return None
         if not trained or not all_ns or any(name in sys.modules for name in WITH_COPIES):
             return None
         sums = _Sums()

@@ -92,6 +92,8 @@ class ForwardFacts(NamedTuple):
     calls_s: float  # of all; counting makes it longer by some microseconds an operator
     place: str = ""  # the user's line that starts half of them or more; "" where they are few
     layer: str = ""  # torch's recurrent layer that starts them there: "GRU"
+    has_single_steps: bool = False  # that layer gets one step of a sequence a call
+    part_in_layers: float = 0.0  # of the operators: those that torch's recurrent layers start, on any line; 0 to 1
 
 
 class LongOperators(NamedTuple):

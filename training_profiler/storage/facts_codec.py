@@ -102,6 +102,8 @@ def _forward(facts: ForwardFacts) -> ForwardFacts:
         _number(facts.calls_s),
         printable(facts.place),
         printable(facts.layer),
+        bool(facts.has_single_steps),
+        _number(facts.part_in_layers),
     )
 
 

@@ -2,9 +2,11 @@
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.modules import modules_within
+
+DEFAULT_DEVICE: Final = "DeviceContext"  # the class behind torch.set_default_device and "with torch.device(...)"
 
 
 def plain_classes(torch: Any) -> tuple[type, ...]:
@@ -26,9 +28,12 @@ def is_profiled(torch: Any) -> bool:
 def is_watched(torch: Any) -> bool:
     """Return whether the program watches the operations of this thread, by a profiler or a mode of torch.
 
-    It would see those of ours.
+    It would see those of ours. A default device is a mode, too, which only chooses where new tensors are.
     """
-    return is_profiled(torch) or bool(mode_stack()) or torch._C._len_torch_function_stack() > 0
+    if is_profiled(torch) or mode_stack():
+        return True
+    functions = range(torch._C._len_torch_function_stack())
+    return any(type(torch._C._get_function_stack_at(at)).__name__ != DEFAULT_DEVICE for at in functions)
 
 
 def why_not_counted(torch: Any, module: Any = None) -> str | None:

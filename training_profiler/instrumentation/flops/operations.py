@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import random
 import re
 import sys
 import time
@@ -35,7 +36,7 @@ LONG: Final = 8.0  # x the median of all operators
 MANY: Final = 500  # operators of a forward pass; from there on it is of interest which line starts them
 COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
 MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
-READ_EACH: Final = 7  # of those: reading a line takes about 10 us
+READ_EACH: Final = 7  # of those, on average: reading a line takes about 10 us
 # Names of nodes of autograd's graph: a parameter's, and those of what a penalty does to each parameter. Functional
 # layers take parameters by others, such as products and convolutions.
 OF_PARAMETER: Final = "AccumulateGrad"
@@ -47,6 +48,16 @@ def _recurrent_layer(code: CodeType) -> str:
     layer, _, method = code.co_qualname.rpartition(".")
     is_layer = method == "forward" and not layer.endswith("Cell")
     return layer if is_layer and code.co_filename.endswith(RECURRENT_LAYERS) else ""
+
+
+def _is_of_one_step(frame: FrameType) -> bool:
+    """Return whether a recurrent layer, whose ``forward`` has this frame, got a sequence of one step; packed: no."""
+    values = frame.f_locals
+    shape: Any = getattr(values.get("input"), "shape", ())
+    if values.get("batch_sizes") is not None or len(shape) < 2:
+        return False
+    is_batch_first = len(shape) > 2 and getattr(values.get("self"), "batch_first", False)
+    return bool(shape[1 if is_batch_first else 0] == 1)
 
 
 class Operations:
@@ -63,7 +74,9 @@ class Operations:
         self._place_of = place_of
         self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
         self._graph = _GraphReader(torch)
-        self._places: Counter[tuple[str, str]] = Counter()
+        self._places: Counter[tuple[str, str, bool]] = Counter()
+        self._read_at = MANY + 1  # operations of forward passes
+        self._random = random.Random(0)  # for an equal distance, all of a loop's may be the same operation
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
         self._attention: Counter[str] = Counter()  # kernel -> FLOPs
@@ -110,7 +123,8 @@ class Operations:
             self._graph.ran(spent_ns)
             return
         self._forward_times_ns.append(spent_ns)
-        if self.in_forward > MANY and self.in_forward % READ_EACH == 0:
+        if self.in_forward >= self._read_at:
+            self._read_at += self._random.randrange(1, 2 * READ_EACH)
             self._add_place(sys._getframe(1).f_back)
 
     def call_begins(self) -> None:
@@ -132,7 +146,8 @@ class Operations:
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python
-            self._places[self._place_of(frame), _recurrent_layer(frame.f_code)] += 1
+            layer = _recurrent_layer(frame.f_code)
+            self._places[self._place_of(frame), layer, bool(layer) and _is_of_one_step(frame)] += 1
 
     @property
     def operators(self) -> int:
@@ -155,15 +170,21 @@ class Operations:
         return sum(self._forward_times_ns)
 
     @property
-    def most_start_at(self) -> tuple[str, str]:
-        """The user's line that starts most operations of forward passes, and torch's layer.
+    def most_start_at(self) -> tuple[str, str, bool]:
+        """The user's line that starts most operations of forward passes, torch's layer, and if that gets single steps.
 
         "" where they are few, and where no line starts half of them.
         """
         for place, count in self._places.most_common(1):
             if 2 * count >= self._places.total():
                 return place
-        return "", ""
+        return "", "", False
+
+    @property
+    def part_in_layers(self) -> float:
+        """The part of the operations of forward passes that torch's recurrent layers start, 0 to 1."""
+        in_layers = sum(count for (_, layer, _), count in self._places.items() if layer)
+        return in_layers / self._places.total() if in_layers else 0.0
 
     def long(self) -> tuple[LongOperators, LongOperators]:
         """Return the operations that took much longer than half of all did: of forward and of backward passes."""

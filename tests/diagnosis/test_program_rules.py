@@ -77,25 +77,6 @@ def test_a_layer_that_loops_by_itself_is_not_called_a_loop_of_the_program():
     assert "differ" in found.losses
 
 
-def test_a_layer_that_is_called_for_each_step_is_to_be_called_once():
-    forward = ForwardFacts(12_000, 0.03, 0.2, "model.py:10", "GRU", has_single_steps=True)
-    found = findings_of(run_with(ProgramFacts(ADAM, operators=12_000, forward=forward)))["small-operators"]
-    assert found.fix.startswith("nn.GRU is called for one step of a sequence at a time: where the next input does not")
-    assert "differ" in found.losses
-    with_lstm = ProgramFacts(ADAM, operators=12_000, forward=forward._replace(layer="LSTM"))
-    fix = findings_of(run_with(with_lstm))["small-operators"].fix
-    assert "whole sequence, which is one kernel on the CPU" in fix
-
-
-def test_a_layer_keeps_a_part_of_its_time_when_it_gets_the_whole_sequence():
-    whole = ForwardFacts(12_000, 0.03, 0.2, "model.py:10", "GRU", has_single_steps=False, part_in_layers=0.8)
-    all_of_it = findings_of(run_with(ProgramFacts(ADAM, operators=12_000, forward=whole)))["small-operators"]
-    stepwise = ProgramFacts(ADAM, operators=12_000, forward=whole._replace(has_single_steps=True))
-    found = findings_of(run_with(stepwise))["small-operators"]
-    kept = 6 * ADAM.tensors / 12_000
-    assert found.potential_saving_s / all_of_it.potential_saving_s == pytest.approx((1 - 0.8 * 0.75) / (1 - kept))
-
-
 def test_a_run_too_short_to_measure_the_cpu_has_the_finding_too():
     message = findings_of(run_with(ProgramFacts(ADAM, operators=12_000)))["small-operators"].message
     assert message.startswith("The model takes 12000 small operators a step, 7.5 us each: mostly Python")

@@ -145,30 +145,6 @@ def test_a_recurrent_layer_of_torch_that_loops_by_itself_is_named(instrumented, 
     for _ in range(3):
         trainer.step()
     assert instrumented.instrumentation.flops.forward.layer == layer
-    assert not instrumented.instrumentation.flops.forward.has_single_steps
-
-
-@pytest.mark.parametrize(("batch_first", "is_batched"), [(True, True), (False, True), (True, False)])
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-def test_a_recurrent_layer_that_is_called_for_each_step_is_known(instrumented, kind, batch_first, is_batched):
-    class Decoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = kind(4, 8, batch_first=batch_first)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            state = None
-            for each in x:
-                step = (each.unsqueeze(1) if batch_first else each.unsqueeze(0)) if is_batched else each[:1]
-                out, state = self.inner(step, state)
-            return out
-
-    trainer = Trainer(Decoder, 200, 2, 4, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    forward = instrumented.instrumentation.flops.forward
-    assert (forward.layer, forward.has_single_steps) == (kind.__name__, True)
-    assert 0.5 < forward.part_in_layers <= 1.0
 
 
 def test_lines_are_read_at_random_distances_which_no_loop_has():
@@ -185,24 +161,8 @@ def test_lines_are_read_at_random_distances_which_no_loop_has():
 
     for count in range(20 * MANY):
         (rest if count % READ_EACH else first)()
-    read = {place: count / counts._places.total() for (place, *_), count in counts._places.items()}
+    read = {place: count / counts._places.total() for (place, _), count in counts._places.items()}
     assert read["first"] == pytest.approx(1 / READ_EACH, abs=0.05)
-
-
-def test_a_packed_sequence_has_all_steps(instrumented):
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.GRU(4, 8, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(nn.utils.rnn.pack_padded_sequence(x, [200], batch_first=True))[1]
-
-    trainer = Trainer(Packed, 1, 200, 4, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    forward = instrumented.instrumentation.flops.forward
-    assert (forward.layer, forward.has_single_steps) == ("GRU", False)
 
 
 def test_operations_that_take_many_times_the_median_are_long():
@@ -270,21 +230,21 @@ def test_operators_of_many_lines_have_none():
     counts = Operations(torch, lambda frame: next(lines))
     for _ in range(4 * MANY):
         counts.count_operator(1_000)
-    assert counts.most_start_at == ("", "", False)
+    assert counts.most_start_at == ("", "")
 
 
 def test_operators_of_a_thread_without_python_are_counted(monkeypatch):
     counts = Operations(torch, lambda frame: 1 / 0)
     for _ in range(4 * MANY):
         counts._add_place(None)
-    assert counts.most_start_at == ("", "", False)
+    assert counts.most_start_at == ("", "")
 
 
 def test_few_operators_have_no_line():
     counts = Operations(torch, lambda frame: "here")
     for _ in range(MANY):
         counts.count_operator(1_000)
-    assert counts.most_start_at == ("", "", False)
+    assert counts.most_start_at == ("", "")
 
 
 def test_cpu_attention_is_counted(instrumented):

@@ -299,13 +299,152 @@ def recompiles(is_planted: bool) -> Round:
     return train
 
 
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = mlp(), nn.Linear(10, 10)
+        self.backbone.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x))
+
+
+def frozen_backbone(is_planted: bool) -> Round:
+    model, loader = Frozen(), batches()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
+    images, labels = loader.dataset.tensors
+    with torch.no_grad():
+        kept = DataLoader(TensorDataset(model.backbone(images), labels), loader.batch_size)
+
+    def train() -> None:
+        for x, y in loader if is_planted else kept:
+            descend(optimizer, cross_entropy(model(x) if is_planted else model.head(x), y))
+
+    return train
+
+
+class Decoder(nn.Module):
+    def __init__(self, is_planted: bool, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.is_planted, self.words = is_planted, nn.Embedding(100, 48)
+        self.layer, self.last = kind(48, 48, batch_first=True), nn.Linear(48, 100)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if not self.is_planted:
+            return self.last(self.layer(self.words(tokens))[0])
+        rows, state = [], None
+        for at in range(tokens.shape[1]):
+            row, state = self.layer(self.words(tokens[:, at : at + 1]), state)
+            rows.append(self.last(row))
+        return torch.cat(rows, 1)
+
+
+def decodes(is_planted: bool, kind: type[nn.RNNBase]) -> Round:
+    model, tokens = Decoder(is_planted, kind), torch.randint(100, (STEPS * 8, 24))
+    loader, optimizer = DataLoader(TensorDataset(tokens), 8), torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for (each,) in loader:
+            descend(optimizer, cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()))
+
+    return train
+
+
+def gru_for_each_token(is_planted: bool) -> Round:
+    return decodes(is_planted, nn.GRU)
+
+
+def lstm_for_each_token(is_planted: bool) -> Round:
+    return decodes(is_planted, nn.LSTM)
+
+
+def updates_batch_norms(is_planted: bool) -> Round:
+    inner = [layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU())]
+    model, loader = nn.Sequential(*inner, nn.Linear(256, 10)), batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+        average.update_parameters(model)
+        if is_planted:
+            torch.optim.swa_utils.update_bn(loader, average)
+
+    return train
+
+
+def validation_workers(is_planted: bool) -> Round:
+    model, loader, data = mlp(), batches(), Vectors(STEPS * 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    held_out = DataLoader(data, batch_size=64, num_workers=2 if is_planted else 0)
+
+    def train() -> None:
+        model.train()
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+        model.eval()
+        with torch.no_grad():
+            sum(float(cross_entropy(model(x), y)) for x, y in held_out)
+
+    return train
+
+
+def metric_by_another_pass(is_planted: bool) -> Round:
+    model, loader = mlp(384), batches(384)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        right = 0
+        for x, y in loader:
+            out = model(x)
+            descend(optimizer, cross_entropy(out, y))
+            if is_planted:
+                with torch.no_grad():
+                    out = model(x)
+            right += int((out.argmax(1) == y).sum())
+
+    return train
+
+
+def teacher_with_gradients(is_planted: bool) -> Round:
+    student, teacher, loader = mlp(), mlp(384), batches(384)
+    first = nn.Linear(384, 256)
+    optimizer = torch.optim.SGD([*first.parameters(), *student.parameters()], lr=0.01)
+
+    def train() -> None:
+        for x, _ in loader:
+            with contextlib.nullcontext() if is_planted else torch.no_grad():
+                target = teacher(x + 0.1 * torch.randn_like(x))
+            loss = (student(first(x)) - target).square().mean()
+            optimizer.zero_grad()
+            teacher.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return train
+
+
+def anomaly_detection(is_planted: bool) -> Round:
+    model, loader = mlp(96, 8), batches(96, size=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            with torch.autograd.set_detect_anomaly(is_planted):
+                descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
 PROGRAMS: dict[str, Callable[[bool], Round]] = {
     make.__name__: make
     for make in (
         *(slow_transform, too_few_workers, new_loader_each_epoch, workers_not_persistent),
         *(reads_each_norm, optimizer_loop, small_operators, loop_in_forward, double_precision, two_backwards),
         *(evaluates_too_often, evaluates_with_gradient, saves_too_often, formats_a_log, growing_list),
-        *(clips_in_a_loop, recompiles),
+        *(clips_in_a_loop, recompiles, frozen_backbone, gru_for_each_token, lstm_for_each_token, updates_batch_norms),
+        *(validation_workers, metric_by_another_pass, teacher_with_gradients, anomaly_detection),
     )
 }
 

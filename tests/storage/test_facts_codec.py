@@ -13,6 +13,7 @@ from training_profiler.snapshot.program import (
     OptimizerFacts,
     OutsideModules,
     ProgramFacts,
+    RecurrentFacts,
     UnusedGradients,
 )
 from training_profiler.storage.facts_codec import checked_facts
@@ -26,7 +27,7 @@ FACTS = ProgramFacts(
     310,
     (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
     4,
-    ForwardFacts(100, 0.5, 0.75, "model.py:10", "GRU", True, 0.5),
+    ForwardFacts(100, 0.5, 0.75, "model.py:10", "GRU"),
     long_forward=LongOperators(3, 0.4, 0.5),
     long_backward=LongOperators(5, 0.6),
     epochs=40,
@@ -34,6 +35,7 @@ FACTS = ProgramFacts(
     created_graphs=9,
     unused_gradients=UnusedGradients(900, 1000, 0.75, 0.25, False, "VGG", "train.py:20"),
     frozen=FrozenFacts(20, 0.5, True, "ResNet", "train.py:21", 0.25, 3),
+    recurrent=RecurrentFacts("GRU", 24.0, 0.5, 0.75, True, 20_000, "train.py:21"),
 )
 
 
@@ -68,4 +70,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         created_graphs=0,
         unused_gradients=None,
         frozen=None,
+        recurrent=None,
     )

@@ -31,6 +31,7 @@ from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
+from training_profiler.diagnosis.time_steps import TIME_STEP_LOOP
 from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
 from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
 from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
@@ -75,6 +76,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
     SMALL_OPERATORS: (FORWARD_PASS, BACKWARD_PASS),
+    TIME_STEP_LOOP: (FORWARD_PASS, BACKWARD_PASS),
     PYTHON_IN_FORWARD: (FORWARD_PASS,),
     FEW_THREADS: (FORWARD_PASS, BACKWARD_PASS),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
@@ -109,6 +111,7 @@ _CAUSES: Final = (
     DOUBLE_PRECISION,
     FROZEN_FORWARD,
     REPEATED_FORWARD,
+    TIME_STEP_LOOP,
     SMALL_OPERATORS,
     TINY_BATCHES,
     REPEATED_BACKWARD,

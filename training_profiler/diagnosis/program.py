@@ -5,6 +5,7 @@ from typing import Final
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.parameter_loop import parameter_loop
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.time_steps import saved_by_whole_sequences, time_step_loop
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
@@ -27,9 +28,7 @@ MANY: Final = 2.0  # x that number; fewer may be normalization, attention and th
 BETWEEN_OPERATORS_S: Final = 40e-6
 START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its share of the backward pass
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
-# Of a layer's time with a call for each step of a sequence, what one call for all takes, forward and backward: medians
-# of seven sizes from 1 x 32 to 256 x 128 numbers a step, one thread. LSTM 0.05 to 0.8, GRU 0.6 to 1, RNN 0.3 to 0.8.
-WHOLE_SEQUENCE_TAKES: Final = {"LSTM": 0.5, "GRU": 0.75, "RNN": 0.5}
+MOSTLY: Final = 0.5  # of the forward pass
 PART_OF_FORWARD: Final = 0.3
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
@@ -66,7 +65,12 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     operator_s = computing_s * _with_a_cpu(snapshot) / operators
     if operators <= MANY * needed or operator_s > NEARLY_EMPTY * start_s:
         return None
-    kept = max(needed / operators, _kept_by_layer(program.forward))
+    if time_step_loop(snapshot, snapshot.thresholds) is not None:
+        return None
+    recurrent = program.recurrent
+    kept = needed / operators
+    if recurrent is not None and recurrent.is_known:  # its operators stay, but for those that are known to be saved
+        kept = max(kept, recurrent.loop - saved_by_whole_sequences(recurrent))
     potential_saving_s = computing_s * (1 - kept) * step.settled_count
     share = potential_saving_s / step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
@@ -87,13 +91,6 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         potential_saving_s=potential_saving_s,
         fix=_fewer_operators(snapshot, program.forward),
     )
-
-
-def _kept_by_layer(forward: ForwardFacts | None) -> float:
-    """Return which part of the time recurrent layers keep that get a whole sequence instead of single steps."""
-    if forward is None or not forward.has_single_steps:
-        return 0.0
-    return WHOLE_SEQUENCE_TAKES.get(forward.layer, 1.0) * forward.part_in_layers
 
 
 def _without_long(seconds: float, *passes: LongOperators) -> float:
@@ -198,13 +195,12 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
 
 def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> str:
     """Return what to change; in ``forward`` is torch's recurrent layer that starts the operators, if one does."""
-    layer = "" if forward is None else forward.layer
-    if layer and forward is not None and forward.has_single_steps:
-        kernel = ", which is one kernel on the CPU" if layer == "LSTM" else ""
+    layer, recurrent = "" if forward is None else forward.layer, snapshot.program.recurrent
+    if recurrent is not None and recurrent.loop >= MOSTLY and forward is not None:
+        compiling = "" if snapshot.program.compiled is not None else "; torch.compile may fuse them"
         return (
-            f"nn.{layer} is called for one step of a sequence at a time: where the next input does not depend on its "
-            f"output, as with teacher forcing, call it and the layers around it once for the whole sequence{kernel}; "
-            "otherwise larger batches make each operator do more"
+            f"{recurrent.kind} is called for each step of a sequence, which is needed where an input depends on an "
+            f"output before: with larger batches each operator does more{compiling}"
         )
     if layer:
         own = "" if layer == "LSTM" else "nn.LSTM has "

@@ -34,6 +34,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     steps,
     stragglers,
     threads,
+    time_steps,
     unused_gradients,
     validation,
     worker_starts,

@@ -12,6 +12,7 @@ from training_profiler.instrumentation.kept_graphs import GraphMarks
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.instrumentation.patches.module_call import is_compiled
+from training_profiler.instrumentation.recurrent_steps import RecurrentSteps
 from training_profiler.instrumentation.repeated_forward import Counts, RepeatedForward
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.sliced_batches import SlicedBatches
@@ -34,6 +35,7 @@ class EarlySteps:
         self._graphs = GraphMarks(context.calls)
         self._gradients = GradientUse(context.optimizers, context.calls.place)
         self._frozen = FrozenForward(context.optimizers, context.calls.place, self._may_be_compiled)
+        self._recurrent = RecurrentSteps(context.calls.place, self._may_be_compiled)
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
@@ -65,10 +67,12 @@ class EarlySteps:
                 if has_grad:
                     self._slices.begins(module, inputs, caller, self._steps)
                     self._gradients.begins(module, inputs, caller)
+                    self._recurrent.begins(module, self._steps)
             call = call_begins(module, inputs, may_explore, caller, function)
             self._slices.begun(call)
             self._gradients.begun(call)
             self._frozen.begun(call)
+            self._recurrent.begun(call)
             self._repeats.begun(call)  # last: it reads the clock
             return call
 
@@ -79,6 +83,7 @@ class EarlySteps:
                 self._gradients.ends(call)
                 self._repeats.ends(call, module)
                 self._frozen.ends(call, now_ns)
+                self._recurrent.ends(call)
 
         return {"call_begins": seen_call_begins, "call_ends": seen_call_ends}
 
@@ -153,6 +158,7 @@ class EarlySteps:
             self._repeats.stop()
             self._gradients.stop()
             self._frozen.stop()
+            self._recurrent.stop()
 
     def add_to(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts with what was found so far."""
@@ -163,4 +169,5 @@ class EarlySteps:
             slices=self._slices.facts(steps),
             unused_gradients=self._gradients.facts(),
             frozen=self._frozen.facts(),
+            recurrent=self._recurrent.facts(),
         )

@@ -63,6 +63,7 @@ _CLASSES: Final = {
     "slower-since": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
+    "time-step-loop": "TIME STEP LOOP",
     "python-in-forward": "PYTHON",
     "lock-held-by-thread": "BUSY THREAD",
     "garbage-collection": "GARBAGE COLLECTION",

@@ -92,8 +92,6 @@ class ForwardFacts(NamedTuple):
     calls_s: float  # of all; counting makes it longer by some microseconds an operator
     place: str = ""  # the user's line that starts half of them or more; "" where they are few
     layer: str = ""  # torch's recurrent layer that starts them there: "GRU"
-    has_single_steps: bool = False  # that layer gets one step of a sequence a call
-    part_in_layers: float = 0.0  # of the operators: those that torch's recurrent layers start, on any line; 0 to 1
 
 
 class LongOperators(NamedTuple):
@@ -160,6 +158,18 @@ class FrozenFacts(NamedTuple):
     modules: int = 1
 
 
+class RecurrentFacts(NamedTuple):
+    """Recurrent layers and cells of torch that get one step of a sequence a call, in the steps that were looked at."""
+
+    kind: str  # "GRU", "LSTMCell": of the one with the most time
+    calls: float  # a step
+    part: float  # of the time of forward passes: these calls; 0 to 1
+    loop: float  # of the time of forward passes: from the first of these calls to the last; 0 to 1
+    is_known: bool  # no input depends on an output of the layer: one call could have had the whole sequence
+    work: int  # products of a step in one gate: rows x hidden x (inputs + hidden)
+    place: str = ""  # the user's line of its first call
+
+
 class KeptGraphs(NamedTuple):
     """Graphs of early steps, and how many of them some object still held some steps later."""
 
@@ -195,6 +205,7 @@ class ProgramFacts(NamedTuple):
     unclear_after: int = 0  # epochs, after which passes over other loaders followed; 0 where none did
     unused_gradients: UnusedGradients | None = None  # None: there are none, or it is not known
     frozen: FrozenFacts | None = None  # None: no module is frozen, or it is not known
+    recurrent: RecurrentFacts | None = None  # None: no layer gets single steps, or it is not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -15,6 +15,7 @@ from training_profiler.snapshot.program import (
     OptimizerFacts,
     OutsideModules,
     ProgramFacts,
+    RecurrentFacts,
     RepeatFacts,
     SliceFacts,
     UnusedGradients,
@@ -52,6 +53,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.unclear_after)),
         None if facts.unused_gradients is None else _unused(facts.unused_gradients),
         None if facts.frozen is None else _frozen(facts.frozen),
+        None if facts.recurrent is None else _recurrent(facts.recurrent),
     )
 
 
@@ -102,8 +104,18 @@ def _forward(facts: ForwardFacts) -> ForwardFacts:
         _number(facts.calls_s),
         printable(facts.place),
         printable(facts.layer),
-        bool(facts.has_single_steps),
-        _number(facts.part_in_layers),
+    )
+
+
+def _recurrent(facts: RecurrentFacts) -> RecurrentFacts:
+    return RecurrentFacts(
+        printable(facts.kind),
+        _number(facts.calls),
+        min(1.0, _number(facts.part)),
+        min(1.0, _number(facts.loop)),
+        bool(facts.is_known),
+        int(_number(facts.work)),
+        printable(facts.place),
     )
 
 

@@ -171,7 +171,7 @@ class Counting:
         """The operations of forward passes, and their time so far."""
         counts = self._counts
         forward_s, calls_s = counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S
-        return ForwardFacts(counts.in_forward, forward_s, calls_s, *counts.most_start_at, counts.part_in_layers)
+        return ForwardFacts(counts.in_forward, forward_s, calls_s, *counts.most_start_at)
 
     @property
     def outside(self) -> OutsideModules:

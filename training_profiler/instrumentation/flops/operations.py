@@ -50,16 +50,6 @@ def _recurrent_layer(code: CodeType) -> str:
     return layer if is_layer and code.co_filename.endswith(RECURRENT_LAYERS) else ""
 
 
-def _is_of_one_step(frame: FrameType) -> bool:
-    """Return whether a recurrent layer, whose ``forward`` has this frame, got a sequence of one step; packed: no."""
-    values = frame.f_locals
-    shape: Any = getattr(values.get("input"), "shape", ())
-    if values.get("batch_sizes") is not None or len(shape) < 2:
-        return False
-    is_batch_first = len(shape) > 2 and getattr(values.get("self"), "batch_first", False)
-    return bool(shape[1 if is_batch_first else 0] == 1)
-
-
 class Operations:
     """Adds up FLOPs by pass, data type, device and attention kernel; never raises."""
 
@@ -74,7 +64,7 @@ class Operations:
         self._place_of = place_of
         self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
         self._graph = _GraphReader(torch)
-        self._places: Counter[tuple[str, str, bool]] = Counter()
+        self._places: Counter[tuple[str, str]] = Counter()
         self._read_at = MANY + 1  # operations of forward passes
         self._random = random.Random(0)  # for an equal distance, all of a loop's may be the same operation
         self._plain = plain_classes(torch)
@@ -146,8 +136,7 @@ class Operations:
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python
-            layer = _recurrent_layer(frame.f_code)
-            self._places[self._place_of(frame), layer, bool(layer) and _is_of_one_step(frame)] += 1
+            self._places[self._place_of(frame), _recurrent_layer(frame.f_code)] += 1
 
     @property
     def operators(self) -> int:
@@ -170,21 +159,15 @@ class Operations:
         return sum(self._forward_times_ns)
 
     @property
-    def most_start_at(self) -> tuple[str, str, bool]:
-        """The user's line that starts most operations of forward passes, torch's layer, and if that gets single steps.
+    def most_start_at(self) -> tuple[str, str]:
+        """The user's line that starts most operations of forward passes, and torch's layer.
 
         "" where they are few, and where no line starts half of them.
         """
         for place, count in self._places.most_common(1):
             if 2 * count >= self._places.total():
                 return place
-        return "", "", False
-
-    @property
-    def part_in_layers(self) -> float:
-        """The part of the operations of forward passes that torch's recurrent layers start, 0 to 1."""
-        in_layers = sum(count for (_, layer, _), count in self._places.items() if layer)
-        return in_layers / self._places.total() if in_layers else 0.0
+        return "", ""
 
     def long(self) -> tuple[LongOperators, LongOperators]:
         """Return the operations that took much longer than half of all did: of forward and of backward passes."""

@@ -1,0 +1,256 @@
+"""Recurrent layers that get one step of a sequence a call are found in early steps of real torch."""
+
+import pytest
+import torch
+from torch import nn
+
+STEPS, BATCH, LENGTH, WIDTH = 30, 3, 12, 8
+
+
+class Loop(nn.Module):
+    """A recurrent layer or cell called for each step, and layers around it."""
+
+    def __init__(self, kind=nn.GRU, layers=1):
+        super().__init__()
+        self.words, self.last = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 20)
+        cell = {} if issubclass(kind, nn.RNNCellBase) else {"batch_first": True}
+        self.inner = nn.ModuleList(kind(WIDTH, WIDTH, **cell) for _ in range(layers))
+
+    def advance(self, x, states):
+        """Return the output of a step, whatever the layer is."""
+        for at, layer in enumerate(self.inner):
+            if isinstance(layer, nn.RNNCellBase):
+                states[at] = layer(x, states[at])
+                x = states[at][0] if isinstance(layer, nn.LSTMCell) else states[at]
+            else:
+                out, states[at] = layer(x.unsqueeze(1), states[at])
+                x = out.squeeze(1)
+        return x
+
+    def forward(self, tokens):
+        states, words = [None] * len(self.inner), (self.words(tokens[:, at]) for at in range(LENGTH))
+        return torch.stack([self.last(self.advance(each, states)) for each in words], 1)
+
+
+class Training:
+    def __init__(self, instrumented):
+        self.instrumented = instrumented
+
+    def run(self, model, loss_of=None, steps=STEPS):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            tokens = torch.randint(20, (BATCH, LENGTH))
+            optimizer.zero_grad()
+            (model(tokens).square().mean() if loss_of is None else loss_of(tokens)).backward()
+            optimizer.step()
+            self.instrumented.instrumentation.step_ended(self.instrumented.steps, counts_flops=False)
+        hooks = nn.modules.module
+        assert not hooks._global_forward_hooks
+        assert not hooks._global_forward_pre_hooks
+        return self.instrumented.instrumentation.program_facts().recurrent
+
+
+@pytest.fixture
+def training(instrumented):
+    torch.manual_seed(0)
+    return Training(instrumented)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_a_layer_with_a_call_for_each_step_is_found(training, kind, layers):
+    facts = training.run(Loop(kind, layers))
+    assert (facts.kind, facts.calls, facts.is_known) == (kind.__name__, layers * LENGTH, True)
+    assert facts.work == BATCH * WIDTH * 2 * WIDTH
+    assert 0 < facts.part < facts.loop <= 1
+
+
+class Whole(Loop):
+    def forward(self, tokens):
+        return self.last(self.inner[0](self.words(tokens))[0])
+
+
+class Packed(Loop):
+    def forward(self, tokens):
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(tokens), [LENGTH] * BATCH, batch_first=True)
+        return self.last(nn.utils.rnn.pad_packed_sequence(self.inner[0](packed)[0], batch_first=True)[0])
+
+
+class FewSteps(Loop):
+    """As a graph network that passes messages, or layers side by side."""
+
+    def forward(self, tokens):
+        states = [None]
+        for at in range(3):
+            out = self.advance(self.words(tokens[:, at]), states)
+        return self.last(out)
+
+
+class WithoutState(Loop):
+    def forward(self, tokens):
+        return torch.stack([self.advance(self.words(tokens[:, at]), [None]) for at in range(LENGTH)])
+
+
+@pytest.mark.parametrize("kind", [Whole, Packed, FewSteps, WithoutState])
+def test_other_layers_are_not(training, kind):
+    assert training.run(kind()) is None
+
+
+class Chooses(Loop):
+    """Feeds back what it has chosen."""
+
+    def forward(self, tokens):
+        states, token, rows = [None], tokens[:, 0], []
+        for _ in range(LENGTH):
+            rows.append(self.last(self.advance(self.words(token), states)))
+            token = rows[-1].argmax(1)
+        return torch.stack(rows, 1)
+
+
+class AtTimes(Chooses):
+    """Feeds back what it has chosen at times, as scheduled sampling does."""
+
+    def forward(self, tokens):
+        states, token, rows = [None], tokens[:, 0], []
+        for at in range(LENGTH):
+            rows.append(self.last(self.advance(self.words(token), states)))
+            token = tokens[:, at] if at % 3 else rows[-1].topk(1)[1].squeeze(1).detach()
+        return torch.stack(rows, 1)
+
+
+class Attends(Loop):
+    """Has attention over its state."""
+
+    def forward(self, tokens):
+        words, states, rows = self.words(tokens), [None], []
+        query = words.mean(1)
+        for at in range(LENGTH):
+            weights = (words @ query.unsqueeze(2)).softmax(1)
+            query = self.advance(words[:, at] + (weights * words).sum(1), states)
+            rows.append(self.last(query))
+        return torch.stack(rows, 1)
+
+
+class FeedsBack(Loop):
+    def forward(self, tokens):
+        states, out, rows = [None], self.words(tokens[:, 0]), []
+        for _ in range(LENGTH):
+            out = self.advance(out, states)
+            rows.append(self.last(out))
+        return torch.stack(rows, 1)
+
+
+class FeedsBackNumbers(Loop):
+    """Feeds back numbers, of which autograd knows nothing."""
+
+    def forward(self, tokens):
+        states, out, rows = [None], self.words(tokens[:, 0]).detach(), []
+        for _ in range(LENGTH):
+            out = self.advance(out.detach(), states)
+            rows.append(self.last(out))
+        return torch.stack(rows, 1)
+
+
+class Masks(Loop):
+    """Keeps the state where a sequence has ended."""
+
+    def forward(self, tokens):
+        states, rows = [None], []
+        for at in range(LENGTH):
+            rows.append(self.last(self.advance(self.words(tokens[:, at]), states)))
+            states[0] = states[0] * (tokens[:, at] > 0).float()[None, :, None]
+        return torch.stack(rows, 1)
+
+
+class AddsNoise(Loop):
+    def forward(self, tokens):
+        states, rows = [None], []
+        for at in range(LENGTH):
+            rows.append(self.last(self.advance(self.words(tokens[:, at]), states)))
+            states[0] = nn.functional.dropout(states[0], 0.1)
+        return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("kind", [Chooses, AtTimes, Attends, FeedsBack, FeedsBackNumbers, Masks, AddsNoise])
+def test_inputs_that_may_depend_on_outputs_are_not_known_before(training, kind):
+    assert not training.run(kind()).is_known
+
+
+def test_a_context_of_the_encoder_is_known_before(training):
+    class Context(Loop):
+        def forward(self, tokens):
+            context, states = self.words(tokens).mean(1), [None]
+            words = (self.words(tokens[:, at]) + context for at in range(LENGTH))
+            return torch.stack([self.last(self.advance(each, states)) for each in words], 1)
+
+    assert training.run(Context()).is_known
+
+
+def test_an_encoder_and_a_decoder_have_sequences_of_their_own(training):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = Loop(), Loop()
+
+        def forward(self, tokens):
+            words, states = self.encoder.words(tokens), [None]
+            for at in range(LENGTH):
+                self.encoder.advance(words[:, at], states)
+            rows = [self.decoder.advance(self.decoder.words(tokens[:, at]), states) for at in range(LENGTH)]
+            return self.decoder.last(torch.stack(rows, 1))
+
+    facts = training.run(Both())
+    assert (facts.calls, facts.is_known) == (2 * LENGTH, True)
+
+
+def test_numbers_are_known_before_where_they_are_a_part_of_the_batch(training):
+    class Numbers(Loop):
+        def forward(self, tokens):
+            numbers, states = tokens.float().unsqueeze(2).expand(-1, -1, WIDTH), [None]
+            return torch.stack([self.last(self.advance(numbers[:, at], states)) for at in range(LENGTH)], 1)
+
+    assert training.run(Numbers()).is_known
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_loop_around_the_model_is_found(training, is_known):
+    class Decoder(Loop):
+        def forward(self, token, state):
+            out, state = self.inner[0](nn.functional.relu(self.words(token)).unsqueeze(1), state)
+            return self.last(out.squeeze(1)), state
+
+    decoder = Decoder()
+
+    def loss_of(tokens):
+        state, loss, token = torch.zeros(1, BATCH, WIDTH), 0.0, torch.zeros(BATCH, dtype=torch.long)
+        for at in range(LENGTH):
+            out, state = decoder(token, state)
+            loss = loss + nn.functional.cross_entropy(out, tokens[:, at])
+            token = tokens[:, at] if is_known else out.argmax(1)
+        return loss
+
+    facts = training.run(decoder, loss_of)
+    assert (facts.calls, facts.is_known, facts.loop) == (LENGTH, is_known, pytest.approx(1.0))
+
+
+def test_nothing_of_the_program_is_kept_and_losses_stay(training):
+    def losses():
+        torch.manual_seed(1)
+        model, values = Loop(nn.LSTMCell), []
+
+        def loss_of(tokens):
+            loss = model(tokens).square().mean()
+            values.append(loss.item())
+            return loss
+
+        training.run(model, loss_of)
+        return values
+
+    first = losses()
+    assert first == losses()
+
+
+def test_compiled_models_get_no_hooks(training, monkeypatch):
+    model = Loop()
+    monkeypatch.setattr(model, "_compiled_call_impl", model._call_impl)
+    assert training.run(model) is None

@@ -29,6 +29,10 @@ CASES = {
     "waiting for another stream": between(launched=(2, 1)).kernel("k", 0, 95, device=1),
     "launched, started late": between(launched=(2, 1)),
     "host stall": between(("cpu_op", "aten::sort", 10, 5900), launched=(5995, 1), length=6000),
+    "inside a graph": Trace()
+    .call("cudaGraphLaunch", 0, 5, correlation=70)
+    .kernel("k", 10, 10, correlation=70)
+    .kernel("k", 100, 10, correlation=70),
     "unknown": Trace().kernel("k", 0, 10).kernel("k", 100, 10),
 }
 

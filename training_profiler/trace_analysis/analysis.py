@@ -30,7 +30,7 @@ from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
 from training_profiler.trace_analysis.graphs import captures_of
 from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
-from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
+from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_section, launches_of, lost_launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
@@ -210,19 +210,19 @@ def analyse_columns(
     """Return the analysis of the trace that was read from ``path``."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
-    communicates = is_communication(columns)
+    lost, communicates = lost_launches(columns, launches), is_communication(columns)
     device = device_of(columns, communicates)
     steps = tuple(step_parts(columns, device))
     gpu_rows = np.flatnonzero(columns.is_gpu())
-    begin_ns, end_ns = _extent(columns, gpu_rows)
-    scope = scope_of(columns, device, steps, begin_ns, end_ns)
+    extent = _extent(columns, gpu_rows)
+    scope = scope_of(columns, device, steps, *extent)
     in_scope = _is_in(steps, columns.begin_ns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
     met = tuple(collectives(columns, device, communicates))
     devices = devices_of(columns, communicates, device)
-    doubts = doubts_of(columns, launches, communicates, steps, scope)
-    idle, code = _idle_times(columns, device, devices, launches, communicates, scope)
+    doubts = doubts_of(columns, launches, lost, communicates, steps, scope)
+    idle, code = _idle_times(columns, device, devices, launches, lost, communicates, scope)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns, communicates),
@@ -232,8 +232,8 @@ def analyse_columns(
         streams=_streams(columns, gpu_rows),
         device=device,
         devices=devices,
-        begin_ns=begin_ns,
-        end_ns=end_ns,
+        begin_ns=extent[0],
+        end_ns=extent[1],
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
         pace_variation=None if doubts else pace_variation(columns, launches, scope),
@@ -355,6 +355,7 @@ def _idle_times(
     everything: Device,
     devices: tuple[OneDevice, ...],
     launches: Launches,
+    lost: LostLaunches,
     communicates: Bools,
     scope: Scope,
 ) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
@@ -367,7 +368,7 @@ def _idle_times(
     for device in devices:
         busy, every, index = device.device.busy, everything.busy, device.index
         idle += [(gap, True) for gap in long_gaps(columns, busy, every, launches, communicates, index)]
-        idle += [(edge, False) for edge in edge_gaps(columns, busy, every, launches, index, steps)]
+        idle += [(edge, False) for edge in edge_gaps(columns, busy, every, launches, lost, index, steps)]
     idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
     is_counted = np.array([is_between for _, is_between in idle], np.bool_)
     return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)

@@ -7,10 +7,11 @@ import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.device_activity import StepParts
-from training_profiler.trace_analysis.graphs import captures_of
-from training_profiler.trace_analysis.intervals import covered_before, gaps, union
-from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
+from training_profiler.trace_analysis.host_activity import TO_HOST
+from training_profiler.trace_analysis.intervals import NOTHING, Intervals, gaps, together, union
+from training_profiler.trace_analysis.launches import Launches, LostLaunches, without_work
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
@@ -34,11 +35,16 @@ class Doubt:
 
 
 def doubts_of(
-    columns: Columns, launches: Launches, communicates: Bools, steps: tuple[StepParts, ...], scope: Scope
+    columns: Columns,
+    launches: Launches,
+    lost: LostLaunches,
+    communicates: Bools,
+    steps: tuple[StepParts, ...],
+    scope: Scope,
 ) -> tuple[Doubt, ...]:
     """Return what speaks against the figures about the device; nothing for a trace that is whole."""
     found = (
-        _lost_kernels(columns, launches),
+        _lost_kernels(columns, lost, scope),
         _empty_graphs(columns, launches),
         _lost_halves(columns),
         _longer_than_step(columns, communicates, steps),
@@ -50,37 +56,35 @@ def doubts_of(
     return tuple(doubt for doubt in found if doubt is not None)
 
 
-def _without_work(columns: Columns, launches: Launches, which: Bools) -> tuple[Ints, Ints]:
-    """Return the calls of ``which`` that have an id, and those of them that launched no recorded work."""
-    calls = np.flatnonzero(which & (columns.correlation > 0))
-    has_work = np.zeros(len(columns.begin_ns), np.bool_)
-    has_work[launches.call[launches.call != NONE]] = True
-    return calls, calls[~has_work[calls]]
-
-
-def _lost_kernels(columns: Columns, launches: Launches) -> Doubt | None:
-    which = columns.named(runtime_calls.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
-    captured = union(*captures_of(columns))
-    if which.any() and len(captured.begin_ns):
-        begins = columns.begin_ns
-        which &= covered_before(captured, begins + 1) == covered_before(captured, begins)
-    calls, lost = _without_work(columns, launches, which)
-    if not len(lost) or len(lost) < LEAST_LOST * len(calls):
+def _lost_kernels(columns: Columns, found: LostLaunches, scope: Scope) -> Doubt | None:
+    """The last launches may be few: their kernels can have been long."""
+    calls, lost = found.calls, found.lost
+    since_ns = found.since_ns(columns)
+    if not len(lost) or (len(lost) < LEAST_LOST * len(calls) and not _is_long_without(columns, since_ns, scope)):
         return None
     message = f"{len(lost)} of {len(calls)} kernel launches have no kernel"
-    works = columns.is_gpu()
-    if not works.any():
+    if not columns.is_gpu().any():
         message += ": the work of the device was not recorded"
-    elif columns.begin_ns[lost].min() > columns.begin_ns[calls].min() and (
-        columns.begin_ns[lost].min() >= np.delete(columns.begin_ns[calls], np.searchsorted(calls, lost)).max()
-    ):
+    elif since_ns is not None:
         message += ", all of them the last ones: the buffer was full, or the recording ended before the device"
     return Doubt("lost-kernels", message)
 
 
+def _is_long_without(columns: Columns, since_ns: int | None, scope: Scope) -> bool:
+    """Return whether the steps show no work of the device for long after its last, and kernels were lost then."""
+    works = columns.is_gpu()
+    if since_ns is None or not works.any():
+        return False
+    begin_ns = max(since_ns, int(columns.end_ns[works].max()))
+    return _is_much(scope.within(union(np.array([begin_ns]), np.array([max(begin_ns, scope.end_ns)]))), scope)
+
+
+def _is_much(unseen_ns: int, scope: Scope) -> bool:
+    return unseen_ns >= LEAST_UNSEEN_NS and unseen_ns > MOST_UNSEEN * scope.wall_ns
+
+
 def _empty_graphs(columns: Columns, launches: Launches) -> Doubt | None:
-    which = columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
-    calls, lost = _without_work(columns, launches, which)
+    calls, lost = without_work(columns, launches, is_graph_launch(columns))
     if not len(lost):
         return None
     message = f"{len(lost)} of {counted(len(calls), 'graph replay')} have no kernels: graphs were not traced"
@@ -136,6 +140,8 @@ def _unseen_work(columns: Columns, launches: Launches, communicates: Bools, scop
     began, or was filtered out of it.
     """
     rows = np.flatnonzero(columns.is_gpu())
+    if not len(rows):
+        return None
     busy = union(columns.begin_ns[rows], columns.end_ns[rows])
     idle = gaps(busy)
     following = rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
@@ -145,14 +151,39 @@ def _unseen_work(columns: Columns, launches: Launches, communicates: Bools, scop
     launched_ns = np.maximum(idle.begin_ns, columns.end_ns[call])
     is_unseen = (call != NONE) & (idle.end_ns - launched_ns >= LEAST_UNSEEN_NS)
     is_unseen &= ~communicates[following] & ~communicates[preceding]
-    unseen_ns = scope.within(union(launched_ns[is_unseen], idle.end_ns[is_unseen]))
-    if unseen_ns <= MOST_UNSEEN * scope.wall_ns:
+    is_unseen &= ~(is_graph_launch(columns)[call] & (launches.call[preceding] == call))
+    unseen = together(union(launched_ns[is_unseen], idle.end_ns[is_unseen]), unseen_at_begin(columns, launches))
+    unseen_ns = scope.within(unseen)
+    if not _is_much(unseen_ns, scope):
         return None
-    return Doubt(
-        "work-not-recorded",
-        f"for {unseen_ns / NS_PER_MS:.1f} ms work that was launched waits although the device shows none: what it did "
-        "then is not in the trace",
+    return Doubt("work-not-recorded", not_recorded(unseen_ns))
+
+
+def not_recorded(unseen_ns: int) -> str:
+    """Return that the device did something for so long that the trace lacks."""
+    return (
+        f"for {unseen_ns / NS_PER_MS:.1f} ms the host or work that was launched waits although the device shows no "
+        "work: what it did then is not in the trace"
     )
+
+
+def unseen_at_begin(columns: Columns, launches: Launches) -> Intervals:
+    """Return when the device had other work before its first recorded one: for 1 ms or more, what was launched waits.
+
+    Or the host waits for the device. A recording can begin while the device is at work, and leave out that work.
+    """
+    rows = np.flatnonzero(columns.is_gpu())
+    if not len(rows):
+        return NOTHING
+    first_ns = int(columns.begin_ns[rows[0]])
+    waits = columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
+    is_read = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy")) & (launches.call != NONE)
+    waits[launches.call[is_read]] = True
+    call = launches.call[rows[0]]
+    begin_ns = np.append(columns.begin_ns[waits], first_ns if call == NONE else columns.end_ns[call])
+    end_ns = np.minimum(np.append(columns.end_ns[waits], first_ns), first_ns)
+    is_long = end_ns - begin_ns >= LEAST_UNSEEN_NS
+    return union(begin_ns[is_long], end_ns[is_long])
 
 
 def _captures(columns: Columns, scope: Scope) -> Doubt | None:

@@ -8,8 +8,9 @@ import numpy as np
 
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
-from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.launches import Launches, LostLaunches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.timeline import main_thread
 
@@ -22,6 +23,7 @@ PYTHON: Final = "python between launches"
 COMMUNICATION: Final = "waiting for communication"
 OTHER_STREAM: Final = "waiting for another stream"
 STARTED_LATE: Final = "launched, started late"
+IN_GRAPH: Final = "inside a graph"
 LAUNCH_BOUND: Final = "launch-bound"
 HOST_STALL: Final = "host stall"
 UNKNOWN: Final = "unknown"
@@ -33,7 +35,7 @@ _CALLS: Final = {
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
-CAUSES: Final = (*_IN_ORDER[:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, UNKNOWN)
+CAUSES: Final = (*_IN_ORDER[:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, IN_GRAPH, UNKNOWN)
 LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
 LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
 
@@ -55,6 +57,18 @@ class Gap:
         return self.end_ns - self.begin_ns
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """Idle times of one device, with an entry for each."""
+
+    device: int
+    times: Intervals
+    following: Ints  # the work that ends it; -1 for none
+    is_near: Bools  # beside a collective
+    is_in_graph: Bools  # between two works of one replay
+    launched_ns: Ints  # when what ends it was launched
+
+
 def long_gaps(
     columns: Columns, busy: Intervals, everything: Intervals, launches: Launches, communicates: Bools, device: int
 ) -> list[Gap]:
@@ -72,15 +86,26 @@ def long_gaps(
     by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
     preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
     near = communicates[following] | communicates[preceding]
-    return _with_causes(columns, everything, launches, device, Intervals(begin_ns, end_ns), following, near)
+    call, before = launches.calls_of(following), launches.calls_of(preceding)
+    in_graph = (call == before) & (call != NONE) & is_graph_launch(columns)[call]
+    times = Intervals(begin_ns, end_ns)
+    launched_ns = _launched_ns(columns, launches, device, times, following)
+    return _with_causes(columns, everything, launches, _Idle(device, times, following, near, in_graph, launched_ns))
 
 
 def edge_gaps(
-    columns: Columns, busy: Intervals, everything: Intervals, launches: Launches, device: int, within: Intervals
+    columns: Columns,
+    busy: Intervals,
+    everything: Intervals,
+    launches: Launches,
+    lost: LostLaunches,
+    device: int,
+    within: Intervals,
 ) -> list[Gap]:
     """Return the idle time before the first work of a device and after its last, each with its cause.
 
-    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out.
+    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out. After launches
+    whose kernels are not recorded it is unknown whether the device was idle.
     """
     if not len(busy.begin_ns) or not len(within.begin_ns):
         return []
@@ -92,27 +117,40 @@ def edge_gaps(
     edges = Intervals(begin_ns[is_long], end_ns[is_long])
     if not len(edges.begin_ns):
         return []
-    is_collective = np.zeros(len(edges.begin_ns), np.bool_)  # nothing on this device was waited for
-    return _with_causes(columns, everything, launches, device, edges, following[is_long], is_collective)
+    following = following[is_long]
+    launched_ns = _launched_ns(columns, launches, device, edges, following)
+    since_ns = lost.since_ns(columns)
+    if since_ns is not None:
+        launched_ns = np.where(following == NONE, np.clip(since_ns, *edges), launched_ns)
+    neither = np.zeros(len(following), np.bool_)  # nothing on this device was waited for
+    return _with_causes(columns, everything, launches, _Idle(device, edges, following, neither, neither, launched_ns))
 
 
-def _with_causes(
-    columns: Columns,
-    everything: Intervals,
-    launches: Launches,
-    device: int,
-    idle: Intervals,
-    following: Ints,
-    near: Bools,
-) -> list[Gap]:
-    """Return idle times with their causes; ``near`` are those beside a collective, ``following`` what ends them."""
-    begin_ns, end_ns = idle.begin_ns, idle.end_ns
+def _launched_ns(columns: Columns, launches: Launches, device: int, times: Intervals, following: Ints) -> Ints:
+    """Return until when the host had not launched what ends each idle time; the end of it where that is unknown.
+
+    After the launch the host has done its part: the rest of the time is a wait on the device.
+    """
+    begin_ns, end_ns = times
     calls = launches.calls_of(following)
-    # After the launch the host has done its part: the rest of the gap is a wait on the device.
-    launched_ns = np.where(calls >= 0, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
-    made = launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
-    is_earlier = (following != NONE) & (calls == NONE) & _is_launched_before(columns, made, following)
+    launched_ns: Ints = np.where(calls != NONE, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
+    is_earlier = (following != NONE) & (calls == NONE)
+    is_earlier &= _is_launched_before(columns, _made(columns, launches, device), following)
     launched_ns[is_earlier] = begin_ns[is_earlier]
+    return launched_ns
+
+
+def _made(columns: Columns, launches: Launches, device: int) -> Ints:
+    """Return the calls that launched each work of the device; -1 for unknown."""
+    return launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
+
+
+def _with_causes(columns: Columns, everything: Intervals, launches: Launches, idle: _Idle) -> list[Gap]:
+    """Return idle times with their causes."""
+    begin_ns, end_ns = idle.times
+    launched_ns, following = idle.launched_ns, idle.following
+    calls = launches.calls_of(following)
+    made = _made(columns, launches, idle.device)
     parts = _host_parts(columns, np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
     _leave_unknown(parts, (calls == NONE) & (following != NONE) & (made != NONE).any())
     parts = np.vstack([parts, end_ns - launched_ns])
@@ -123,15 +161,17 @@ def _with_causes(
     by_host = _by_host(parts) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
     is_stall |= _is_slow_call(columns, calls, begin_ns, launched_ns, end_ns)
-    on_device = len(_IN_ORDER)
     long = []
     for i, cause in enumerate(which.tolist()):
         name, part = (*_IN_ORDER, "")[cause], float(shares[i])
-        if cause == on_device:
-            name = COMMUNICATION if near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
+        if idle.is_in_graph[i]:
+            name, part = IN_GRAPH, 1.0
+        elif cause == len(_IN_ORDER):
+            on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
+            name = UNKNOWN if following[i] == NONE else on_device
         elif name in (LAUNCH_BOUND, PYTHON) and is_stall[i]:
             name, part = HOST_STALL, float(by_host[i])
-        long.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
+        long.append(Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
     return long
 
 
@@ -180,9 +220,17 @@ def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns:
 
 
 def _is_slow_call(columns: Columns, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
-    """Return which gaps are mostly the one call that launches the next work, and that for 1 ms or more."""
+    """Return which gaps are mostly the one call that launches the next work, and that for 1 ms or more.
+
+    The launch of a graph with much work takes that long each time.
+    """
     in_call_ns = launched_ns - np.maximum(begin_ns, columns.begin_ns[calls])
-    is_slow: Bools = (calls != NONE) & (in_call_ns >= LEAST_SLOW_CALL_NS) & (2 * in_call_ns > end_ns - begin_ns)
+    is_slow: Bools = (
+        (calls != NONE)
+        & ~is_graph_launch(columns)[calls]
+        & (in_call_ns >= LEAST_SLOW_CALL_NS)
+        & (2 * in_call_ns > end_ns - begin_ns)
+    )
     return is_slow
 
 

@@ -23,6 +23,11 @@ def captures_of(columns: Columns) -> tuple[Ints, Ints]:
     return begin_ns, np.append(end_ns, columns.end_ns.max())[after]
 
 
+def is_graph_launch(columns: Columns) -> Bools:
+    """Return which events are calls that replay a graph."""
+    return columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
+
+
 def captured_calls(columns: Columns, call: Ints) -> Ints:
     """Return for each piece of work of a replayed graph the call that was captured; -1 for none, and all other events.
 
@@ -32,7 +37,7 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
     """
     joined = np.full(len(call), NONE, np.int64)
     is_call = columns.is_of("cuda_runtime")
-    replays = np.flatnonzero(columns.named(runtime_calls.LAUNCH_GRAPH.search, is_call))
+    replays = np.flatnonzero(is_graph_launch(columns))
     begin_ns, end_ns = captures_of(columns)
     if not len(replays) or not len(begin_ns):
         return joined

@@ -5,8 +5,10 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.device_activity import STEP_NAME
-from training_profiler.trace_analysis.graphs import captured_calls
+from training_profiler.trace_analysis.graphs import captured_calls, captures_of
+from training_profiler.trace_analysis.intervals import covered_before, union
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.timeline import main_thread, timeline_of
@@ -88,6 +90,43 @@ def _is_id_of_operators(columns: Columns, is_operator: Bools, call_rows: Ints) -
         columns.end_ns[operator] + ROUNDED_NS < columns.begin_ns[call]
     )
     return bool(2 * is_apart.sum() <= len(call))
+
+
+@dataclass(frozen=True, slots=True)
+class LostLaunches:
+    """Rows of launches of kernels, without those that a graph captured, and of those without a recorded kernel."""
+
+    calls: Ints
+    lost: Ints
+
+    def since_ns(self, columns: Columns) -> int | None:
+        """Return when the first of the lost launches began if no later launch has a kernel; None otherwise.
+
+        The buffer was full then, or the recording ended before the device.
+        """
+        if not len(self.lost) or len(self.lost) == len(self.calls):
+            return None
+        first_ns = int(columns.begin_ns[self.lost].min())
+        kept = self.calls[~np.isin(self.calls, self.lost)]
+        return first_ns if columns.begin_ns[kept].max() <= first_ns else None
+
+
+def lost_launches(columns: Columns, launches: Launches) -> LostLaunches:
+    """Return the launches of kernels that have an id, and those of them whose kernels are not recorded."""
+    which = columns.named(runtime_calls.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
+    captured = union(*captures_of(columns))
+    if which.any() and len(captured.begin_ns):
+        begins = columns.begin_ns
+        which &= covered_before(captured, begins + 1) == covered_before(captured, begins)
+    return LostLaunches(*without_work(columns, launches, which))
+
+
+def without_work(columns: Columns, launches: Launches, which: Bools) -> tuple[Ints, Ints]:
+    """Return the calls of ``which`` that have an id, and those of them that launched no recorded work."""
+    calls = np.flatnonzero(which & (columns.correlation > 0))
+    has_work = np.zeros(len(columns.begin_ns), np.bool_)
+    has_work[launches.call[launches.call != NONE]] = True
+    return calls, calls[~has_work[calls]]
 
 
 def is_section(columns: Columns) -> Bools:

@@ -40,6 +40,11 @@ class Scope:
         return sum(part.wall_ns for part in self.parts)
 
     @property
+    def end_ns(self) -> int:
+        """The end of the last window."""
+        return max(part.end_ns for part in self.parts)
+
+    @property
     def utilization(self) -> float | None:
         """The share of the windows in which a device was busy; None if they have no length."""
         return utilization(self.parts)

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
 from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
 
@@ -26,11 +27,30 @@ class Works:
     stream: Ints  # a number for each stream of each device
     called_ns: Ints  # ``LONG_AGO`` if the call is unknown
     thread: Ints  # of the call; -1 unknown
+    replay: Ints  # the row of the call that replayed the graph with it; -1 for none
+    unseen_ns: Ints  # waited after its launch, though nothing recorded runs; 0 below 1 ms
+
+    def is_in_graph(self, one: int, other: int) -> bool:
+        """Return whether both works belong to one replay of a graph."""
+        return bool(self.replay[one] != NONE and self.replay[one] == self.replay[other])
 
     def streams(self) -> list[Ints]:
         """Return for each stream where its works are."""
         order = np.argsort(self.stream, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.stream))[:-1]) if len(order) else []
+
+
+def unseen_waits(begin_ns: Ints, end_ns: Ints, launched_ns: Ints, replay: Ints, communicates: Bools) -> Ints:
+    """Return how long each work waits after its launch though nothing recorded runs on the device; 0 below 1 ms.
+
+    Works are in order of their begin. What communicates waits for other ranks, and what a graph waits for between its
+    works need not be device work.
+    """
+    before_ns = np.append(LONG_AGO, np.maximum.accumulate(end_ns)[:-1]) if len(end_ns) else end_ns
+    waits_ns = np.where(launched_ns == LONG_AGO, 0, begin_ns - np.maximum(launched_ns, before_ns))
+    is_other = communicates | np.append(False, communicates[:-1])[: len(communicates)]
+    is_other |= (replay != NONE) & (np.append(NONE, replay[:-1])[: len(replay)] == replay)
+    return np.where(is_other | (waits_ns < LEAST_UNSEEN_NS), 0, waits_ns)
 
 
 def with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_copy: Bools) -> Works:
@@ -61,7 +81,7 @@ class DeviceLinks:
     before: Ints  # the work before it on its stream
     before_delay_ns: Ints
     launch_delay_ns: Ints  # from the begin of its call
-    other: Ints  # the work of another stream whose end it awaited
+    other: Ints  # the work of another stream whose end it awaited, or which precedes it in its graph
     other_delay_ns: Ints
     is_crowded: Bools  # late, while kernels of other streams that end after it keep the device busy
 
@@ -70,23 +90,26 @@ def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
     """Return the links of all works: the latest of what a work waits for, with its delay, is exactly its begin.
 
     A work that began late, right after work of another stream had ended, waited for that stream. So did a kernel that
-    began late while kernels of other streams kept the device busy. Otherwise the time that nothing explains belongs to
-    the link that came last.
+    began late while kernels of other streams kept the device busy. A work of a graph waits for the work of its replay
+    that ended last before it. Otherwise the time that nothing explains belongs to the link that came last.
     """
     before = _before(works)
     has_before, has_call = before != NONE, works.called_ns != LONG_AGO
     before_end = np.where(has_before, works.end_ns[before], LONG_AGO)
     since_call, since_before = works.begin_ns - works.called_ns, works.begin_ns - before_end
+    in_graph = _before_in_graph(works)
     # Work that began right after another stream had ended says nothing of the usual delays.
     is_alone = _other(works, np.maximum(works.called_ns, before_end)) == NONE
-    is_free = has_call & (before_end <= works.called_ns) & is_alone
-    launch = np.minimum(since_call, _median(since_call[is_free], since_call[has_call]))
+    is_alone &= (in_graph == NONE) | (in_graph == before)
+    is_free = has_call & (before_end <= works.called_ns) & is_alone & (in_graph == NONE)
+    launch = _usual_launch(since_call, works.replay != NONE, is_free, has_call & is_alone)
     is_queued = has_before & has_call & (works.called_ns + launch <= before_end) & is_alone
     after = np.minimum(since_before, _median(since_before[is_queued], np.zeros(1, np.int64)))
     by_launch = np.where(has_call, works.called_ns + launch, LONG_AGO)
     by_stream = np.where(has_before, before_end + after, LONG_AGO)
     ready = np.maximum(by_launch, by_stream)
     other = _other(works, ready)
+    other = np.where((other == NONE) & (works.end_ns[in_graph] > before_end), in_graph, other)
     late = np.flatnonzero((other == NONE) & ~is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
     late = late[_is_busy(works, is_copy, ready[late], works.begin_ns[late])]
     # It may begin while the last blocks of another kernel run.
@@ -103,6 +126,17 @@ def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
         works.begin_ns - works.end_ns[other],
         is_crowded,
     )
+
+
+def _usual_launch(since_call_ns: Ints, is_of_graph: Bools, is_free: Bools, is_other: Bools) -> Ints:
+    """Return what of the time since its call the launch of each work takes. That of a graph takes longer.
+
+    Where each waits for other work, it is the least of these times, and not more than work begins late.
+    """
+    usual_ns = np.zeros(len(since_call_ns), np.int64)
+    for which in (is_of_graph, ~is_of_graph):
+        usual_ns[which] = _median(since_call_ns[which & is_free], np.minimum(since_call_ns[which & is_other], NEAR_NS))
+    return np.minimum(since_call_ns, usual_ns)
 
 
 def _median(values: Ints, otherwise: Ints) -> int:
@@ -142,6 +176,19 @@ def _ended_last(works: Works, which: Ints, until_ns: Ints) -> Ints:
         is_later = (place >= 0) & (works.stream[which] != works.stream[of_stream[0]]) & (works.end_ns[found] > last_ns)
         last[is_later], last_ns[is_later] = found[is_later], works.end_ns[found[is_later]]
     return last
+
+
+def _before_in_graph(works: Works) -> Ints:
+    """Return the work of the same replay that ended last before each work of a graph; -1 for none."""
+    before = np.full(len(works.row), NONE, np.int64)
+    order = np.flatnonzero(works.replay != NONE)
+    order = order[np.argsort(works.replay[order], kind="stable")]
+    for of in np.split(order, np.flatnonzero(np.diff(works.replay[order])) + 1):
+        by_end = of[np.argsort(works.end_ns[of], kind="stable")]
+        until_ns = np.minimum(works.begin_ns[of] + OVERLAP_NS, works.end_ns[of] - 1)
+        place = np.searchsorted(works.end_ns[by_end], until_ns, side="right") - 1
+        before[of] = np.where(place >= 0, by_end[np.maximum(place, 0)] if len(of) else of, NONE)
+    return before
 
 
 def _is_busy(works: Works, is_copy: Bools, begin_ns: Ints, end_ns: Ints) -> Bools:

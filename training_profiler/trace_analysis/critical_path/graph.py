@@ -12,16 +12,19 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.completeness import Doubt
+from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.critical_path.device_links import (
     LONG_AGO,
     Works,
     device_links,
     event_waits,
+    unseen_waits,
     with_fitted_ends,
 )
 from training_profiler.trace_analysis.critical_path.host_links import Handover, Wait, handovers_of, waits_of
 from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces, host_pieces
+from training_profiler.trace_analysis.gaps import IN_GRAPH
+from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting
@@ -38,6 +41,8 @@ MOST_BETWEEN_STEPS: Final = 0.1  # of the time from the first to the last
 LAUNCH: Final = "launch delay"
 STREAM: Final = "between works"
 OTHER_STREAM: Final = "waiting for another stream"
+GRAPH_LAUNCH: Final = "launch of a graph"
+NOT_RECORDED: Final = "waiting for what is not recorded"
 RETURN: Final = "return of a wait"
 HANDOVER: Final = "hand-over to another thread"
 OTHER_RANK: Final = "waiting for another rank"
@@ -115,17 +120,7 @@ def graph_of(
     pieces = host_pieces(columns, nesting)
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
-    is_launched = (calls != NONE) & (columns.begin_ns[calls] <= columns.begin_ns[rows])
-    works = Works(
-        rows,
-        columns.begin_ns[rows],
-        columns.end_ns[rows],
-        np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
-        np.where(is_launched, columns.begin_ns[calls], LONG_AGO),
-        np.where(is_launched, columns.thread[calls], NONE),
-    )
-    is_copy = columns.is_of("gpu_memcpy")[rows]
-    works = with_fitted_ends(works, columns.begin_ns[calls], columns.end_ns[calls], is_copy)
+    works = _works(columns, rows, calls, communicates)
     bounds = _bounds(pieces, main, scope)
     missing = _earlier(works, *bounds)
     if missing:
@@ -136,6 +131,25 @@ def graph_of(
     builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, phase)
     graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
     return graph if replayed_exactly(graph) else "its times contradict one another"
+
+
+def _works(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> Works:
+    begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
+    call_begin_ns, call_end_ns = columns.begin_ns[calls], columns.end_ns[calls]
+    is_launched = (calls != NONE) & (call_begin_ns <= begin_ns)
+    replay = np.where(is_launched & is_graph_launch(columns)[calls], calls, NONE)
+    launched_ns = np.where(is_launched, call_end_ns, LONG_AGO)
+    works = Works(
+        rows,
+        begin_ns,
+        end_ns,
+        np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
+        np.where(is_launched, call_begin_ns, LONG_AGO),
+        np.where(is_launched, columns.thread[calls], NONE),
+        replay,
+        unseen_waits(begin_ns, end_ns, launched_ns, replay, communicates[rows]),
+    )
+    return with_fitted_ends(works, call_begin_ns, call_end_ns, columns.is_of("gpu_memcpy")[rows])
 
 
 def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Sequence[Doubt]) -> str:
@@ -157,14 +171,17 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
 def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
     """Return that the device first did work that was launched before the steps, if that took long.
 
-    Such work lengthens the path but belongs to no step.
+    Such work lengthens the path but belongs to no step. The trace may lack it: what was launched then waits.
     """
-    in_steps = np.flatnonzero((works.called_ns >= begin_ns) & (works.called_ns < end_ns))
+    is_in_steps = (works.called_ns >= begin_ns) & (works.called_ns < end_ns)
+    in_steps = np.flatnonzero(is_in_steps)
+    most_ns = MOST_BEHIND * (max(end_ns, int(works.end_ns.max(initial=end_ns))) - begin_ns)
+    unseen_ns = int(works.unseen_ns[is_in_steps].sum())
+    if unseen_ns > most_ns:
+        return not_recorded(unseen_ns)
     earlier = works.end_ns[: in_steps[0]] if len(in_steps) else works.end_ns
-    if not len(earlier):
-        return ""
-    behind_ns = int(earlier.max()) - begin_ns
-    if behind_ns <= MOST_BEHIND * (max(end_ns, int(works.end_ns.max())) - begin_ns):
+    behind_ns = int(earlier.max(initial=begin_ns)) - begin_ns
+    if behind_ns <= most_ns:
         return ""
     return f"when the first step began, the device had {behind_ns / NS_PER_MS:.1f} ms of earlier work to do"
 
@@ -308,19 +325,25 @@ class _Builder:
         for thread in np.unique(works.thread[works.thread != NONE]).tolist():
             launched = np.flatnonzero(works.thread == thread)
             called = self._points_of(thread, works.called_ns[launched])
-            delays, is_crowded = links.launch_delay_ns[launched].tolist(), links.is_crowded[launched].tolist()
-            for work, point, delay, crowded in zip(launched.tolist(), called.tolist(), delays, is_crowded, strict=True):
-                self._edges[points + work].append((point, delay, OTHER_STREAM if crowded else LAUNCH))
+            delays = links.launch_delay_ns[launched].tolist()
+            for work, point, delay in zip(launched.tolist(), called.tolist(), delays, strict=True):
+                self._edges[points + work].append((point, delay, self._why_late(work, bool(links.is_crowded[work]))))
         for work in np.flatnonzero(links.other != NONE).tolist():
-            self._edges[points + work].append(
-                (points + int(links.other[work]), int(links.other_delay_ns[work]), OTHER_STREAM)
-            )
+            other = int(links.other[work])
+            why = IN_GRAPH if works.is_in_graph(other, work) else OTHER_STREAM
+            self._edges[points + work].append((points + other, int(links.other_delay_ns[work]), why))
         call = self._columns.named(runtime_calls.WAIT_FOR_EVENT.search, self._columns.is_of("cuda_runtime"))
         for work, other in event_waits(works, self._columns.thread[call], self._columns.begin_ns[call]):
             if links.other[work] != other:
                 self._edges[points + work].append((points + other, 0, OTHER_STREAM))
         before = np.where(links.before != NONE, links.before + points, NONE)
         return before.tolist(), np.where(links.before != NONE, links.before_delay_ns, 0).tolist()
+
+    def _why_late(self, work: int, is_crowded: bool) -> str:
+        """Return why a work began some time after its launch, if its stream was free."""
+        if self._works.unseen_ns[work]:
+            return NOT_RECORDED
+        return OTHER_STREAM if is_crowded else LAUNCH if self._works.replay[work] == NONE else GRAPH_LAUNCH
 
 
 def replay(

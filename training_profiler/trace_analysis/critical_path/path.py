@@ -10,6 +10,7 @@ import numpy as np
 
 from training_profiler.trace_analysis.critical_path.graph import HANDOVER, RETURN, STREAM, Graph, replay
 from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, OUTSIDE, SYNCHRONIZE
+from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.intervals import Ints, covered, union
 from training_profiler.trace_analysis.load.columns import NONE
 
@@ -118,7 +119,11 @@ def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:
     if edge != NONE:
         other, _, why = graph.edges[item][edge]
         return other, why
-    return graph.before[item], "" if item < graph.points else STREAM
+    earlier, points = graph.before[item], graph.points
+    if item < points:
+        return earlier, ""
+    is_in_graph = points <= min(earlier, item) and max(earlier, item) < points + len(graph.works.row)
+    return earlier, IN_GRAPH if is_in_graph and graph.works.is_in_graph(earlier - points, item - points) else STREAM
 
 
 def work_kind(graph: Graph, work: int) -> str:

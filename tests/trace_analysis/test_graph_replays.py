@@ -1,0 +1,113 @@
+"""Replays of graphs: no late launch is behind a gap inside of one, and a gap between two is what the host did."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.simulated_server import Server, served
+from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
+from training_profiler.trace_analysis.rules.recommendations import recommendations
+
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+US = 1000
+INSIDE, BETWEEN = Server(pause_us=60, python_us=50), Server()
+SERVERS = st.builds(
+    Server,
+    tokens=st.integers(1, 4),
+    kernels=st.integers(1, 12),
+    kernel_us=st.sampled_from([4, 50, 300]),
+    pause_us=st.sampled_from([0, 5, 60]),
+    launch_us=st.sampled_from([20, 300, 3000]),
+    python_us=st.sampled_from([400, 1500, 7000]),
+    reads=st.booleans(),
+    streams=st.integers(1, 2),
+    is_marked=st.booleans(),
+)
+
+
+def analysed(server, tmp_path):
+    return analyse(served(server)[0].write(tmp_path), with_graph=True)
+
+
+def sums_of(found):
+    sums = {}
+    for place in found.gaps:
+        sums[place.gap.cause] = sums.get(place.gap.cause, 0) + place.gap.length_ns
+    return sums
+
+
+def by_code(found):
+    return {finding.code: finding for finding in recommendations(found)}
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_gap_inside_a_replay_is_one_inside_a_graph(streams, tmp_path):
+    server = replace(INSIDE, streams=streams)
+    found = analysed(server, tmp_path)
+    answer = served(server)[1]
+    assert sums_of(found)["inside a graph"] == answer.idle_us["inside"] * US
+    assert sum(sums_of(found).values()) == pytest.approx(sum(answer.idle_us.values()) * US, rel=0.01)
+    assert "main cause of idle time: inside a graph" in by_code(found)["gpu-idle"].message
+
+
+def test_a_gap_between_replays_belongs_to_what_the_host_did(tmp_path):
+    sums = sums_of(analysed(BETWEEN, tmp_path))
+    assert set(sums) == {"python between launches"}
+    assert sums["python between launches"] == pytest.approx(served(BETWEEN)[1].idle_us["between"] * US, rel=0.01)
+
+
+def test_a_long_launch_of_a_graph_is_not_a_stall(tmp_path):
+    found = analysed(Server(launch_us=3000, kernels=20, python_us=50), tmp_path)
+    assert set(sums_of(found)) == {"launch-bound"}
+    assert "host-stall" not in by_code(found)
+
+
+def test_long_gaps_inside_a_graph_do_not_make_the_trace_incomplete(tmp_path):
+    assert not analysed(replace(INSIDE, pause_us=2000, kernels=4), tmp_path).doubts
+
+
+def kinds(server, tmp_path):
+    path = critical_path(analysed(server, tmp_path).graph)
+    return {kind: ns / path.wall_ns for kind, ns in path.kinds_ns.items()}
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_the_path_has_no_launch_delay_inside_a_replay(streams, tmp_path):
+    found = kinds(replace(INSIDE, streams=streams), tmp_path)
+    assert found["inside a graph"] > 0.4
+    assert "launch delay" not in found
+    assert "waiting for another stream" not in found
+
+
+def test_the_launch_of_a_graph_is_named_on_the_path(tmp_path):
+    found = kinds(Server(launch_us=3000, kernels=20, python_us=50), tmp_path)
+    assert found["launch of a graph"] > 0.6
+    assert "launch delay" not in found
+
+
+@QUICK
+@given(SERVERS)
+def test_gaps_and_path_add_up_for_any_server(tmp_path, server):
+    trace, answer = served(server)
+    found = analyse(trace.write(tmp_path), with_graph=True)
+    assert not found.doubts
+    assert sum(found.gap_lengths_ns) == sum(answer.idle_us.values()) * US
+    inside = server.pause_us * (server.kernels - 1) * server.tokens if server.pause_us >= 30 else 0
+    assert sums_of(found).get("inside a graph", 0) == inside * US
+    path = critical_path(found.graph)
+    assert sum(link.ns for link in path.links) == path.wall_ns
+    # Only the kernels that choose a token are launched one by one.
+    assert path.kinds_ns.get("launch delay", 0) <= server.tokens * 4 * 10 * US
+
+
+@QUICK
+@given(SERVERS)
+def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
+    graph = analysed(server, tmp_path).graph
+    truth = served(replace(server, kernel_us=server.kernel_us / 2))[1].end_us
+    change = Change("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
+    assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)

@@ -110,3 +110,10 @@ def test_a_recording_that_ends_early_does_not_make_the_device_idle(tmp_path, end
     loop = Loop(steps=10, kernels=10, kernel_us=300, host_us=200, is_marked=is_marked)
     trace = cut(simulated(loop)[0], 0, end_us)
     assert not OF_IDLE_TIME & codes(analysed(trace, tmp_path))
+
+
+def test_a_recording_with_later_work_did_not_end_early(tmp_path):
+    trace = cut(simulated(LAGGING)[0], 0, 20_000)
+    assert "the recording ended before the device" in analysed(trace, tmp_path).doubts[0].message
+    trace.copy("DtoH (Device -> Pageable)", 40_000, 5, correlation=1_000)
+    assert analysed(trace, tmp_path).doubts[0].message == "34 of 100 kernel launches have no kernel"

@@ -2,6 +2,7 @@ import pytest
 
 from tests.support.traces import AUTOGRAD, LOOP, Trace
 from training_profiler.trace_analysis.gaps import CAUSES
+from training_profiler.trace_analysis.rules.recommendations import recommendations
 
 
 def between(*host, launched=(95, 2), length=90, **kwargs):
@@ -217,3 +218,33 @@ def test_without_operators_the_time_between_calls_is_unknown(category, cause, tm
     trace = Trace().kernel("k", 0, 10, launched=(0, 2)).kernel("k", 100, 10, launched=(95, 2))
     trace.event(category, "a", 120, 5)
     assert trace.analysed(tmp_path).gaps[0].gap.cause == cause
+
+
+def of_several(*host):
+    """Return a trace with a stall of 8 ms, with these operators or annotations in it."""
+    trace = Trace().op("first", 0, 5).kernel("k", 5, 5, launched=(1, 2))
+    for category, name, ts, dur in host:
+        trace.event(category, name, ts, dur)
+    return trace.mark("launching", 8000, 30).kernel("k", 8010, 5, launched=(8005, 2))
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        (
+            [
+                ("user_annotation", "clear", 10, 7000),
+                ("cpu_op", "aten::zeros", 20, 3500),
+                ("cpu_op", "aten::fill_", 30, 3400),
+                ("cpu_op", "aten::mul", 3600, 3000),
+            ],
+            "8.0 ms several operators (aten::zeros, aten::mul) in clear",
+        ),
+        ([("cpu_op", "aten::add", at, 90) for at in range(20, 7900, 100)], "8.0 ms several operators (short ones)"),
+        ([("cpu_op", "aten::zeros", 20, 1500)], "8.0 ms outside of operators"),
+        ([("cpu_op", "aten::zeros", 20, 4500)], "8.0 ms aten::zeros"),
+    ],
+)
+def test_a_stall_names_what_the_host_was_in_not_what_ended_it(host, text, tmp_path):
+    found = {finding.code: finding for finding in recommendations(of_several(*host).analysed(tmp_path))}
+    assert found["host-stall"].message.split(" of the recording: ")[1] == text

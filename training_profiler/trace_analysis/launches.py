@@ -100,7 +100,7 @@ class LostLaunches:
     lost: Ints
 
     def since_ns(self, columns: Columns) -> int | None:
-        """Return when the first of the lost launches began if no later launch has a kernel; None otherwise.
+        """Return when the first of the lost launches began if nothing launched later has run; None otherwise.
 
         The buffer was full then, or the recording ended before the device.
         """
@@ -108,7 +108,10 @@ class LostLaunches:
             return None
         first_ns = int(columns.begin_ns[self.lost].min())
         kept = self.calls[~np.isin(self.calls, self.lost)]
-        return first_ns if columns.begin_ns[kept].max() <= first_ns else None
+        # Work of other calls, as copies, has larger numbers if it was launched later.
+        works = columns.correlation[columns.is_gpu()]
+        is_later = works.max(initial=0) > columns.correlation[self.lost].min()
+        return first_ns if columns.begin_ns[kept].max() <= first_ns and not is_later else None
 
 
 def lost_launches(columns: Columns, launches: Launches) -> LostLaunches:

@@ -1,13 +1,15 @@
 """Which operator or call holds up the host during a stall."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from training_profiler.trace_analysis.gaps import HOST_STALL, LEAST_SLOW_CALL_NS, Gap
-from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.intervals import Intervals, covered, union
+from training_profiler.trace_analysis.launches import Launches, is_section
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import ROUNDING_NS
 from training_profiler.trace_analysis.timeline import main_thread
 
@@ -20,37 +22,82 @@ class Stall:
 
     by: str
     is_first: bool  # before the first run of a kernel: loading it, choosing algorithms, compiling
+    section: str = ""  # the innermost annotation that covers most of it
+    in_operators: bool = False  # whether operators and calls do, though no single one
+    operators: tuple[str, ...] = ()  # the longest of these
 
 
 NO_STALL: Final = Stall("", False)
+MOST_OPERATORS: Final = 2
 AGAIN: Final = 0.5  # of a stall; an operator that later stalls for so long, and loads nothing then, does so each time
 
 
 def stalls_of(columns: Columns, gaps: list[Gap], launches: Launches) -> list[Stall]:
     """Return for each gap what holds up the host; ``NO_STALL`` for gaps of other causes."""
     duration = columns.end_ns - columns.begin_ns
-    is_host = columns.is_of("cpu_op", "cuda_runtime")
-    long = np.flatnonzero(is_host & (duration >= MAIN_PART * LEAST_SLOW_CALL_NS))
-    is_first_run = _is_first_run(columns, launches)
+    is_long = duration >= MAIN_PART * LEAST_SLOW_CALL_NS
+    long = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime") & is_long)
     main = main_thread(columns)
-    is_operator = columns.is_of("cpu_op")[long]
+    sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
+    is_first_run = _is_first_run(columns, launches)
+    active: dict[tuple[int, ...], Intervals] = {}
     found = []
     for gap in gaps:
         if gap.cause != HOST_STALL:
             found.append(NO_STALL)
             continue
-        call = NONE if gap.next_row == NONE else launches.call[gap.next_row]
-        threads = [main] if call == NONE else [main, columns.thread[call]]
-        inside = np.minimum(columns.end_ns[long], gap.end_ns) - np.maximum(columns.begin_ns[long], gap.begin_ns)
-        is_main = np.isin(columns.thread[long], threads) & (inside >= MAIN_PART * gap.length_ns)
-        if not is_main.any():
-            found.append(Stall("", False))  # without an operator, nothing shows that a kernel was loaded
+        call = NONE if gap.next_row == NONE else int(launches.call[gap.next_row])
+        threads = (main,) if call == NONE else (main, int(columns.thread[call]))
+        on_threads = long[np.isin(columns.thread[long], threads)]
+        section = _name(columns, _innermost(columns, sections, gap))
+        row = _innermost(columns, on_threads, gap)
+        if row == NONE:  # without an operator, nothing shows that a kernel was loaded
+            if threads not in active:
+                active[threads] = _active(columns, threads)
+            found.append(_of_several(columns, on_threads, active[threads], gap, section))
             continue
-        most = long[is_main & is_operator] if (is_main & is_operator).any() else long[is_main]
-        row = int(most[duration[most].argmin()])
-        is_first = call != NONE and bool(is_first_run[gap.next_row]) and _contains(columns, row, int(call))
-        found.append(Stall(columns.names[columns.name[row]], is_first))
+        is_first = call != NONE and bool(is_first_run[gap.next_row]) and _contains(columns, row, call)
+        found.append(Stall(_name(columns, row), is_first, section))
     return _without_habits(found, gaps)
+
+
+def _name(columns: Columns, row: int) -> str:
+    return "" if row == NONE else columns.names[columns.name[row]]
+
+
+def _inside(columns: Columns, rows: Ints, gap: Gap) -> Ints:
+    inside: Ints = np.minimum(columns.end_ns[rows], gap.end_ns) - np.maximum(columns.begin_ns[rows], gap.begin_ns)
+    return inside
+
+
+def _innermost(columns: Columns, rows: Ints, gap: Gap) -> int:
+    """Return the shortest event that covers most of the gap, operators before calls; -1 for none."""
+    main = rows[_inside(columns, rows, gap) >= MAIN_PART * gap.length_ns]
+    is_operator = columns.is_of("cpu_op")[main]
+    most = main[is_operator] if is_operator.any() else main
+    return int(most[(columns.end_ns - columns.begin_ns)[most].argmin()]) if len(most) else NONE
+
+
+def _active(columns: Columns, threads: tuple[int, ...]) -> Intervals:
+    """Return when an operator or a call was open on one of these threads."""
+    which = columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads)
+    return union(columns.begin_ns[which], columns.end_ns[which])
+
+
+def _of_several(columns: Columns, long: Ints, active: Intervals, gap: Gap, section: str) -> Stall:
+    """Return the stall of a gap that no single event covers; ``long`` are the longer operators and calls."""
+    active_ns = covered(active, np.array([gap.begin_ns]), np.array([gap.end_ns]))[0]
+    if active_ns < MAIN_PART * gap.length_ns:
+        return Stall("", False, section)
+    outer: Counter[str] = Counter()
+    until_ns = gap.begin_ns
+    for row in long[_inside(columns, long, gap) > 0].tolist():  # in order of time
+        if columns.end_ns[row] > until_ns:
+            begin_ns, end_ns = max(until_ns, int(columns.begin_ns[row])), min(gap.end_ns, int(columns.end_ns[row]))
+            outer[_name(columns, row)] += max(0, end_ns - begin_ns)
+            until_ns = int(columns.end_ns[row])
+    names = tuple(name for name, ns in outer.most_common(MOST_OPERATORS) if ns)
+    return Stall("", False, section, True, names)
 
 
 def _is_first_run(columns: Columns, launches: Launches) -> Bools:

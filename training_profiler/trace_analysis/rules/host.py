@@ -137,11 +137,13 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 def _stall_text(place: AttributedGap) -> str:
-    what = place.stall.by or "outside of operators"
+    stall = place.stall
+    several = ", ".join(stall.operators) or "short ones"
+    what = stall.by or (f"several operators ({several})" if stall.in_operators else "outside of operators")
     if place.where:
         what += f" {place.where}"
-    elif place.section:
-        what += f" in {place.section}"
+    elif stall.section:
+        what += f" in {stall.section}"
     when = " (before the first run of a kernel)" if place.stall.is_first else ""
     return f"{place.in_scope_ns / NS_PER_MS:.1f} ms {what}{when}"
 

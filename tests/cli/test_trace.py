@@ -165,7 +165,7 @@ def test_traces_of_two_jobs_are_named_by_file(folder, capsys):
     trace.top["distributedInfo"]["world_size"] = 8
     trace.write(folder, "another.pt.trace.json")
     out = printed(capsys, folder)
-    assert "rank1.pt.trace.json.gz" in out
+    assert "(rank0.pt.trace.json.gz) 15.0% of step time" in out
     assert "over ranks" not in out
 
 

@@ -111,3 +111,11 @@ def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
     truth = served(replace(server, kernel_us=server.kernel_us / 2))[1].end_us
     change = Change("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
     assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)
+
+
+def test_graphs_are_not_advised_where_most_work_is_replayed(tmp_path):
+    found = analysed(replace(BETWEEN, reads=False, kernels=10), tmp_path)
+    assert found.replayed_share > 0.9
+    fix = by_code(found)["launch-bound"].fix
+    assert fix.startswith("Most work is replayed as graphs already: do what the host does between replays while")
+    assert analysed(replace(BETWEEN, kernels=0), tmp_path).replayed_share == 0

@@ -356,7 +356,11 @@ def test_copies_that_do_not_block_are_advised_a_stream_of_their_own(launch_us, a
 def test_copies_from_pageable_memory_are_advised_not_to_block_where_they_do(operator_us, advised, tmp_path):
     trace = stepped().op("aten::copy_", 0, operator_us).copy("HtoD (Pageable -> Device)", 2, 490, launched=(1, 3))
     fix = RULES["pageable-copies"](busy(trace, 500).analysed(tmp_path)).fix
-    assert fix == "Use DataLoader(pin_memory=True)" + " and .to(device, non_blocking=True)" * advised
+    blocks = " and .to(device, non_blocking=True)" * advised
+    assert fix == f"Use pinned memory (Tensor.pin_memory() or DataLoader(pin_memory=True)){blocks}"
+    trace.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 1)
+    fix = RULES["pageable-copies"](trace.analysed(tmp_path)).fix
+    assert fix == f"Use DataLoader(pin_memory=True){blocks}"
 
 
 def test_copies_to_the_host_are_advised_less_of_them(tmp_path):

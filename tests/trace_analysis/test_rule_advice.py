@@ -127,3 +127,9 @@ def test_steps_that_the_host_launches_ahead_of_an_even_device_do_not_vary(tmp_pa
 )
 def test_steps_vary_where_the_device_does_or_waits_for_the_host(trace, tmp_path):
     assert RULES["step-time-varies"](trace.analysed(tmp_path)) is not None
+
+
+def test_no_more_is_saved_than_was_waited_for(tmp_path):
+    trace = stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 100, 200)
+    trace.kernel("k", 0, 100, launched=(0, 1)).op("aten::mm", 300, 190).kernel("k", 490, 510, launched=(480, 5))
+    assert saving_ms(RULES["data-loading-bound"](trace.analysed(tmp_path))) == 0.2

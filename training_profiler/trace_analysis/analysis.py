@@ -27,7 +27,7 @@ from training_profiler.trace_analysis.device_activity import (
     utilization,
 )
 from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
-from training_profiler.trace_analysis.graphs import captures_of
+from training_profiler.trace_analysis.graphs import captures_of, replayed_share
 from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_section, launches_of, lost_launches
@@ -149,6 +149,7 @@ class Analysis:
     is_serving: bool  # whether it serves a language model
     is_communication_apart: bool  # whether it has streams of its own
     has_graphs: bool  # whether the device's runtime can replay work as a graph; True if no call of it was recorded
+    replayed_share: float  # of the device's work by time, launched by replays of graphs
     step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
     call_tree: Mapping[CallPath, Branch] | None  # the same
     graph: Graph | str | None  # what waits for what; or why that is unknown; None if it was not asked for
@@ -219,13 +220,13 @@ def analyse_columns(
     in_scope = _is_in(steps, columns.begin_ns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
-    met = tuple(collectives(columns, device, communicates))
-    devices = devices_of(columns, communicates, device)
+    met, devices = tuple(collectives(columns, device, communicates)), devices_of(columns, communicates, device)
     doubts = doubts_of(columns, launches, lost, communicates, steps, scope)
     idle, code = _idle_times(columns, device, devices, launches, lost, communicates, scope)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns, communicates),
+        replayed_share=replayed_share(columns, launches.call),
         **_attributed(columns, idle, launches, reads, scope, code),
         path=path,
         gpu_events=len(gpu_rows),

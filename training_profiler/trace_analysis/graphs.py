@@ -28,6 +28,14 @@ def is_graph_launch(columns: Columns) -> Bools:
     return columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
 
 
+def replayed_share(columns: Columns, call: Ints) -> float:
+    """Return the share of the device's work, by time, that replays of graphs launched; ``call`` launched each event."""
+    works = np.flatnonzero(columns.is_gpu())
+    length_ns = columns.end_ns[works] - columns.begin_ns[works]
+    is_replayed = (call[works] != NONE) & is_graph_launch(columns)[call[works]]
+    return float(length_ns[is_replayed].sum() / length_ns.sum()) if length_ns.sum() else 0.0
+
+
 def captured_calls(columns: Columns, call: Ints) -> Ints:
     """Return for each piece of work of a replayed graph the call that was captured; -1 for none, and all other events.
 

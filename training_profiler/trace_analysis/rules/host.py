@@ -22,6 +22,7 @@ from training_profiler.trace_analysis.rules.registry import (
     gap_ns,
     has_backward,
     is_pinned,
+    pinning,
     reads_gap_ns,
     share_of_scope,
 )
@@ -32,6 +33,11 @@ MAKING: Final = ("aten::empty", "aten::empty_strided")
 TENSORS_NEEDED: Final = 100
 EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
 SHORT_GAPS: Final = "gaps under 30 us"
+MOST_REPLAYED: Final = 0.5  # of the device's work; graphs are in use then
+BETWEEN_REPLAYS: Final = (
+    "Most work is replayed as graphs already: do what the host does between replays while the device works, or less of "
+    "it; use larger batches"
+)
 
 
 @RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,))
@@ -45,7 +51,8 @@ def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
     reason = " (0 loads batches in the training process)" if is_synchronous else ""
     waited_ns = sum(analysis.waiting.data_ns)
     saved_ns = gap_ns(analysis, DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
-    saved_ns = max(0, saved_ns - analysis.waiting.worker_start_ns)  # more workers start no faster
+    # A gap counts whole for its cause, though the host may have done other things in it, too.
+    saved_ns = max(0, min(saved_ns, waited_ns) - analysis.waiting.worker_start_ns)  # more workers start no faster
     return Finding(
         "data-loading-bound",
         f"{share:.1%} of {analysis.scope.time} is spent waiting for batches{how}",
@@ -101,6 +108,8 @@ def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
 
 def _fewer_launches(analysis: Analysis) -> str:
     """Return what needs fewer launches, without what is used already or trains what is not trained."""
+    if analysis.replayed_share > MOST_REPLAYED:
+        return BETWEEN_REPLAYS
     compiled = 'torch.compile(mode="reduce-overhead")' if analysis.has_graphs else "torch.compile"
     replayed = [compiled] if can_compile(analysis) else []
     replayed += ["CUDA graphs"] if analysis.has_graphs else []
@@ -219,8 +228,7 @@ def pageable(analysis: Analysis, threshold: float) -> Finding | None:
         f"{share:.1%} of {analysis.scope.time}",
         {"share_of_step": share, "threshold": threshold},
         (ns if exposed_ns is None else min(ns, exposed_ns)) / NS_PER_S,
-        "Use DataLoader(pin_memory=True)"
-        + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
+        f"Use {pinning(analysis)}" + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
     )
 
 
@@ -306,18 +314,18 @@ def _faster_transfers(analysis: Analysis) -> str:
     if analysis.transfers.are_blocking:
         pinned = _pinned(analysis, "and ")
         return f"Use {pinned}.to(device, non_blocking=True); copy the next batch during computation"
-    pinned = "" if is_pinned(analysis) else "Use DataLoader(pin_memory=True); "
+    pinned = "" if is_pinned(analysis) else f"Use {pinning(analysis)}; "
     return f"{pinned}{'copy' if pinned else 'Copy'} the next batch during computation, on a stream of its own"
 
 
 def _not_blocking(analysis: Analysis) -> str:
     if analysis.transfers.are_blocking:
         return f", and use {_pinned(analysis, 'with ')}.to(device, non_blocking=True)"
-    return "" if is_pinned(analysis) else ", and use DataLoader(pin_memory=True)"
+    return "" if is_pinned(analysis) else f", and use {pinning(analysis)}"
 
 
 def _pinned(analysis: Analysis, before_next: str) -> str:
-    return "" if is_pinned(analysis) else f"DataLoader(pin_memory=True) {before_next}"
+    return "" if is_pinned(analysis) else f"{pinning(analysis)} {before_next}"
 
 
 @RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)

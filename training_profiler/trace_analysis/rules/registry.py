@@ -31,6 +31,12 @@ def is_pinned(analysis: Analysis) -> bool:
     return bool(to_device) and all("Pinned" in name for name in to_device)
 
 
+def pinning(analysis: Analysis) -> str:
+    """Return what makes copies come from pinned memory: the loader, if the trace shows one."""
+    by_loader = "DataLoader(pin_memory=True)"
+    return by_loader if analysis.waiting.data_names else f"pinned memory (Tensor.pin_memory() or {by_loader})"
+
+
 def share_of_scope(analysis: Analysis, ns: int) -> float | None:
     """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length."""
     return ns / analysis.scope.wall_ns if analysis.scope.wall_ns else None

@@ -283,6 +283,8 @@ _OTHERS: Final = (
     ("void fft2d_r2c_16x16<float>(float2*, float const*, int, int)", CONVOLUTION, False, False),
     ("Im2d2Col_v2", CONVOLUTION, False, False),
     ("_combined_routing_compute", OTHER_KNOWN, False, False),
+    ("triton__0d1d2d3d", OTHER_KNOWN, False, False),
+    ("triton__my_kernel_0d1d2d", UNCLASSIFIED, False, False),
     ("void per_token_group_quant_8bit_kernel<__nv_bfloat16, __nv_fp8_e4m3>(void const*)", ELEMENTWISE, False, False),
     # a kernel of the user's
     ("my_fancy_kernel(float*)", UNCLASSIFIED, False, False),

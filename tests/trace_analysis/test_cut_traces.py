@@ -1,5 +1,7 @@
 """Recordings that begin or end while the device is at work: nothing of that is said to be idle time or a delay."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,8 @@ from tests.support.traces import Trace
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
+from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
@@ -59,6 +63,21 @@ def test_a_host_that_first_reads_earlier_work_shows_that_there_is_some(tmp_path)
 @pytest.mark.parametrize("loop", [LAGGING, Loop(loader_us=9000), Loop(host_us=300, read=True)])
 def test_a_recording_from_the_begin_is_whole(loop, tmp_path):
     assert not analysed(simulated(loop)[0], tmp_path).doubts
+
+
+@pytest.mark.parametrize("has_earlier_work", [True, False])
+def test_without_steps_the_path_begins_after_earlier_work(has_earlier_work, tmp_path):
+    trace = simulated(replace(LAGGING, is_marked=False))[0]
+    found = analysed(cut(trace, 10_000, has_earlier_work=has_earlier_work), tmp_path)
+    assert isinstance(found.graph, Graph), found.graph
+    path = critical_path(found.graph)
+    assert path.kinds_ns == {"kernel": 15_000_000}
+    assert path.wall_ns == 15_000_000
+    assert "launched, after 5.197 ms in which the device did work from before it: 15.000 ms" in " ".join(
+        render_critical_path(found.graph).split()
+    )
+    half = Change("", found.graph.names[found.graph.work_name[0]], device_saved=0.5, device_kind="kernel")
+    assert outcome(found.graph, half).wall_ns == 7_500_000
 
 
 @QUICK

@@ -70,13 +70,14 @@ _REDUCTION: Final = (
     r"|scan|sort|topk|cub::|rocprim::|Radix"
 )
 _ELEMENTWISE: Final = (
-    r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"
+    r"elementwise|pointwise|vectorized|unrolled|dropout|distribution|random|philox|index|where"
     r"|rotary|\brope|_rope"
     r"|act_and_mul|silu|gelu|swiglu|quantize|_quant(_|\b)|future_token_ids|(compute|clamp)_position|kv_indices"
 )
 _OTHER_KNOWN: Final = (
     r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_|_routing_|_bitmatrix"
     r"|to_dense_representation|-dtype_"
+    r"|^triton__\d"  # Inductor of torch 2.0: the name shows neither a reduction nor pointwise operations
 )
 ROWS: Final = (
     (ELEMENTWISE, _FUSED_POINTWISE),

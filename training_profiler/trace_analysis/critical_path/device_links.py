@@ -98,9 +98,10 @@ def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
     before_end = np.where(has_before, works.end_ns[before], LONG_AGO)
     since_call, since_before = works.begin_ns - works.called_ns, works.begin_ns - before_end
     in_graph = _before_in_graph(works)
-    # Work that began right after another stream had ended says nothing of the usual delays.
+    # Work that began right after another stream had ended, or that waited for what is not recorded, says nothing of the
+    # usual delays.
     is_alone = _other(works, np.maximum(works.called_ns, before_end)) == NONE
-    is_alone &= (in_graph == NONE) | (in_graph == before)
+    is_alone &= ((in_graph == NONE) | (in_graph == before)) & (works.unseen_ns == 0)
     is_free = has_call & (before_end <= works.called_ns) & is_alone & (in_graph == NONE)
     launch = _usual_launch(since_call, works.replay != NONE, is_free, has_call & is_alone)
     is_queued = has_before & has_call & (works.called_ns + launch <= before_end) & is_alone

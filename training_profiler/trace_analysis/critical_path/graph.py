@@ -56,6 +56,7 @@ class Side:
     rank: int  # -1 if the graph is of one trace
     begin_ns: int  # of its first step
     main: int  # the thread of the training loop
+    earlier_ns: int = 0  # before it, while the device did work from before the recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself alone, without a look at its items
@@ -122,13 +123,13 @@ def graph_of(
         return "nothing on the thread of the training loop takes time"
     works = _works(columns, rows, calls, communicates)
     bounds = _bounds(pieces, main, scope)
-    missing = _earlier(works, *bounds)
-    if missing:
-        return missing
+    since_ns = _since(works, *bounds, is_steps=scope.is_steps)
+    if isinstance(since_ns, str):
+        return since_ns
     waits = waits_of(columns, works, calls)
     handovers = handovers_of(columns, nesting, pieces, main)
     phase = np.concatenate([_phases(columns, nesting, launches, of) for of in (pieces.row, calls)])
-    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, phase)
+    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, since_ns, phase)
     graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
@@ -166,6 +167,22 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
     if without > MOST_WITHOUT_LAUNCH * len(rows):
         return f"the launch of {without} of {len(rows)} pieces of device work is unknown"
     return ""
+
+
+def _since(works: Works, begin_ns: int, end_ns: int, *, is_steps: bool) -> int | str:
+    """Return where the path begins, or why there is none.
+
+    Without steps it begins when the device has done its earlier work, with the first work that the recording launched.
+    """
+    missing = _earlier(works, begin_ns, end_ns)
+    launched = np.flatnonzero((works.called_ns >= begin_ns) & (works.called_ns < end_ns))
+    if not missing or is_steps or not len(launched):
+        return missing or begin_ns
+    since_ns = int(works.begin_ns[launched[0]])
+    unseen_ns = int(works.unseen_ns[launched[1:]].sum())
+    if unseen_ns > MOST_BEHIND * (max(end_ns, int(works.end_ns.max())) - since_ns):
+        return not_recorded(unseen_ns)
+    return since_ns
 
 
 def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
@@ -220,11 +237,12 @@ class _Builder:
         handovers: Sequence[Handover],
         main: int,
         bounds: tuple[int, int],
+        since_ns: int,
         phase: Ints,
     ) -> None:
         self._columns, self._pieces, self._works = columns, pieces, works
         self._waits, self._handovers = waits, handovers
-        self._main, self._bounds, self._phase = main, bounds, phase
+        self._main, self._bounds, self._since_ns, self._phase = main, bounds, since_ns, phase
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
@@ -262,7 +280,7 @@ class _Builder:
             [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
             steps,
             self._phase,
-            (Side(NONE, begin, self._main),),
+            (Side(NONE, self._since_ns, self._main, self._since_ns - begin),),
             np.zeros(len(at), np.int64),
             np.zeros(len(self._columns.threads), np.int64),
         )

@@ -42,6 +42,8 @@ def joined_graph(graphs: Mapping[int, Graph | str | None], runs: Mapping[int, Ma
         graph = graphs[rank]
         if graph is None or isinstance(graph, str):
             return f"of rank {rank}, {graph or 'it was not computed'}"
+        if any(side.earlier_ns for side in graph.sides):
+            return f"when the recording of rank {rank} began, its device had earlier work to do"
         found.append(graph)
     if len({graph.steps for graph in found}) > 1:
         return "the ranks recorded different numbers of steps"

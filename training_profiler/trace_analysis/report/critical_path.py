@@ -26,7 +26,8 @@ def render_critical_path(graph: Graph | str | None) -> str:
     path = critical_path(graph)
     if not path.wall_ns:
         return "Nothing in this trace takes time."
-    parts = [_title(path, len(graph.sides)), _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
+    title = _title(path, len(graph.sides), graph.sides[0].earlier_ns)
+    parts = [title, _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
     return "\n\n".join(parts)
 
 
@@ -43,10 +44,11 @@ def render_path_over_ranks(graph: Graph | str) -> str:
     return heading + "\n\n".join(parts) + "\n"
 
 
-def _title(path: Path, ranks: int) -> str:
+def _title(path: Path, ranks: int, earlier_ns: int = 0) -> str:
     over = f" over {ranks} ranks" if ranks > 1 else ""
+    after = f", after {ms(earlier_ns)} in which the device did work from before it" if earlier_ns else ""
     if not path.steps:
-        what = f"the recording{over} and the work that it launched"
+        what = f"the recording{over} and the work that it launched{after}"
     else:
         what = f"{counted(path.steps, 'step')}{over} and the work that {'they' if path.steps > 1 else 'it'} launched"
     each = f", {ms(path.wall_ns / path.steps)} a step" if path.steps > 1 else ""

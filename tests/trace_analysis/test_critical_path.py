@@ -189,15 +189,18 @@ def test_a_trace_of_the_host_alone_has_a_path(tmp_path):
     assert kinds == {"operator": 95_000, "outside of operators": 5000}
 
 
-def test_much_work_from_before_the_steps_makes_the_path_unknown(tmp_path):
+def test_after_much_work_from_before_the_steps_the_path_begins_with_theirs(tmp_path):
     def with_earlier(us):
         trace = Trace().op("aten::mm", 0, 5000).call("cudaLaunchKernel", 4000, 5, correlation=20).step(0, 0, 6000)
         return trace.kernel(KERNEL, 5000, 5000, correlation=20).kernel(KERNEL, 50, us, correlation=7)
 
     path = critical_path(graph_of(with_earlier(400), tmp_path))
     assert (path.wall_ns, path.kinds_ns["kernel"], path.kinds_ns["operator"]) == (10_000_000, 5_000_000, 4_000_000)
-    expected = "when the first step began, the device had 4.1 ms of earlier work to do"
-    assert why_not(with_earlier(4050), tmp_path) == expected
+    path = critical_path(graph_of(with_earlier(4050), tmp_path))
+    assert (path.earlier_ns, path.kinds_ns) == (5_000_000, {"kernel": 5_000_000})
+    expected = "the device did nothing but work that was launched before"
+    trace = Trace().op("aten::mm", 0, 5000).kernel(KERNEL, 500, 5000, launched=(10, 5)).step(0, 1000, 4000)
+    assert why_not(trace, tmp_path) == expected
 
 
 def lost(trace):

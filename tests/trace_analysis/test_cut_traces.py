@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cut_trace import cut
-from tests.support.simulated_training import Loop, simulated
+from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
@@ -65,19 +65,19 @@ def test_a_recording_from_the_begin_is_whole(loop, tmp_path):
     assert not analysed(simulated(loop)[0], tmp_path).doubts
 
 
-@pytest.mark.parametrize("has_earlier_work", [True, False])
-def test_without_steps_the_path_begins_after_earlier_work(has_earlier_work, tmp_path):
-    trace = simulated(replace(LAGGING, is_marked=False))[0]
-    found = analysed(cut(trace, 10_000, has_earlier_work=has_earlier_work), tmp_path)
-    assert isinstance(found.graph, Graph), found.graph
-    path = critical_path(found.graph)
-    assert path.kinds_ns == {"kernel": 15_000_000}
-    assert path.wall_ns == 15_000_000
-    assert "launched, after 5.197 ms in which the device did work from before it: 15.000 ms" in " ".join(
-        render_critical_path(found.graph).split()
-    )
-    half = Change("", found.graph.names[found.graph.work_name[0]], device_saved=0.5, device_kind="kernel")
-    assert outcome(found.graph, half).wall_ns == 7_500_000
+@pytest.mark.parametrize(("is_marked", "has_earlier_work"), [(True, True), (False, True), (False, False)])
+def test_the_path_begins_after_earlier_work(is_marked, has_earlier_work, tmp_path):
+    trace = simulated(replace(LAGGING, is_marked=is_marked))[0]
+    graph = analysed(cut(trace, 10_000, has_earlier_work=has_earlier_work), tmp_path).graph
+    assert isinstance(graph, Graph), graph
+    path = critical_path(graph)
+    assert (path.wall_ns, path.kinds_ns) == (15_000_000, {"kernel": 15_000_000})
+    assert (path.steps, path.step_ns) == (5 * is_marked, None)
+    text = " ".join(render_critical_path(graph).split())
+    assert "launched, from when the device began with it, after 5.197 ms: 15.000 ms on the path" in text
+    assert "if it takes change" in text
+    half = Change("", KERNEL, device_saved=0.5, device_kind="kernel")
+    assert outcome(graph, half).wall_ns == 7_500_000
 
 
 @QUICK

@@ -166,7 +166,7 @@ def what_if_rows(graph: Graph | str | None) -> list[Row]:
         return []
     path = critical_path(graph)
     return [
-        outcome_data(found) | ({"step_ms": ms(found.wall_ns) / path.steps} if path.steps else {})
+        outcome_data(found) | ({} if path.step_ns is None else {"step_ms": ms(found.wall_ns) / path.steps})
         for found in outcomes(graph, path)
     ]
 

@@ -31,7 +31,6 @@ from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import main_thread
-from training_profiler.units import NS_PER_MS
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
 MOST_BEHIND: Final = 0.1  # of the time from the first step to the end of all work
@@ -54,9 +53,9 @@ class Side:
     """The part of a graph that one trace recorded."""
 
     rank: int  # -1 if the graph is of one trace
-    begin_ns: int  # of its first step
+    begin_ns: int  # of the path: of its first step, or later
     main: int  # the thread of the training loop
-    earlier_ns: int = 0  # before it, while the device did work from before the recording
+    earlier_ns: int = 0  # from its first step to where the path begins: the device did earlier work
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself alone, without a look at its items
@@ -123,7 +122,7 @@ def graph_of(
         return "nothing on the thread of the training loop takes time"
     works = _works(columns, rows, calls, communicates)
     bounds = _bounds(pieces, main, scope)
-    since_ns = _since(works, *bounds, is_steps=scope.is_steps)
+    since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
         return since_ns
     waits = waits_of(columns, works, calls)
@@ -169,38 +168,24 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
     return ""
 
 
-def _since(works: Works, begin_ns: int, end_ns: int, *, is_steps: bool) -> int | str:
+def _since(works: Works, begin_ns: int, end_ns: int) -> int | str:
     """Return where the path begins, or why there is none.
 
-    Without steps it begins when the device has done its earlier work, with the first work that the recording launched.
+    Work that was launched before the steps lengthens the path but belongs to no step. If it takes long, the path begins
+    with the first work that the steps launched. A trace may lack that earlier work: what was launched then waits.
     """
-    missing = _earlier(works, begin_ns, end_ns)
     launched = np.flatnonzero((works.called_ns >= begin_ns) & (works.called_ns < end_ns))
-    if not missing or is_steps or not len(launched):
-        return missing or begin_ns
-    since_ns = int(works.begin_ns[launched[0]])
-    unseen_ns = int(works.unseen_ns[launched[1:]].sum())
-    if unseen_ns > MOST_BEHIND * (max(end_ns, int(works.end_ns.max())) - since_ns):
-        return not_recorded(unseen_ns)
-    return since_ns
-
-
-def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
-    """Return that the device first did work that was launched before the steps, if that took long.
-
-    Such work lengthens the path but belongs to no step. The trace may lack it: what was launched then waits.
-    """
-    is_in_steps = (works.called_ns >= begin_ns) & (works.called_ns < end_ns)
-    in_steps = np.flatnonzero(is_in_steps)
-    most_ns = MOST_BEHIND * (max(end_ns, int(works.end_ns.max(initial=end_ns))) - begin_ns)
-    unseen_ns = int(works.unseen_ns[is_in_steps].sum())
-    if unseen_ns > most_ns:
-        return not_recorded(unseen_ns)
-    earlier = works.end_ns[: in_steps[0]] if len(in_steps) else works.end_ns
-    behind_ns = int(earlier.max(initial=begin_ns)) - begin_ns
-    if behind_ns <= most_ns:
-        return ""
-    return f"when the first step began, the device had {behind_ns / NS_PER_MS:.1f} ms of earlier work to do"
+    last_ns = max(end_ns, int(works.end_ns.max(initial=end_ns)))
+    earlier = works.end_ns[: launched[0]] if len(launched) else works.end_ns
+    unseen_ns = int(works.unseen_ns[launched[:1]].sum())
+    behind_ns = max(unseen_ns, int(earlier.max(initial=begin_ns)) - begin_ns)
+    since_ns = begin_ns
+    if behind_ns > MOST_BEHIND * (last_ns - begin_ns):
+        if not len(launched):
+            return "the device did nothing but work that was launched before"
+        since_ns = int(works.begin_ns[launched[0]])
+    later_ns = int(works.unseen_ns[launched[1:]].sum())
+    return not_recorded(later_ns) if later_ns > MOST_BEHIND * (last_ns - since_ns) else since_ns
 
 
 def _phases(columns: Columns, nesting: Nesting, launches: Launches, rows: Ints) -> Ints:

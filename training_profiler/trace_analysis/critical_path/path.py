@@ -50,6 +50,12 @@ class Path:
     steps: int  # 0 if none is marked
     links: tuple[Link, ...]  # the longest first
     jumps: tuple[Jump, ...] = ()  # the most frequent first
+    earlier_ns: int = 0  # from the first step to the begin of the path, while the device did earlier work
+
+    @property
+    def step_ns(self) -> float | None:
+        """The time of one step; None if no step is marked, or if the path begins within one."""
+        return self.wall_ns / self.steps if self.steps and not self.earlier_ns else None
 
     @property
     def ranks_ns(self) -> dict[int, int]:
@@ -111,7 +117,7 @@ def critical_path(graph: Graph) -> Path:
     links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items() if ns]
     links.sort(key=lambda link: (-link.ns, link.rank, link.kind, link.name))
     met = tuple(Jump(*between, count) for between, count in jumps.most_common())
-    return Path(until, end_ns - until, graph.steps, tuple(links), met)
+    return Path(until, end_ns - until, graph.steps, tuple(links), met, max(side.earlier_ns for side in graph.sides))
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:

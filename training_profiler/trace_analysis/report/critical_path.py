@@ -26,8 +26,7 @@ def render_critical_path(graph: Graph | str | None) -> str:
     path = critical_path(graph)
     if not path.wall_ns:
         return "Nothing in this trace takes time."
-    title = _title(path, len(graph.sides), graph.sides[0].earlier_ns)
-    parts = [title, _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
+    parts = [_title(path, len(graph.sides)), _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
     return "\n\n".join(parts)
 
 
@@ -44,15 +43,15 @@ def render_path_over_ranks(graph: Graph | str) -> str:
     return heading + "\n\n".join(parts) + "\n"
 
 
-def _title(path: Path, ranks: int, earlier_ns: int = 0) -> str:
+def _title(path: Path, ranks: int) -> str:
     over = f" over {ranks} ranks" if ranks > 1 else ""
-    after = f", after {ms(earlier_ns)} in which the device did work from before it" if earlier_ns else ""
+    after = f", from when the device began with it, after {ms(path.earlier_ns)}" if path.earlier_ns else ""
     if not path.steps:
-        what = f"the recording{over} and the work that it launched{after}"
+        what = f"the recording{over} and the work that it launched"
     else:
         what = f"{counted(path.steps, 'step')}{over} and the work that {'they' if path.steps > 1 else 'it'} launched"
-    each = f", {ms(path.wall_ns / path.steps)} a step" if path.steps > 1 else ""
-    return wrapped(f"What determines the length of {what}: {ms(path.wall_ns)}{each}")
+    each = f", {ms(path.step_ns)} a step" if path.steps > 1 and path.step_ns is not None else ""
+    return wrapped(f"What determines the length of {what}{after}: {ms(path.wall_ns)}{each}")
 
 
 def _ranks(path: Path) -> str:
@@ -92,10 +91,10 @@ def _rank(link: Link) -> tuple[int, ...]:
 
 
 def _what_if(path: Path, found: list[Outcome]) -> list[str]:
-    each = max(1, path.steps)
+    each = 1 if path.step_ns is None else path.steps
     rows = []
     for change, wall_ns in ((outcome.change, outcome.wall_ns) for outcome in found):
         what = f"{change.what}: {kernel(change.name)}" if change.name else change.what
         rows.append((what, ms(wall_ns / each), percent((wall_ns - path.wall_ns) / path.wall_ns)))
-    of = "a step takes" if path.steps else "it takes"
+    of = "it takes" if path.step_ns is None else "a step takes"
     return [table(("if", of, "change"), rows), wrapped(ASSUMED)]

@@ -133,3 +133,31 @@ def test_no_more_is_saved_than_was_waited_for(tmp_path):
     trace = stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 100, 200)
     trace.kernel("k", 0, 100, launched=(0, 1)).op("aten::mm", 300, 190).kernel("k", 490, 510, launched=(480, 5))
     assert saving_ms(RULES["data-loading-bound"](trace.analysed(tmp_path))) == 0.2
+
+
+def short_of(*idle, **more):
+    """Return a trace whose device is busy for 60% of the step, with one gap of 400 us."""
+    trace = stepped().kernel("k", 0, 300, launched=(0, 1), **more).op("the last", 990, 5)
+    for name, ts, us in idle:
+        trace.op(name, ts, us)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "verdict"),
+    [
+        (short_of(("aten::mm", 300, 390)).kernel("k", 700, 300, launched=(690, 5)), "the CPU probably cannot keep up"),
+        (short_of().kernel("k", 700, 300, launched=(20, 5)), "low"),
+        (short_of().kernel("k", 700, 300), "low"),
+    ],
+)
+def test_the_host_is_blamed_for_an_idle_device_only_where_it_is_behind_it(trace, verdict, tmp_path):
+    assert f"busy for 60.0% of the steps ({verdict})" in by_code(trace, tmp_path)["gpu-idle"].message
+
+
+@pytest.mark.parametrize(("count", "fires"), [(10, True), (9, False)])
+def test_few_kernels_show_nothing_of_a_program(count, fires, tmp_path):
+    trace = stepped()
+    for i in range(2 * count):
+        trace.kernel("vectorized_elementwise_kernel", 20 * i, 5)
+    assert ("small-kernels" in by_code(trace, tmp_path)) == fires

@@ -22,15 +22,16 @@ from training_profiler.trace_analysis.rules.registry import (
 )
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
+LEAST_KERNELS: Final = 20  # fewer show nothing of a program
 MOST_NAMES: Final = 3  # that a finding lists
 MOST_NAME: Final = 50  # characters of each
 
 
 @RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE,))
 def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag a trace in which over half of the kernels take under 10 us, and these over 5 % of kernel time."""
+    """Flag a trace in which over half of 20 kernels or more take under 10 us, and these over 5 % of kernel time."""
     kernels = analysis.kernels
-    if not kernels.count or kernels.short_share is None:
+    if kernels.count < LEAST_KERNELS or kernels.short_share is None:
         return None
     part = kernels.short_count / kernels.count
     if part <= threshold or kernels.short_share < 0.05:

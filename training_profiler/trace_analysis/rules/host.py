@@ -13,6 +13,7 @@ from training_profiler.trace_analysis.gaps import (
     HOST_STALL,
     LAUNCH_BOUND,
     PYTHON,
+    SYNCHRONIZE,
     UNKNOWN,
 )
 from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, DIRECTIONS, HOST, THREE_STEPS, WHOLE
@@ -33,6 +34,16 @@ MAKING: Final = ("aten::empty", "aten::empty_strided")
 TENSORS_NEEDED: Final = 100
 EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
 SHORT_GAPS: Final = "gaps under 30 us"
+OF_THE_HOST: Final = (
+    DATA_LOADER,
+    ALLOCATION,
+    BLOCKING_COPY,
+    SYNCHRONIZE,
+    LAUNCH_BOUND,
+    PYTHON,
+    HOST_STALL,
+    SHORT_GAPS,
+)
 MOST_REPLAYED: Final = 0.5  # of the device's work; graphs are in use then
 BETWEEN_REPLAYS: Final = (
     "Most work is replayed as graphs already: do what the host does between replays while the device works, or less of "
@@ -71,7 +82,9 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
     idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
-    verdict = "serious" if used < 0.5 else "the CPU probably cannot keep up" if used < 0.7 else "could be higher"
+    by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
+    low = "the CPU probably cannot keep up" if by_host else "low"
+    verdict = "serious" if used < 0.5 else low if used < 0.7 else "could be higher"
     return Finding(
         "gpu-idle",
         f"The device is busy for {used:.1%} of {where} ({verdict}){cause}",

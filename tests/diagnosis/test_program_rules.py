@@ -227,8 +227,8 @@ def test_other_types_are_not_float64(dtype):
     assert "double-precision" not in findings_of(run_with(ProgramFacts(ADAM), dtype=dtype))
 
 
-def with_backwards(count: int, kept: int) -> Snapshot:
-    run = run_with(ProgramFacts(ADAM, kept_graphs=kept))
+def with_backwards(count: int, kept: int, past_updates: int = 0) -> Snapshot:
+    run = run_with(ProgramFacts(ADAM, kept_graphs=kept, kept_past_updates=past_updates))
     sections = dict(run.sections)
     sections["backward_pass"] = replace(sections["backward_pass"], count=count)
     return replace(run, sections=sections)
@@ -249,6 +249,20 @@ def test_losses_with_an_update_each_are_not_to_be_added():
     optimizer = replace(run.sections["optimizer_step"], count=200)
     found = findings_of(replace(run, sections={**run.sections, "optimizer_step": optimizer}))["repeated-backward"]
     assert found.fix.startswith("Each loss has an update of its own: give it .detach()")
+
+
+def test_a_graph_that_is_kept_past_an_update_is_not_to_be_added_to_the_next_loss():
+    found = findings_of(with_backwards(count=300, kept=100, past_updates=100))["repeated-backward"]
+    assert found.message == (
+        "Each step has 3 backward passes, 50.0 ms in all; 1 of them keeps the graph, although an update comes before "
+        "another backward pass"
+    )
+    assert found.fix.startswith("Each loss has an update of its own: give it .detach()")
+
+
+def test_losses_of_one_update_are_added_though_the_last_keeps_the_graph_too():
+    found = findings_of(with_backwards(count=200, kept=200, past_updates=100))["repeated-backward"]
+    assert found.fix.startswith("Add the losses")
 
 
 @pytest.mark.parametrize(

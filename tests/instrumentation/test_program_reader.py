@@ -38,6 +38,31 @@ def test_backward_passes_that_keep_the_graph_are_counted(instrumented):
     assert instrumented.instrumentation.program_facts().kept_graphs == 1
 
 
+def trained_apart(one, two, apart):
+    optimizer = torch.optim.SGD(apart.parameters(), lr=0.1)
+    one.backward(retain_graph=True)
+    optimizer.step()
+    two.backward()
+
+
+def trained_together(one, two, apart):
+    optimizers = [torch.optim.SGD(apart.parameters(), lr=0.1) for _ in range(2)]
+    one.backward(retain_graph=True)
+    two.backward()
+    for each in optimizers:
+        each.step()
+
+
+@pytest.mark.parametrize(("train_both", "past"), [(trained_apart, 3), (trained_together, 0)])
+def test_graphs_that_are_kept_past_an_update_are_counted(instrumented, train_both, past):
+    shared, first, second = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    for _ in range(3):
+        hidden = shared(torch.randn(8, 4))
+        train_both(first(hidden).square().mean(), second(hidden).square().mean(), first)
+    facts = instrumented.instrumentation.program_facts()
+    assert (facts.kept_graphs, facts.kept_past_updates) == (3, past)
+
+
 def plain(loss, model):
     loss.backward(create_graph=True)
 

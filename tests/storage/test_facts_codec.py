@@ -36,6 +36,7 @@ FACTS = ProgramFacts(
     unused_gradients=UnusedGradients(900, 1000, 0.75, 0.25, False, "VGG", "train.py:20"),
     frozen=FrozenFacts(20, 0.5, True, "ResNet", "train.py:21", 0.25, 3),
     recurrent=RecurrentFacts("GRU", 24.0, 0.5, 0.75, True, 20_000, "train.py:21"),
+    kept_past_updates=6,
 )
 
 
@@ -71,4 +72,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         unused_gradients=None,
         frozen=None,
         recurrent=None,
+        kept_past_updates=0,
     )

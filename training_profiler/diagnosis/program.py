@@ -32,8 +32,18 @@ MOSTLY: Final = 0.5  # of the forward pass
 PART_OF_FORWARD: Final = 0.3
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
+BETWEEN: Final = 0.5  # of the kept graphs; fewer are those of each step's last backward pass
 RECOMPILED_OFTEN: Final = 2
 TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model computes depends on what ran beside it
+
+ADDED_LOSSES: Final = (
+    "Add the losses and call backward() once: the gradients are the same but for rounding; keep several only where "
+    "each loss needs gradients of its own"
+)
+SEPARATE_UPDATES: Final = (
+    "Each loss has an update of its own: give it .detach() of what its optimizer does not train, such as the "
+    "generator's output in the discriminator's loss, and leave retain_graph=True out"
+)
 
 
 @RULES.rule(SMALL_OPERATORS, threshold=0.25)  # of step time that fewer operators would save
@@ -304,10 +314,14 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     keep = "keeps" if f"{kept:.2g}" == "1" else "keep"
+    has_updates_between = _has_updates_between(snapshot, passes)
+    because = " for the next, which repeats what they have in common"
+    if has_updates_between:
+        because = ", although an update comes before another backward pass"
     return Finding(
         code=REPEATED_BACKWARD,
         message=f"Each step has {passes:.2g} backward passes, {ms_text(backward_s / step.settled_count)} in all; "
-        f"{kept:.2g} of them {keep} the graph for the next, which repeats what they have in common",
+        f"{kept:.2g} of them {keep} the graph{because}",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
@@ -315,21 +329,16 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
             "kept_graphs": snapshot.program.kept_graphs,
         },
         potential_saving_s=potential_saving_s,
-        fix=_fewer_backwards(snapshot, passes),
+        fix=SEPARATE_UPDATES if has_updates_between else ADDED_LOSSES,
     )
 
 
-def _fewer_backwards(snapshot: Snapshot, passes: float) -> str:
-    """Return what to change: losses of one update may be added, those of several optimizers' updates may not."""
-    if per_step(snapshot, OPTIMIZER_STEP) >= USED_EACH_UPDATE * passes:
-        return (
-            "Each loss has an update of its own: give it .detach() of what its optimizer does not train, such as the "
-            "generator's output in the discriminator's loss, and leave retain_graph=True out"
-        )
-    return (
-        "Add the losses and call backward() once: the gradients are the same but for rounding; keep several only where "
-        "each loss needs gradients of its own"
-    )
+def _has_updates_between(snapshot: Snapshot, passes: float) -> bool:
+    """Return whether losses have updates of their own, as in a GAN: then they must not be added."""
+    program = snapshot.program
+    if program.kept_past_updates > BETWEEN * program.kept_graphs:
+        return True
+    return per_step(snapshot, OPTIMIZER_STEP) >= USED_EACH_UPDATE * passes
 
 
 @RULES.rule(RECOMPILES, threshold=0.03, saving=Saving.RUN)  # of the run

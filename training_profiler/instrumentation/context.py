@@ -58,6 +58,7 @@ class PatchContext:
     __slots__ = (
         "_create_detector",
         "_recorder",
+        "_updates_at_kept",
         "backward_watch",
         "calls",
         "created_graphs",
@@ -68,6 +69,7 @@ class PatchContext:
         "is_compiling",
         "is_tracing",
         "kept_graphs",
+        "kept_past_updates",
         "on_error",
         "optimizers",
         "sync_points",
@@ -97,6 +99,10 @@ class PatchContext:
         self.optimizers: Final = LiveObjects()  # of torch, made so far
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
+        # Of these, the ones that an update followed before another backward pass; and the number of updates before the
+        # last backward pass, if it kept the graph.
+        self.kept_past_updates = 0
+        self._updates_at_kept: int | None = None
         # Gradients with a graph of their own that no other gradient was computed of before the next update; and the
         # number of updates before the last of them, if nothing used it so far.
         self.created_graphs = 0
@@ -152,9 +158,12 @@ class PatchContext:
         """Send the begins of backward passes to ``watch``, too, from now on; None: no longer."""
         self.backward_watch = watch
 
-    def note_kept_graph(self) -> None:
-        """Count a backward pass that kept the graph for another one."""
-        self.kept_graphs += 1
+    def note_backward(self, updates: int, keeps_graph: bool) -> None:
+        """Count a backward pass that keeps the graph for another one, and whether an update follows before that."""
+        if self._updates_at_kept is not None and self._updates_at_kept < updates:
+            self.kept_past_updates += 1
+        self.kept_graphs += keeps_graph
+        self._updates_at_kept = updates if keeps_graph else None
 
     def gradient_begins(self, updates: int, creates_graph: bool) -> None:
         """Note a gradient that may use the graph of the one before it, and whether it gets a graph of its own."""

@@ -119,6 +119,7 @@ class ProgramReader:
             optimizer=self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,
+            kept_past_updates=self._context.kept_past_updates,
             created_graphs=self._context.created_graphs,
             finds_anomalies=self._finds_anomalies,
             embedding=embedding,

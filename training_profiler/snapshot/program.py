@@ -206,6 +206,7 @@ class ProgramFacts(NamedTuple):
     unused_gradients: UnusedGradients | None = None  # None: there are none, or it is not known
     frozen: FrozenFacts | None = None  # None: no module is frozen, or it is not known
     recurrent: RecurrentFacts | None = None  # None: no layer gets single steps, or it is not known
+    kept_past_updates: int = 0  # of kept_graphs: an update followed before another backward pass
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -54,6 +54,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.unused_gradients is None else _unused(facts.unused_gradients),
         None if facts.frozen is None else _frozen(facts.frozen),
         None if facts.recurrent is None else _recurrent(facts.recurrent),
+        int(_number(facts.kept_past_updates)),
     )
 
 

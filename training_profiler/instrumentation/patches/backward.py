@@ -28,6 +28,11 @@ def note_graph(context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, A
         context.on_error(error)
 
 
+def keeps_graph(args: tuple[Any, ...]) -> bool:
+    """Return whether a backward pass keeps its graph, and makes none of its gradients."""
+    return len(args) > KEEPS_GRAPH + 1 and bool(args[KEEPS_GRAPH]) and not args[KEEPS_GRAPH + 1]
+
+
 def look_for_update(
     context: PatchContext, detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool
 ) -> None:
@@ -67,8 +72,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                         training_thread.busy_with = FREE
                     if detector.inferred is not None:
                         look_for_update(context, detector, args, kwargs, trains)
-                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
-                        context.note_kept_graph()
+                    if trains:
+                        context.note_backward(detector.updates, keeps_graph(args))
                     if context.backward_watch is not None:
                         context.backward_watch.backward_begins(args, kwargs, sys._getframe(1), trains)
                     detector.backward_begins()

@@ -39,6 +39,13 @@ def test_a_copy_is_named_with_its_line() -> None:
     assert finding.saving_range_s == pytest.approx((0.5 * 0.6 * 4.0, 4.0))
 
 
+def test_opening_a_file_is_not_called_reading() -> None:
+    """It may be opened to write: which is not known."""
+    finding = unexplained(run_with(({"open": 0.6}, 0.7)))
+    assert "most of it spent opening and reading files (open(), 60%)" in finding.message
+    assert finding.fix.startswith("Open and read files once, before the loop")
+
+
 def test_an_activity_on_many_lines_is_one() -> None:
     finding = unexplained(run_with(*(({"loss.item": 0.04, ".tolist": 0.03}, 0.1) for _ in range(10))))
     spent = "most of it spent reading numbers out of tensors (loss.item(), .tolist(), 70%): "

@@ -68,14 +68,14 @@ ACTIVITIES: Final = (
         "Write every n-th step, and only what is new",
     ),
     Activity(
-        "reading files",
+        "opening and reading files",
         frozenset(
             (
                 *("open", "read", "readline", "readlines", "read_text", "read_bytes", "read_csv", "loadtxt", "imread"),
                 *("json.load", "torch.load", "np.load", "numpy.load", "pickle.load", "yaml.safe_load"),
             )
         ),
-        "Read files once, before the loop",
+        "Open and read files once, before the loop",
     ),
     Activity(
         "computing metrics",

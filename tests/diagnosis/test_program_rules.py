@@ -183,11 +183,11 @@ def test_the_part_in_python_is_that_of_the_forward_pass_which_shows_it():
 MANY = LONG._replace(operators=800)  # what is between them may take all of the rest
 
 
-def with_loop(part: float, facts: ForwardFacts, samples: int = 100) -> Snapshot:
+def with_loop(part: float, facts: ForwardFacts, samples: int = 100, called: str = "<python>") -> Snapshot:
     """Return a run in whose forward pass a line runs a loop in Python for this part of the time."""
     run = run_with(ProgramFacts(ADAM, forward=facts))
     share = run.sections["forward_pass"].share
-    line = LineStats("model.py", 9, "Net.forward", share, samples, called={"<python>": part * share})
+    line = LineStats("model.py", 9, "Net.forward", share, samples, called={called: part * share})
     return replace(run, lines={"forward_pass": (line,)})
 
 
@@ -197,10 +197,35 @@ def test_a_sampled_loop_in_python_is_found_among_many_operators():
     assert "model.py:9 Net.forward" in finding.message
 
 
+@pytest.mark.parametrize("called", ["random.sample", "np.random.choice", "torch.tensor", "re.findall"])
+def test_functions_that_are_no_operators_of_torch_count_as_python(called):
+    assert "50% of the forward pass" in findings_of(with_loop(0.5, MANY, called=called))["python-in-forward"].message
+
+
+def with_a_small_batch(median_s: float) -> Snapshot:
+    """Return a run with a loop in its forward passes, of which the last is a tenth of the others."""
+    run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
+    forward = replace(run.sections["forward_pass"], min_s=0.004, p50_s=median_s)
+    return replace(run, sections={**run.sections, "forward_pass": forward})
+
+
+def test_a_sampled_part_is_one_of_all_forward_passes_and_not_of_the_shortest():
+    run = with_a_small_batch(median_s=0.05)  # as long as the counted one
+    found = findings_of(run)["python-in-forward"]
+    assert found.potential_saving_s == pytest.approx(0.5 * run.sections["forward_pass"].settled_total_s)
+
+
+def test_what_a_delayed_step_took_is_not_taken_for_usual():
+    assert "python-in-forward" not in findings_of(with_a_small_batch(median_s=0.02))
+
+
 @pytest.mark.parametrize(
     "run",
     [
         with_loop(0.2, MANY),
+        with_loop(0.9, MANY, called="torch.roll"),
+        with_loop(0.9, MANY, called="random_mask"),  # a function of the program
+        with_loop(0.9, MANY._replace(operators_s=0.035), called="np.dot"),  # there is no time outside of operators
         with_loop(0.5, MANY, samples=20),
         with_loop(0.9, MANY._replace(operators_s=0.035)),  # a loop of operators
     ],

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.parameter_loop import parameter_loop
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -30,8 +31,16 @@ START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
 MOSTLY: Final = 0.5  # of the forward pass
 PART_OF_FORWARD: Final = 0.3
+USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
+# By the names under which programs import them.
+OTHER_LIBRARIES: Final = frozenset(
+    (
+        *("random", "np", "numpy", "re", "json", "itertools", "copy", "bisect", "heapq", "collections", "string"),
+        *("nx", "networkx", "sp", "scipy", "sklearn", "pd", "pandas", "cv2", "Image", "PIL", "nltk", "tokenizer"),
+    )
+)
 BETWEEN: Final = 0.5  # of the kept graphs; fewer are those of each step's last backward pass
 RECOMPILED_OFTEN: Final = 2
 TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model computes depends on what ran beside it
@@ -238,7 +247,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or not has_enough_steps(snapshot) or outside is None or not forward_s:
         return None
     seconds, part = outside
-    potential_saving_s = min(forward_s, seconds * step.settled_count)
+    potential_saving_s = min(forward_s, seconds)
     share = potential_saving_s / step.settled_s
     if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
@@ -254,28 +263,44 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _sampled_in_python(snapshot: Snapshot) -> float:
-    """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown."""
+    """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown.
+
+    Functions of libraries that do not compute with torch, and making tensors of lists, are such.
+    """
     section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
     if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return 0.0
-    return min(1.0, sum(line.called.get(PYTHON, 0.0) for line in lines) / section.share)
+    seconds = sum(share for line in lines for name, share in line.called.items() if _runs_python(name))
+    return min(1.0, seconds / section.share)
+
+
+def _runs_python(name: str) -> bool:
+    return name == PYTHON or name.split(".")[0] in OTHER_LIBRARIES or MAKING_TENSORS.matches(name)
 
 
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
-    """Return the time of a step's forward passes that is surely in no operator, and its part; None if unknown.
+    """Return the time of forward passes that is surely in no operator, and its part of a step's; None if unknown.
 
     The counted step may have been delayed, by another program for example; the shortest forward pass was not. That may
     include operators between two modules, which are not counted; the calls of the counted step do not. What is between
-    operators counts as theirs, unless samples of lines show loops in Python there.
+    operators counts as theirs, unless samples of lines show loops in Python there. These are a part of all passes, of
+    which the shortest may be a small batch, and count as far as a counted step of usual length has time for them.
     """
-    counted, section = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS)
-    if counted is None or section is None or not section.min_s:
+    counted, section, step = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS), snapshot.step
+    if counted is None or section is None or not section.min_s or step is None:
         return None
     least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)
-    sampled_s = min(outside_s, _sampled_in_python(snapshot) * least_s)
-    surely_s = max(sampled_s, outside_s - BETWEEN_OPERATORS_S * counted.operators)
-    return (surely_s, surely_s / least_s) if least_s else None
+    if not least_s:
+        return None
+    between_s = BETWEEN_OPERATORS_S * counted.operators
+    most = outside_s / least_s
+    if counted.calls_s <= USUAL * (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS):
+        most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
+    sampled = min(most, _sampled_in_python(snapshot))
+    surely_s = max(0.0, outside_s - between_s)
+    seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
+    return seconds, max(sampled, surely_s / least_s)
 
 
 @RULES.rule(DOUBLE_PRECISION, threshold=0.10)  # of step time

@@ -165,6 +165,25 @@ def test_lines_are_read_at_random_distances_which_no_loop_has():
     assert read["first"] == pytest.approx(1 / READ_EACH, abs=0.05)
 
 
+def test_recurrent_layers_on_several_lines_are_named_without_one(instrumented, monkeypatch):
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder, self.scorer = (nn.GRU(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            encoded = self.encoder(x)[0]
+            decoded = self.decoder(encoded)[0]
+            return self.scorer(decoded)[0]
+
+    monkeypatch.setattr(instrumented.context.calls, "_read_site", CallSiteReader().read)
+    trainer = Trainer(Translator, 200, 2, 4, instrumented=instrumented)
+    for _ in range(3):
+        trainer.step()
+    forward = instrumented.instrumentation.flops.forward
+    assert (forward.place, forward.layer) == ("", "GRU")
+
+
 def test_operations_that_take_many_times_the_median_are_long():
     counts = Operations(torch, lambda frame: "")
     for spent_ns in (1_000, 1_000, 1_000, 9_000):

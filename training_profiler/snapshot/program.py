@@ -91,7 +91,7 @@ class ForwardFacts(NamedTuple):
     operators_s: float  # in them, without Python between them
     calls_s: float  # of all; counting makes it longer by some microseconds an operator
     place: str = ""  # the user's line that starts half of them or more; "" where they are few
-    layer: str = ""  # torch's recurrent layer that starts them there: "GRU"
+    layer: str = ""  # torch's recurrent layer that starts half of them, at that line or at several: "GRU"
 
 
 class LongOperators(NamedTuple):

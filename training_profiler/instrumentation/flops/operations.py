@@ -162,11 +162,17 @@ class Operations:
     def most_start_at(self) -> tuple[str, str]:
         """The user's line that starts most operations of forward passes, and torch's layer.
 
-        "" where they are few, and where no line starts half of them.
+        "" where they are few, and where no line, or no layer of a kind, starts half of them.
         """
-        for place, count in self._places.most_common(1):
+        layers: Counter[str] = Counter()
+        for (_, layer), count in self._places.items():
+            layers[layer] += count
+        for (place, layer), count in self._places.most_common(1):
             if 2 * count >= self._places.total():
-                return place
+                return place, layer
+        for layer, count in layers.most_common(1):
+            if 2 * count >= self._places.total():
+                return "", layer
         return "", ""
 
     def long(self) -> tuple[LongOperators, LongOperators]:

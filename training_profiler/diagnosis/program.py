@@ -1,5 +1,6 @@
 """Rules about how the program computes: small operators, precision, repeated work, recompilation."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
@@ -10,7 +11,8 @@ from training_profiler.diagnosis.time_steps import saved_by_whole_sequences, tim
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
-from training_profiler.snapshot.program import ForwardFacts, LongOperators
+from training_profiler.snapshot.lines import hottest_places
+from training_profiler.snapshot.program import ForwardFacts, LongOperators, ProgramFacts
 from training_profiler.snapshot.snapshot import OTHER, PYTHON, Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
@@ -22,6 +24,7 @@ RECOMPILES: Final = "recompiles"
 
 # A layer with a weight and a bias takes about 3 operators forward and 9 backward.
 OPERATORS_A_TENSOR: Final = 6
+IN_FORWARD: Final = 0.25  # of these
 OUTSIDE: Final = 5.0  # times the operators in modules; each has two or three in the backward pass
 SAME: Final = 1.05  # times as many passes
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
@@ -29,8 +32,10 @@ MANY: Final = 2.0  # x that number; fewer may be normalization, attention and th
 BETWEEN_OPERATORS_S: Final = 40e-6
 START_S: Final = 3e-6  # that starting an operator takes on a fast CPU, with its share of the backward pass
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
-MOSTLY: Final = 0.5  # of the forward pass
+MOST_OF_FORWARD: Final = 0.5
 PART_OF_FORWARD: Final = 0.3
+GOOD_PART: Final = 0.2
+MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
@@ -71,9 +76,11 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     # Long operators compute, and would go on to do so.
     operators = program.operators - program.long_forward.operators - program.long_backward.operators
-    computing_s = _without_long(
-        _computing_s(snapshot) / step.settled_count, program.long_forward, program.long_backward
-    )
+    passes_s = [
+        _without_long((snapshot.total_of_step_s(name) or 0.0) / step.settled_count, long)
+        for name, long in ((FORWARD_PASS, program.long_forward), (BACKWARD_PASS, program.long_backward))
+    ]
+    computing_s = sum(passes_s)
     if operators <= 0 or computing_s <= 0 or not optimizer.tensors:
         return None
     needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, per_step(snapshot, FORWARD_PASS))
@@ -86,11 +93,13 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if time_step_loop(snapshot, snapshot.thresholds) is not None:
         return None
+    potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
+    if program.forward is not None:
+        potential_saving_s = _needless_s(program, passes_s, needed) * step.settled_count
     recurrent = program.recurrent
-    kept = needed / operators
     if recurrent is not None and recurrent.is_known:  # its operators stay, but for those that are known to be saved
-        kept = max(kept, recurrent.loop - saved_by_whole_sequences(recurrent))
-    potential_saving_s = computing_s * (1 - kept) * step.settled_count
+        kept = max(0.0, recurrent.loop - saved_by_whole_sequences(recurrent))
+        potential_saving_s = min(potential_saving_s, computing_s * (1 - kept) * step.settled_count)
     share = potential_saving_s / step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
@@ -112,13 +121,26 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _without_long(seconds: float, *passes: LongOperators) -> float:
+def _needless_s(program: ProgramFacts, passes_s: Sequence[float], needed: float) -> float:
+    """Return what the operators take in a step that layers do not need, by pass: constants have no backward pass."""
+    assert program.forward is not None
+    forward = program.forward.operators - program.long_forward.operators
+    backward = program.operators - program.forward.operators - program.long_backward.operators
+    parts = (needed * IN_FORWARD, forward), (needed * (1 - IN_FORWARD), backward)
+    return sum(
+        seconds * max(0.0, 1 - its_needed / operators)
+        for seconds, (its_needed, operators) in zip(passes_s, parts, strict=True)
+        if operators > 0
+    )
+
+
+def _without_long(seconds: float, long: LongOperators) -> float:
     """Return the time of a step's passes that is in no long operator.
 
     The one step in which these were timed may have been slower than others, as an early one; so may all of it.
     """
-    long_s, all_s = sum(each.seconds for each in passes), sum(each.all_s for each in passes)
-    return seconds - min(long_s, seconds * long_s / all_s if all_s else long_s)
+    by_part = seconds * long.seconds / long.all_s if long.all_s else long.seconds
+    return max(0.0, seconds - min(long.seconds, by_part))
 
 
 def _start_s(snapshot: Snapshot) -> float | None:
@@ -145,13 +167,27 @@ def _each(snapshot: Snapshot, operator_s: float) -> str:
 def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
     """Return the line that starts most operators, as evidence; empty where that is unknown.
 
-    It need not be the one with most time, which may be in long operators.
+    It need not be the one with most time, which may be in long operators. Where several lines start them, it is the
+    loop in Python with most time, if such loops have a good part of the forward pass.
     """
     forward = snapshot.program.forward
-    if forward is None or not forward.place:
+    if forward is None:
         return {}
+    if not forward.place:
+        return {} if forward.layer else _loop_of_most(snapshot)
     functions = [line.what for line in snapshot.lines.get(FORWARD_PASS, ()) if line.place == forward.place]
     return {"lines": " ".join([forward.place, *functions[:1]])}
+
+
+def _loop_of_most(snapshot: Snapshot) -> dict[str, str]:
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    loops = [line for line in lines if line.called.get(PYTHON, 0.0) >= MOSTLY * line.share]
+    if section is None or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return {}
+    if sum(line.share for line in loops) < GOOD_PART * section.share:
+        return {}
+    places = [f"{place.place} {place.what}" for place in hottest_places(loops)]
+    return {"lines": places[0]} if places else {}
 
 
 def _above_all(snapshot: Snapshot) -> str:
@@ -215,7 +251,7 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
 def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> str:
     """Return what to change; in ``forward`` is torch's recurrent layer that starts the operators, if one does."""
     layer, recurrent = "" if forward is None else forward.layer, snapshot.program.recurrent
-    if recurrent is not None and recurrent.loop >= MOSTLY and forward is not None:
+    if recurrent is not None and recurrent.loop >= MOST_OF_FORWARD and forward is not None:
         compiling = "" if snapshot.program.compiled is not None else "; torch.compile may fuse them"
         return (
             f"{recurrent.kind} is called for each step of a sequence, which is needed where an input depends on an "

@@ -81,6 +81,26 @@ def test_they_are_of_no_line_because_only_their_number_in_all_sections_is_known(
     assert "lines" not in finding.evidence
 
 
+def message_with(share: float, faults: float = 140_000, samples: int = 400) -> str:
+    """Return the message where one line takes this share of the steps and page faults take 70% of them."""
+    line = (LineStats("model.py", 31, "enqueue", share=share, samples=samples),)
+    steps = replace(run(faults=faults, kernel=0.9), lines={"forward_pass": line}, settled_lines={"forward_pass": line})
+    steps = replace(steps, sections=snapshot_of({"forward_pass": 0.95, "backward_pass": 0.05}).sections)
+    return next(finding.message for finding in diagnose(steps) if finding.code == "page-faults")
+
+
+def test_a_line_with_nearly_all_step_time_has_most_page_faults() -> None:
+    """Of 70% at least 60% are among its 90%."""
+    assert message_with(share=0.9).endswith("; most of them at model.py:31 enqueue, which takes 90% of step time")
+
+
+@pytest.mark.parametrize(
+    "message", [message_with(0.6), message_with(0.9, faults=40_000), message_with(0.9, samples=20)]
+)
+def test_a_line_that_may_have_few_of_them_is_not_named(message: str) -> None:
+    assert "model.py" not in message
+
+
 def test_page_faults_of_gradients_make_no_backward_pass_slow() -> None:
     shares = {"forward_pass": 0.2, "backward_pass": 0.8}
     with_faults, without = (replace(run(cost_s=cost_s), sections=snapshot_of(shares).sections) for cost_s in (6e-6, 0))

@@ -5,9 +5,10 @@ from typing import Final
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
+from training_profiler.recording.known_sections import FORWARD_PASS
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.pauses import Pause
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import ms_text
 
 PAGE_FAULTS: Final = "page-faults"
@@ -16,6 +17,8 @@ NEW_MEMORY: Final = "page faults"  # as a cause
 # of it, and the kernel need not clear a page of a file.
 LEAST_COST: Final = 0.5
 TICK_S: Final = 0.01  # in which Linux samples whether a thread is in the kernel, or shorter
+MOST_OF_THEM: Final = 0.7
+LINE_SAMPLES: Final = 40
 CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
 
 
@@ -66,11 +69,13 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     each = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
     pages = snapshot.machine.page_faults.mean * step.total_s / step.count
+    line, where = _line_of_most(snapshot, share)
     return Finding(
         code=PAGE_FAULTS,
         message=f"Page faults take about {share:.0%} of step time ({each[0]} per step, {each[1]} to {each[2]}): about "
-        f"{pages:,.0f} pages of memory are new in each step",
+        f"{pages:,.0f} pages of memory are new in each step{where}",
         evidence={
+            **line,
             "share_of_step": share,
             "threshold": threshold,
             "seconds": pause.seconds,
@@ -83,3 +88,20 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
         "set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load jemalloc or "
         "tcmalloc by LD_PRELOAD: they keep freed memory",
     )
+
+
+def _line_of_most(snapshot: Snapshot, share: float) -> tuple[dict[str, str], str]:
+    """Return the line that surely has most page faults, as evidence and text; empty where there is none.
+
+    Only their number in all steps is known. If they take 70 % of these and a line takes 90 %, at least 60 % is both.
+    """
+    step = snapshot.step
+    if step is None or not step.total_s:
+        return {}, ""
+    for name in (FORWARD_PASS, OTHER):
+        for line in snapshot.lines_of_steps(name)[:1]:
+            part = min(1.0, line.share * snapshot.wall_s / step.total_s)
+            if line.samples >= LINE_SAMPLES and part + share - 1 >= MOST_OF_THEM * share:
+                place = f"{line.place} {line.what}"
+                return {"lines": place}, f"; most of them at {place}, which takes {part:.0%} of step time"
+    return {}, ""

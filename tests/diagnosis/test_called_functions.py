@@ -56,6 +56,12 @@ def test_an_activity_on_many_lines_is_one() -> None:
     )
 
 
+def test_standard_deviations_of_weights_are_statistics() -> None:
+    finding = unexplained(run_with(({".norm": 0.25, "p.std": 0.2}, 0.8)))
+    assert "much of it spent computing norms and statistics of tensors (.norm(), p.std(), 45%)" in finding.message
+    assert "compute them every n-th step" in finding.fix
+
+
 def test_two_activities_are_named_with_both_fixes() -> None:
     finding = unexplained(run_with(({"print": 0.25}, 0.3), ({".norm": 0.2}, 0.3)))
     spent = "printing and writing (print(), 25%) and computing norms and statistics of tensors (.norm(), 20%)"

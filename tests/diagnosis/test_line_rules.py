@@ -46,6 +46,14 @@ def test_waits_within_a_section_of_the_step_count():
     assert found(run_with(line(42, 0.25, 0.25), section="forward_pass")) is not None
 
 
+@pytest.mark.parametrize("section", ["data_loading", "first_fetch"])
+def test_numbers_that_are_read_to_make_a_batch_are_no_wait_for_the_device(section):
+    """They come from arrays and samples in memory, and each batch needs its own."""
+    run = run_with(line(27, 0.25, 0.25, "tolist"))
+    loading = {**run.sections, section: run.sections["forward_pass"]}
+    assert found(replace(run, sections=loading, lines={section: run.lines["other"]})) is None
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -122,7 +122,9 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "computing norms and statistics of tensors",
-        frozenset({"norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose"}),
+        frozenset(
+            ("norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose", "std", "var", "median")
+        ),
         "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips all "
         "gradients at once and returns their norm",
     ),

@@ -11,7 +11,7 @@ from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_t
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, WITHIN
+from training_profiler.recording.known_sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
 from training_profiler.units import ms_text
@@ -19,6 +19,7 @@ from training_profiler.units import ms_text
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
+MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
@@ -195,11 +196,14 @@ def _waits(line: WorkerLineStats, workers: WorkerStats) -> str:
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:
-    """Return the lines within steps that waited for the device, the longest wait first."""
+    """Return the lines within steps that waited for the device, the longest wait first.
+
+    What makes a batch reads numbers of samples in memory, and each needs its own.
+    """
     lines = [
         line
         for name, section_lines in snapshot.lines.items()
-        if name == OTHER or snapshot.sections[name].step_total_s > 0
+        if name == OTHER or (name not in MAKES_BATCHES and snapshot.sections[name].step_total_s > 0)
         for line in section_lines
         if line.waiting_share > 0
     ]

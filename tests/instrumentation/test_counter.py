@@ -435,6 +435,7 @@ def test_step_of_a_whole_episode_is_not_counted_to_its_end(instrumented, monkeyp
         "FLOPs were not counted: a step starts so many short operations that counting would take longer than they do"
     )
     assert 0 < len(counted) < 50
+    assert instrumented.instrumentation.program_facts().uncounted == len(counted)
 
 
 def test_custom_operation_is_named_in_the_note(instrumented):

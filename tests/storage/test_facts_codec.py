@@ -37,6 +37,7 @@ FACTS = ProgramFacts(
     frozen=FrozenFacts(20, 0.5, True, "ResNet", "train.py:21", 0.25, 3),
     recurrent=RecurrentFacts("GRU", 24.0, 0.5, 0.75, True, 20_000, "train.py:21"),
     kept_past_updates=6,
+    uncounted=15_000,
 )
 
 
@@ -73,4 +74,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         frozen=None,
         recurrent=None,
         kept_past_updates=0,
+        uncounted=0,
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
+from training_profiler.diagnosis.loops import loops
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.parameter_loop import parameter_loop
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -13,7 +14,7 @@ from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, ProgramFacts
-from training_profiler.snapshot.snapshot import OTHER, PYTHON, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
 SMALL_OPERATORS: Final = "small-operators"
@@ -174,19 +175,22 @@ def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
     if forward is None:
         return {}
     if not forward.place:
-        return {} if forward.layer else _loop_of_most(snapshot)
+        return {} if forward.layer else _most_of(loops(snapshot), snapshot)
     functions = [line.what for line in snapshot.lines.get(FORWARD_PASS, ()) if line.place == forward.place]
     return {"lines": " ".join([forward.place, *functions[:1]])}
 
 
-def _loop_of_most(snapshot: Snapshot) -> dict[str, str]:
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
-    loops = [line for line in lines if line.called.get(PYTHON, 0.0) >= MOSTLY * line.share]
-    if section is None or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+def _runs_mostly_python(line: LineStats) -> bool:
+    return sum(share for name, share in line.called.items() if _runs_python(name)) >= MOSTLY * line.share
+
+
+def _most_of(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, str]:
+    """Return the place with most of these lines' time, as evidence; empty where they have little time."""
+    section = snapshot.sections.get(FORWARD_PASS)
+    samples = sum(line.samples for line in snapshot.lines_of_steps(FORWARD_PASS))
+    if section is None or samples < SAMPLES_NEEDED or sum(line.share for line in lines) < GOOD_PART * section.share:
         return {}
-    if sum(line.share for line in loops) < GOOD_PART * section.share:
-        return {}
-    places = [f"{place.place} {place.what}" for place in hottest_places(loops)]
+    places = [f"{place.place} {place.what}" for place in hottest_places(sorted(lines, key=lambda line: -line.share))]
     return {"lines": places[0]} if places else {}
 
 
@@ -274,7 +278,8 @@ def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> str:
 def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a forward pass on the CPU of which a good part is in no operator of torch.
 
-    None where operators were not counted, as in compiled code.
+    None where operators were not counted, as in compiled code. Where they were too many to be counted, loops in Python
+    that samples show count, with the short operators that they start.
     """
     program, step, outside = snapshot.program, snapshot.step, _outside_operators(snapshot)
     if program.optimizer is None or program.optimizer.devices != ("cpu",) or program.compiled is not None:
@@ -287,11 +292,16 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     share = potential_saving_s / step.settled_s
     if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
+    in_python = [line for line in snapshot.lines_of_steps(FORWARD_PASS) if _runs_mostly_python(line)]
+    lines = _most_of(loops(snapshot) if program.forward is None else in_python, snapshot)
+    what = "is not in torch's operators, but in Python or in other libraries"
+    if program.forward is None:
+        what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
     return Finding(
         code=PYTHON_IN_FORWARD,
-        message=f"{part:.0%} of the forward pass is not in torch's operators, but in Python or in other libraries "
-        f"({ms_text(potential_saving_s / step.settled_count)} per step)",
-        evidence={"share_of_step": share, "threshold": threshold, "share_of_forward": part},
+        message=f"{part:.0%} of the forward pass {what} ({ms_text(potential_saving_s / step.settled_count)} per step)"
+        + "".join(f"; above all in {line}" for line in lines.values()),
+        evidence={"share_of_step": share, "threshold": threshold, "share_of_forward": part, **lines},
         potential_saving_s=potential_saving_s,
         fix="Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
         "with tensors",
@@ -310,6 +320,14 @@ def _sampled_in_python(snapshot: Snapshot) -> float:
     return min(1.0, seconds / section.share)
 
 
+def _sampled_in_loops(snapshot: Snapshot) -> float:
+    """Return the part of the forward pass in loops in Python, with operators that they start; 0 if unknown."""
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return 0.0
+    return min(1.0, sum(line.share for line in loops(snapshot)) / section.share)
+
+
 def _runs_python(name: str) -> bool:
     return name == PYTHON or name.split(".")[0] in OTHER_LIBRARIES or MAKING_TENSORS.matches(name)
 
@@ -323,8 +341,11 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     which the shortest may be a small batch, and count as far as a counted step of usual length has time for them.
     """
     counted, section, step = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS), snapshot.step
-    if counted is None or section is None or not section.min_s or step is None:
+    if section is None or not section.min_s or step is None:
         return None
+    if counted is None:
+        part = _sampled_in_loops(snapshot) if snapshot.program.uncounted else 0.0
+        return (part * section.settled_total_s, part) if part else None
     least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)
     if not least_s:

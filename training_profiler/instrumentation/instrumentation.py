@@ -153,6 +153,7 @@ class Instrumentation:
         torch = sys.modules.get("torch")
         facts = self.program.facts()._replace(
             operators=self.flops.operators,
+            uncounted=self.flops.uncounted,
             forward=self.flops.forward,
             long_forward=self.flops.long_forward,
             long_backward=self.flops.long_backward,

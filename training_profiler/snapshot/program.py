@@ -207,6 +207,7 @@ class ProgramFacts(NamedTuple):
     frozen: FrozenFacts | None = None  # None: no module is frozen, or it is not known
     recurrent: RecurrentFacts | None = None  # None: no layer gets single steps, or it is not known
     kept_past_updates: int = 0  # of kept_graphs: an update followed before another backward pass
+    uncounted: int = 0  # operators of a step so far, when they were too many and too short to be counted
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -55,6 +55,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.frozen is None else _frozen(facts.frozen),
         None if facts.recurrent is None else _recurrent(facts.recurrent),
         int(_number(facts.kept_past_updates)),
+        int(_number(facts.uncounted)),
     )
 
 

@@ -41,6 +41,7 @@ class Flops:
         self.long_forward, self.long_backward = LongOperators(), LongOperators()
         self.outside = OutsideModules()
         self.why_not: str | None = None
+        self.uncounted = 0  # operators of a step up to the one after which they were too many to be counted
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
         self._counting: Counting | None = None
@@ -59,6 +60,8 @@ class Flops:
                     self._tries += 1
                     self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
+                if self.why_not == TOO_COSTLY:
+                    self.uncounted = counting.operators
                 if self.counted is not None:
                     self.operators, self.forward = counting.operators, counting.forward
                     self.long_forward, self.long_backward = counting.long()

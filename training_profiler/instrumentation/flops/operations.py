@@ -10,7 +10,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -176,21 +176,14 @@ class Operations:
         return "", ""
 
     def long(self) -> tuple[LongOperators, LongOperators]:
-        """Return the operations that took much longer than half of all did: of forward and of backward passes.
-
-        The shortest operation took hardly longer than calling one from Python takes, which happens only here: all of
-        them count without that.
-        """
+        """Return the operations that took much longer than half of all did: of forward and of backward passes."""
         passes = self._forward_times_ns, self._backward_times_ns
-        every_ns = [*passes[0], *passes[1]]
-        least_ns, calling_ns = (LONG * median(every_ns), min(every_ns)) if every_ns else (0.0, 0)
-
-        def of(times_ns: Sequence[int]) -> LongOperators:
-            long_ns = [spent_ns - calling_ns for spent_ns in times_ns if spent_ns > least_ns]
-            all_ns = sum(times_ns) - len(times_ns) * calling_ns
-            return LongOperators(len(long_ns), sum(long_ns) / NS_PER_S, all_ns / NS_PER_S)
-
-        return of(passes[0]), of(passes[1])
+        least_ns = LONG * median([*passes[0], *passes[1]]) if self.operators else 0.0
+        forward, backward = ([spent_ns for spent_ns in times_ns if spent_ns > least_ns] for times_ns in passes)
+        return (
+            LongOperators(len(forward), sum(forward) / NS_PER_S, sum(passes[0]) / NS_PER_S),
+            LongOperators(len(backward), sum(backward) / NS_PER_S, sum(passes[1]) / NS_PER_S),
+        )
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Add an executed operation."""

@@ -197,6 +197,15 @@ def test_operations_that_take_many_times_the_median_are_long():
     assert counts.forward_ns == 12_000
 
 
+def test_an_operation_that_is_usually_short_was_delayed():
+    counts = Operations(torch, lambda frame: "")
+    for spent_ns in (*[1_000] * 20, 90_000):
+        counts.count_operator(spent_ns, "small")
+    counts.count_operator(70_000, "large")
+    long_forward, _ = counts.long()
+    assert long_forward == LongOperators(1, pytest.approx(70e-6), pytest.approx(180e-6))
+
+
 def penalty(model):
     return sum(parameter.pow(2).sum() for parameter in model.parameters())
 
@@ -421,7 +430,9 @@ def test_step_of_a_whole_episode_is_not_counted_to_its_end(instrumented, monkeyp
     counted: list[int] = []
     count_operator = Operations.count_operator
     monkeypatch.setattr(
-        Operations, "count_operator", lambda self, spent_ns: (counted.append(1), count_operator(self, spent_ns))[1]
+        Operations,
+        "count_operator",
+        lambda self, spent_ns, kind=None: (counted.append(1), count_operator(self, spent_ns))[1],
     )
 
     class Agent(Trainer):

@@ -9,8 +9,8 @@ import sys
 import time
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from statistics import median
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -33,6 +33,7 @@ CPU_LSTM: Final = "mkldnn_rnn_layer"  # one layer in one direction, as nn.LSTM r
 CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no formula in torch
 RECURRENT_LAYERS: Final = os.path.join("torch", "nn", "modules", "rnn.py")
 LONG: Final = 8.0  # x the median of all operators
+USUAL_FROM: Final = 8  # operators of a kind, of which half show what is usual
 MANY: Final = 500  # operators of a forward pass; from there on it is of interest which line starts them
 COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
 MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
@@ -50,6 +51,20 @@ def _recurrent_layer(code: CodeType) -> str:
     return layer if is_layer and code.co_filename.endswith(RECURRENT_LAYERS) else ""
 
 
+def _long_ns(times_ns: Sequence[int], kinds: Sequence[Any], least_ns: float) -> list[int]:
+    """Return the times above ``least_ns``, but for those of a kind that usually takes less."""
+    by_kind: dict[Any, list[int]] = defaultdict(list)
+    for spent_ns, kind in zip(times_ns, kinds, strict=True):
+        by_kind[kind].append(spent_ns)
+    return [
+        spent_ns
+        for kind, its_ns in by_kind.items()
+        if kind is None or len(its_ns) < USUAL_FROM or median(its_ns) > least_ns
+        for spent_ns in its_ns
+        if spent_ns > least_ns
+    ]
+
+
 class Operations:
     """Adds up FLOPs by pass, data type, device and attention kernel; never raises."""
 
@@ -63,6 +78,8 @@ class Operations:
         self._torch = torch
         self._place_of = place_of
         self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
+        self._forward_kinds: list[Any] = []
+        self._backward_kinds: list[Any] = []
         self._graph = _GraphReader(torch)
         self._places: Counter[tuple[str, str]] = Counter()
         self._read_at = MANY + 1  # operations of forward passes
@@ -103,16 +120,18 @@ class Operations:
             if hasattr(aten, name):
                 self._formulas.setdefault(getattr(aten, name), formula)
 
-    def count_operator(self, spent_ns: int) -> None:
-        """Count an operation that has run for so long."""
+    def count_operator(self, spent_ns: int, kind: Any = None) -> None:
+        """Count an operation that has run for so long; of one ``kind`` are those that have as much to do."""
         if self.is_over:
             return
         self.spent_ns += spent_ns
         if self.is_backward:
             self._backward_times_ns.append(spent_ns)
+            self._backward_kinds.append(kind)
             self._graph.ran(spent_ns)
             return
         self._forward_times_ns.append(spent_ns)
+        self._forward_kinds.append(kind)
         if self.in_forward >= self._read_at:
             self._read_at += self._random.randrange(1, 2 * READ_EACH)
             self._add_place(sys._getframe(1).f_back)
@@ -176,10 +195,14 @@ class Operations:
         return "", ""
 
     def long(self) -> tuple[LongOperators, LongOperators]:
-        """Return the operations that took much longer than half of all did: of forward and of backward passes."""
+        """Return the operations that took much longer than half of all did: of forward and of backward passes.
+
+        One that is usually short was delayed, by another program or a collection, and is left out.
+        """
         passes = self._forward_times_ns, self._backward_times_ns
         least_ns = LONG * median([*passes[0], *passes[1]]) if self.operators else 0.0
-        forward, backward = ([spent_ns for spent_ns in times_ns if spent_ns > least_ns] for times_ns in passes)
+        kinds = self._forward_kinds, self._backward_kinds
+        forward, backward = (_long_ns(*of_pass, least_ns) for of_pass in zip(passes, kinds, strict=True))
         return (
             LongOperators(len(forward), sum(forward) / NS_PER_S, sum(passes[0]) / NS_PER_S),
             LongOperators(len(backward), sum(backward) / NS_PER_S, sum(passes[1]) / NS_PER_S),
@@ -312,12 +335,13 @@ def _flop_counter() -> Any:
 def counting_mode(counts: Operations) -> Any:
     """Return a dispatch mode that runs each operation unchanged and adds it to ``counts``."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
-    without_flops, clock = counts.without_flops, time.perf_counter_ns
+    without_flops, clock, tensor = counts.without_flops, time.perf_counter_ns, sys.modules["torch"].Tensor
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         began_ns = clock()
         out = func(*args, **kwargs) if kwargs else func(*args)
-        counts.count_operator(clock() - began_ns)
+        spent_ns = clock() - began_ns
+        counts.count_operator(spent_ns, (func, out.numel() if isinstance(out, tensor) else 0))
         if func in without_flops:
             return out
         counts.add(func, types, args, kwargs or {}, out)

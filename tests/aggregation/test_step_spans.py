@@ -153,6 +153,23 @@ def test_other_threads_have_lanes_of_their_own_and_reach_over_the_ends_of_a_step
     assert spans_of(run, steps[1], thread=1) == [("prefetch", 0.0, 1.5)]
 
 
+def test_a_thread_that_ended_before_the_last_batch_keeps_its_name_in_the_last_steps():
+    run = FakeRun(warmup=0)
+    for _ in range(3):
+        run.step(forward_pass=1.0)
+    pop(run)
+    thread = threading.Thread(target=lambda: run.spend("prefetch", 0.5), name="reader")
+    thread.start()
+    thread.join(30)
+    run.step(forward_pass=1.0)
+    run.drain()
+    for _ in range(2):
+        run.drain()
+    run.step(forward_pass=1.0)
+    steps = pop(run, is_last=True)
+    assert [list(step.threads) for step in steps] == [["MainThread", "reader"], ["MainThread"]]
+
+
 def test_of_very_many_spans_the_longest_are_kept_and_the_others_counted(monkeypatch):
     monkeypatch.setattr(step_spans, "MOST_SPANS", 10)
     run = FakeRun(warmup=0)

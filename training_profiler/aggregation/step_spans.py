@@ -159,7 +159,8 @@ class StepSpans:
 
     def end_batch(self, batch: Batch, warmup_steps: int | None, until_ns: int) -> None:
         """Choose from the steps of the batch, and keep what the step that goes on may need."""
-        known = {spans.thread_id: self._names.get(spans.thread_id, "") for spans in self._spans}
+        may_be_written = (*self._spans, *(spans for _, kept in self._last for spans in kept))  # threads may have ended
+        known = {spans.thread_id: self._names.get(spans.thread_id, "") for spans in may_be_written}
         self._names = known | {thread.thread_id: thread.name for thread in batch.threads}
         ended, self._ended = self._ended, _NO_STEPS
         count = len(ended.durations_ns)

@@ -65,7 +65,8 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
         {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
         (rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),
-        'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
+        "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
+        'profile_section("...") to measure them separately',
     )
 
 

@@ -76,8 +76,11 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
         min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s)),
     )
     saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
-    fix = _fix_of_validation(max(loaders, key=lambda loader: loader.wait_s), passes)
-    return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, fix)
+    loader = max(loaders, key=lambda loader: loader.wait_s)
+    making_s = _making_s(loader)
+    if len(loaders) == 1 and making_s < FEW_TO_MAKE * passes.total_s:  # taking batches over from workers is saved, too
+        saving_s = max(saving_s, fetches.total_s - making_s)
+    return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, _fix_of_validation(loader, passes))
 
 
 def _finding(
@@ -109,14 +112,19 @@ def _fix_of_validation(loader: LoaderStats, passes: _Passes) -> str:
     kept = f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers"
     if loader.is_remade:
         kept = f"{REMADE}{at}; then persistent_workers=True keeps its workers"
-    workers = loader.workers
-    making_s = workers.batch_avg_s * loader.batches if workers is not None else float("inf")
+    making_s = _making_s(loader)
     if making_s >= FEW_TO_MAKE * passes.total_s:
         return kept
     return (
-        f"{kept}. Or num_workers=0 there: making the {round(loader.batches / passes.number)} batches of a pass takes "
-        f"{time_text(making_s / passes.number)}"
+        f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / passes.number)} "
+        f"batches of a pass takes {time_text(making_s / passes.number)}, and taking them over from workers takes "
+        "longer. Otherwise persistent_workers=True keeps the workers, if the DataLoader is made once"
     )
+
+
+def _making_s(loader: LoaderStats) -> float:
+    """Return how long making all batches took the workers; infinite where that is unknown."""
+    return float("inf") if loader.workers is None else loader.workers.batch_avg_s * loader.batches
 
 
 def _in_validation(snapshot: Snapshot, name: str) -> SectionStats | None:

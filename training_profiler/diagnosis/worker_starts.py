@@ -18,7 +18,7 @@ from training_profiler.units import duration_text, time_text
 
 WORKERS_RESTARTED: Final = "workers-restarted"
 VALIDATION_WORKERS: Final = "validation-workers-restarted"
-FEW_TO_MAKE: Final = 0.5  # of the start and end of the workers: then making the batches without workers is cheaper
+FEW_TO_MAKE: Final = 0.5  # of the data loading of validations: then making the batches without workers is cheaper
 
 
 class _Passes(NamedTuple):
@@ -77,10 +77,11 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     )
     saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
     loader = max(loaders, key=lambda loader: loader.wait_s)
-    making_s = _making_s(loader)
-    if len(loaders) == 1 and making_s < FEW_TO_MAKE * passes.total_s:  # taking batches over from workers is saved, too
-        saving_s = max(saving_s, fetches.total_s - making_s)
-    return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, _fix_of_validation(loader, passes))
+    is_quick = len(loaders) == 1 and _making_s(loader) < FEW_TO_MAKE * fetches.total_s
+    if is_quick:  # taking batches over from workers is saved, too
+        saving_s = max(saving_s, fetches.total_s - _making_s(loader))
+    fix = _fix_of_validation(loader, passes, is_quick)
+    return _finding(snapshot, VALIDATION_WORKERS, threshold, passes, saving_s, fix)
 
 
 def _finding(
@@ -107,14 +108,14 @@ def _finding(
     )
 
 
-def _fix_of_validation(loader: LoaderStats, passes: _Passes) -> str:
+def _fix_of_validation(loader: LoaderStats, passes: _Passes, is_quick: bool) -> str:
     at = f" at {loader.made_at}" if loader.made_at else ""
     kept = f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers"
     if loader.is_remade:
         kept = f"{REMADE}{at}; then persistent_workers=True keeps its workers"
-    making_s = _making_s(loader)
-    if making_s >= FEW_TO_MAKE * passes.total_s:
+    if not is_quick:
         return kept
+    making_s = _making_s(loader)
     return (
         f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / passes.number)} "
         f"batches of a pass takes {time_text(making_s / passes.number)}, and taking them over from workers takes "

@@ -17,7 +17,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-loading-bound": (0.5, 1.0),
     "first-batch-slow": (0.5, 1.0),
     "workers-restarted": (0.6, 1.1),
-    "validation-workers-restarted": (0.6, 1.1),
+    "validation-workers-restarted": (0.6, 1.4),
     "loader-restarted": (0.5, 1.0),
     "few-threads": (0.2, 1.25),
     "sampler-slow": (0.5, 1.0),

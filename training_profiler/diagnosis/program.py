@@ -8,7 +8,7 @@ from training_profiler.diagnosis.loops import loops
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.parameter_loop import parameter_loop
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.diagnosis.time_steps import saved_by_whole_sequences, time_step_loop
+from training_profiler.diagnosis.time_steps import is_on_cpu, saved_by_whole_sequences, time_step_loop
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
@@ -282,7 +282,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     that samples show count, with the short operators that they start.
     """
     program, step, outside = snapshot.program, snapshot.step, _outside_operators(snapshot)
-    if program.optimizer is None or program.optimizer.devices != ("cpu",) or program.compiled is not None:
+    if not is_on_cpu(program):
         return None
     forward_s = snapshot.total_of_step_s(FORWARD_PASS)
     if step is None or not has_enough_steps(snapshot) or outside is None or not forward_s:

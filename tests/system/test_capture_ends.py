@@ -130,8 +130,10 @@ def test_captured_steps_are_excluded_from_step_time(tmp_path):
     text = (
         "def each():\n"
         "    advance(0.5 if 4 <= len(losses) < 8 else 0.02)\n"
-        "    while len(losses) == 9 and any('capture' in t.name for t in threading.enumerate()): time.sleep(0.01)\n"
-        "train(60, each)"  # steps are slowed until the file is written, which takes real time
+        "train(9, each)\n"
+        # The file is written beside further steps, which are slowed until then; it waits for the spans they send.
+        "while any('capture' in t.name for t in threading.enumerate()): time.sleep(0.01); train(1, each)\n"
+        "train(50, each)"
     )
     outcome = trained(tmp_path, START + text, before=FAKE_CLOCK)
     step = outcome.report["step_time"]

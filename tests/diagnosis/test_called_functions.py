@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.snapshot.snapshot import Health, LineStats, Snapshot
 
 
 def run_with(*lines: tuple[dict[str, float], float], forward: float = 0.25, inside: str = "") -> Snapshot:
@@ -37,6 +37,23 @@ def test_a_copy_is_named_with_its_line() -> None:
     assert finding.fix.startswith("Copy only what is kept")
     assert finding.potential_saving_s == pytest.approx(0.6 * 4.0)  # the rest has no remedy that is known
     assert finding.saving_range_s == pytest.approx((0.5 * 0.6 * 4.0, 4.0))
+
+
+def test_what_recording_may_take_is_no_saving() -> None:
+    """At 6.25 ms a span, the two spans of a step of 125 ms could take 12.5 of the 62.5 ms."""
+    run = run_with(({"copy.deepcopy": 1.0}, 1.0))
+    finding = unexplained(replace(run, health=Health(span_s=0.00625)))
+    assert finding.message.startswith(
+        "50.0% of step time is unattributed (62.5 ms per step, up to 12.5 ms of it the profiler's own), most of it"
+    )
+    assert finding.potential_saving_s == pytest.approx(4.0 * 50 / 62.5)
+    assert finding.evidence["recording_s"] == pytest.approx(64 * 0.0125)
+
+
+def test_time_that_recording_alone_may_take_is_not_reported() -> None:
+    run = run_with(({"copy.deepcopy": 1.0}, 1.0))
+    busy = replace(run, health=Health(span_s=0.028))
+    assert [finding.code for finding in diagnose(busy) if finding.code == "unexplained"] == []
 
 
 def test_opening_a_file_is_not_called_reading() -> None:

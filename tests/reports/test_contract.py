@@ -98,7 +98,13 @@ def test_machine_and_throughput_are_complete():
 
 def test_health_is_complete():
     data = as_data(Snapshot(health=Health(dropped=2, disabled=("console",), overhead_s=0.5, notes=("a note",))), [])
-    assert data["health"] == {"dropped": 2, "disabled": ["console"], "overhead_s": 0.5, "notes": ["a note"]}
+    assert data["health"] == {
+        "dropped": 2,
+        "disabled": ["console"],
+        "overhead_s": 0.5,
+        "span_s": 0.0,
+        "notes": ["a note"],
+    }
 
 
 def test_lines_in_workers_have_a_key_of_their_own():

@@ -75,8 +75,8 @@ def _trains_on_cpu(snapshot: Snapshot) -> bool:
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
-    Time that ``waits-for-device`` reports does not count, nor does computing the loss. Functional code has its forward
-    pass there: as much time as the backward pass takes is none that could be saved.
+    Time that ``waits-for-device`` reports does not count, nor do computing the loss and recording sections. Functional
+    code has its forward pass there: as much time as the backward pass takes is none that could be saved.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -95,16 +95,18 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if idle_s is not None:  # waiting for a busy device makes no step longer
         total_s = min(total_s, idle_s)
     share = total_s / snapshot.step.settled_s
+    recording_s = _recording_s(snapshot)
     has_sections = any(section.count for section in snapshot.sections.values())
-    if share <= threshold or total_s < MIN_SAVING_S or not has_sections:
+    total_s -= recording_s
+    if total_s <= threshold * snapshot.step.settled_s or total_s < MIN_SAVING_S or not has_sections:
         return None
-    per_step_s = total_s / snapshot.step.settled_count
-    evidence: dict[str, float | int | str] = {
-        "share_of_step": share,
-        "threshold": threshold,
-        "seconds": total_s,
-    }
-    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
+    per_step_s = (total_s + recording_s) / snapshot.step.settled_count
+    evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
+    recording = ""
+    if recording_s >= SHOWN_FROM * total_s:
+        evidence["recording_s"] = recording_s
+        recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
+    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording})"
     if loss_s:
         message += f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
@@ -130,6 +132,15 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)
+
+
+def _recording_s(snapshot: Snapshot) -> float:
+    """Return what recording sections takes in the steps after warm-up, at most; how much is in them is not known."""
+    step = snapshot.step
+    if step is None or not step.count:
+        return 0.0
+    spans = sum(section.spans_in_steps for section in snapshot.sections.values())
+    return snapshot.health.span_s * spans * step.settled_count / step.count
 
 
 def _has_hidden_forward(snapshot: Snapshot) -> bool:

@@ -78,6 +78,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
             "dropped": snapshot.health.dropped,
             "disabled": list(snapshot.health.disabled),
             "overhead_s": snapshot.health.overhead_s,
+            "span_s": snapshot.health.span_s,
             "notes": list(snapshot.health.notes),
         },
         "open_sections": list(snapshot.open_sections),

@@ -74,9 +74,11 @@ class ProfilerHealth:
 
     def sections_ns(self, run: Totals) -> float:
         """Return what recording the sections of a run has cost so far."""
+        return run.training_spans * self._span_ns(run)
+
+    def _span_ns(self, run: Totals) -> float:
         calls = run.training_spans
-        each = patch_cost(run.wall_ns / calls) if self._has_patches and calls else 1.0
-        return calls * each * self._section_cost_ns
+        return self._section_cost_ns * (patch_cost(run.wall_ns / calls) if self._has_patches and calls else 1.0)
 
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""
@@ -97,6 +99,7 @@ class ProfilerHealth:
             dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self._guard.disabled.items()),
             overhead_s=(self.spent_ns + self.sections_ns(run)) / NS_PER_S,
+            span_s=self._span_ns(run) / NS_PER_S,
             notes=(
                 *self.notes,
                 *self._names_notes(),

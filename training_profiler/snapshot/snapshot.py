@@ -253,6 +253,7 @@ class Health:
     dropped: int = 0  # events that could not be attributed
     disabled: tuple[str, ...] = ()  # components that were disabled after an error
     overhead_s: float = 0.0  # cost of the profiler to the training thread (see ProfilerHealth)
+    span_s: float = 0.0  # of it, what recording one span takes, by estimate
     notes: tuple[str, ...] = ()
 
 

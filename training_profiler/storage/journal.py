@@ -290,4 +290,5 @@ def _without_last_nones(columns: list[Any]) -> list[Any]:
 
 def _health(health: Health) -> dict[str, Any]:
     # Dropped events are not here: a reader sums those of the intervals.
-    return {"disabled": health.disabled, "overhead_s": health.overhead_s, "notes": health.notes}
+    costs = {"overhead_s": health.overhead_s, "span_s": health.span_s}
+    return {"disabled": health.disabled, **costs, "notes": health.notes}

@@ -76,6 +76,7 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
     program: ProgramFacts | None = None
     disabled: tuple[str, ...] = ()
     overhead_s: Real = 0.0
+    span_s: Real = 0.0
     notes: tuple[str, ...] = ()
 
     def loader_counts(self) -> list[LoaderCounts]:
@@ -138,6 +139,7 @@ class EndLine(Struct, tag_field="kind", tag="end"):
     ended_by: str | None
     disabled: tuple[str, ...] = ()
     overhead_s: Real = 0.0
+    span_s: Real = 0.0
     notes: tuple[str, ...] = ()
 
 

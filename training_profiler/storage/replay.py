@@ -152,6 +152,7 @@ class Replay:
                 dropped=sums.run.dropped,
                 disabled=sentences(state.disabled) if state else (),
                 overhead_s=state.overhead_s if state else 0.0,
+                span_s=state.span_s if state else 0.0,
                 notes=tuple(notes),
             ),
             loaders=last.loader_counts() if last else [],

@@ -39,7 +39,7 @@ def test_a_copy_is_named_with_its_line() -> None:
     assert finding.saving_range_s == pytest.approx((0.5 * 0.6 * 4.0, 4.0))
 
 
-def test_what_recording_may_take_is_no_saving() -> None:
+def test_what_recording_may_take_saves_nothing() -> None:
     """At 6.25 ms a span, the two spans of a step of 125 ms could take 12.5 of the 62.5 ms."""
     run = run_with(({"copy.deepcopy": 1.0}, 1.0))
     finding = unexplained(replace(run, health=Health(span_s=0.00625)))

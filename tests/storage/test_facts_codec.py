@@ -14,6 +14,7 @@ from training_profiler.snapshot.program import (
     OutsideModules,
     ProgramFacts,
     RecurrentFacts,
+    RowFacts,
     UnusedGradients,
 )
 from training_profiler.storage.facts_codec import checked_facts
@@ -38,6 +39,7 @@ FACTS = ProgramFacts(
     recurrent=RecurrentFacts("GRU", 24.0, 0.5, 0.75, True, 20_000, "train.py:21"),
     kept_past_updates=6,
     uncounted=15_000,
+    rows=RowFacts(300, 290, 1.0, 768.0, 280, 275, 3, 64.0, 768.0),
 )
 
 
@@ -75,4 +77,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         recurrent=None,
         kept_past_updates=0,
         uncounted=0,
+        rows=None,
     )

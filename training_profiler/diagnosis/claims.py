@@ -34,6 +34,7 @@ from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.diagnosis.time_steps import TIME_STEP_LOOP
 from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
 from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
+from training_profiler.diagnosis.validation_batches import SMALL_VALIDATION_BATCHES
 from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -92,6 +93,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     PAGE_FAULTS: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     VALIDATION_WITH_GRADIENTS: (VALIDATION_EPOCH,),
     VALIDATION_WORKERS: (VALIDATION_EPOCH,),
+    SMALL_VALIDATION_BATCHES: (VALIDATION_EPOCH,),
 }
 # A cause that is measured is named before what only says where the time lies.
 _CAUSES: Final = (
@@ -117,6 +119,7 @@ _CAUSES: Final = (
     REPEATED_BACKWARD,
     VALIDATION_WITH_GRADIENTS,
     VALIDATION_WORKERS,
+    SMALL_VALIDATION_BATCHES,
     FEW_THREADS,
 )
 # In which of their sections the seconds lie is not measured.
@@ -308,7 +311,7 @@ def cause_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _makes_validation_slow(finding: Finding) -> bool:
-    return finding.code in (VALIDATION_WITH_GRADIENTS, VALIDATION_WORKERS) or (
+    return finding.code in (VALIDATION_WITH_GRADIENTS, VALIDATION_WORKERS, SMALL_VALIDATION_BATCHES) or (
         finding.code == REPEATED_FORWARD and _is_in(finding, VALIDATION_EPOCH)
     )
 

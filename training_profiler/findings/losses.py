@@ -78,6 +78,7 @@ ADVISED: Final = (
     Price("one backward pass", CLOSE, words=r"backward\(\) once"),
     Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once|operations on whole"),
     Price("one optimizer for all steps", CHANGES, "because its averages are kept", "make the optimizer"),
+    Price("larger evaluation batches", EXACT_IF, "but its own results differ by rounding", "at once in validation"),
     Price("no anomaly detection", EXACT, words="anomaly detection off"),
     Price("sparse gradients", CHANGES, "where the optimizer also moves rows that a batch does not use", "sparse=True"),
     Price("activation checkpointing", EXACT, words="(activation|gradient) checkpointing"),

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
 from training_profiler.instrumentation.shadow import Shadow
@@ -35,6 +36,7 @@ class ProgramReader:
         self._seen: set[int] = set()  # modules in which one was looked for
         self._numbers: dict[int, int] = {}  # that each optimizer updates
         self._updated = 0  # numbers in that table
+        self._rows: EvaluatedRows | None = None  # of the training thread
         self._is_done = False
 
     def step_ended(self, steps: int) -> None:
@@ -46,6 +48,7 @@ class ProgramReader:
 
     def _begin(self, detector: LoopDetector) -> None:
         torch = sys.modules["torch"]
+        self._rows = detector.input_sizes.rows
         update_ends, call_ends = detector.update_ends, detector.call_ends
 
         def reading_update_ends(optimizer: Any, has_updated: bool = True) -> None:
@@ -116,6 +119,7 @@ class ProgramReader:
         if embedding is not None:
             embedding = embedding._replace(part=self._updated / sum(self._numbers.values()))
         return ProgramFacts(
+            rows=None if self._rows is None else self._rows.facts(),
             optimizer=self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,

@@ -77,6 +77,7 @@ _CLASSES: Final = {
     "needless-create-graph": "NEEDLESS GRAPH",
     "unused-gradients": "UNUSED GRADIENTS",
     "tiny-batches": "TINY BATCHES",
+    "validation-tiny-batches": "TINY VALIDATION BATCHES",
     "repeated-forward": "REPEATED FORWARD",
     "frozen-forward": "FROZEN FORWARD",
     "kept-graphs": "MEMORY",

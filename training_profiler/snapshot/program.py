@@ -170,6 +170,20 @@ class RecurrentFacts(NamedTuple):
     place: str = ""  # the user's line of its first call
 
 
+class RowFacts(NamedTuple):
+    """The rows of inputs in the first forward passes of evaluations: of those with few rows, and of the training's."""
+
+    calls: int  # forward passes of evaluations that were looked at
+    few: int  # of these, with at most 4 rows: samples at once
+    rows: float  # of one of the few, mean
+    elements: float  # numbers in a row of theirs, mean
+    batches: int  # fetched batches that a forward pass followed
+    few_batches: int  # of these, followed by one with few rows
+    most: int  # with few rows after one batch
+    training_rows: float
+    training_elements: float
+
+
 class KeptGraphs(NamedTuple):
     """Graphs of early steps, and how many of them some object still held some steps later."""
 
@@ -208,6 +222,7 @@ class ProgramFacts(NamedTuple):
     recurrent: RecurrentFacts | None = None  # None: no layer gets single steps, or it is not known
     kept_past_updates: int = 0  # of kept_graphs: an update followed before another backward pass
     uncounted: int = 0  # operators of a step so far, when they were too many and too short to be counted
+    rows: RowFacts | None = None  # None: no evaluation calls the model with few rows
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -17,6 +17,7 @@ from training_profiler.snapshot.program import (
     ProgramFacts,
     RecurrentFacts,
     RepeatFacts,
+    RowFacts,
     SliceFacts,
     UnusedGradients,
 )
@@ -56,6 +57,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.recurrent is None else _recurrent(facts.recurrent),
         int(_number(facts.kept_past_updates)),
         int(_number(facts.uncounted)),
+        None if facts.rows is None else _rows(facts.rows),
     )
 
 
@@ -118,6 +120,20 @@ def _recurrent(facts: RecurrentFacts) -> RecurrentFacts:
         bool(facts.is_known),
         int(_number(facts.work)),
         printable(facts.place),
+    )
+
+
+def _rows(facts: RowFacts) -> RowFacts:
+    return RowFacts(
+        int(_number(facts.calls)),
+        int(_number(facts.few)),
+        _number(facts.rows),
+        _number(facts.elements),
+        int(_number(facts.batches)),
+        int(_number(facts.few_batches)),
+        int(_number(facts.most)),
+        _number(facts.training_rows),
+        _number(facts.training_elements),
     )
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
+
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later
 MOST: Final = 4096  # kept until the next ``pop``
@@ -13,6 +15,7 @@ class InputSizes:
     def __init__(self) -> None:
         self.is_due = True
         self.next_update = 0  # after which something changes
+        self.rows: Final = EvaluatedRows()
         self._update = 1
         self._seen: list[tuple[int, int]] = []
 
@@ -24,6 +27,7 @@ class InputSizes:
 
     def add(self, inputs: tuple[Any, ...]) -> None:
         """Add a forward pass with these inputs, if any of them is a tensor."""
+        self.rows.add_training(inputs)
         sizes = [size for size in map(_elements, inputs) if size]
         if sizes and len(self._seen) < MOST:
             self._seen.append((self._update, max(sizes)))

@@ -101,6 +101,7 @@ class ModuleCalls:
         elif self._is_grad_enabled():
             call = self._grad_call_begins(module, may_explore, caller, inputs)
         else:
+            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
             call = self._call_without_grad_begins(module, caller)
         self.calls.append(call)
         return call
@@ -462,12 +463,11 @@ class LoopDetector(ModuleCalls):
                 self._fast_path.clear()  # learned again ever more seldom: a module may have got parameters
         self.phases.cycle += 1  # what follows is between steps or in the next one
         if not self.has_manual_steps:
-            if self._step_detector.is_alone and self._step_detector.primary == id(
-                optimizer
-            ):  # as in nearly all trainings
+            steps = self._step_detector
+            if steps.is_alone and steps.primary == id(optimizer):  # as in nearly all trainings
                 self._end_step(now_ns)
             else:
-                self._step_detector.updated(optimizer, now_ns)
+                steps.updated(optimizer, now_ns)
 
     def drop_update(self) -> None:
         """Forget the update under way: it has changed nothing."""

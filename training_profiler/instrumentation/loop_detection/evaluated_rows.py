@@ -1,0 +1,106 @@
+"""How many samples an evaluation gives a model at once, beside the training."""
+
+from typing import Any, Final
+
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
+from training_profiler.instrumentation.loop_detection.modules import parameters_within
+from training_profiler.snapshot.program import RowFacts
+
+FEW: Final = 4  # rows
+TRAINING_CALLS: Final = 64  # forward passes of the training that are looked at
+CALLS: Final = 4096  # of evaluations
+MOST_INSIDE: Final = 8  # tensors of one list or dictionary
+
+
+class EvaluatedRows:
+    """Sums over the first forward passes: the rows of the largest input of each, and what a row has of elements."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # of evaluations
+        self._trained = _Sums()
+        self._few = _Sums()
+        self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
+        self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
+
+    def add_training(self, inputs: tuple[Any, ...]) -> None:
+        """Add a forward pass of the training with these inputs."""
+        if self._trained.calls < TRAINING_CALLS:
+            self._trained.add(_largest(inputs))
+
+    def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
+        """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest."""
+        if module.training or self.calls >= CALLS or not _is_trained(module):
+            return
+        self.calls += 1
+        batch = (id(loader_pass), 0 if loader_pass is None else loader_pass.fetches)
+        if batch != self._batch:
+            self._batch = batch
+            self._batches += 1
+            self._after_one = 0
+        shape = _largest(inputs)
+        if shape and shape[0] <= FEW:
+            self._few.add(shape)
+            self._after_one += 1
+            self._most = max(self._most, self._after_one)
+            if batch != self._few_batch:
+                self._few_batch = batch
+                self._few_batches += 1
+
+    def facts(self) -> RowFacts | None:
+        """Return what is known so far; None without forward passes of both the training and an evaluation."""
+        trained, few = self._trained, self._few
+        if not trained.rows or not few.rows:
+            return None
+        return RowFacts(
+            self.calls,
+            few.calls,
+            few.rows / few.calls,
+            few.elements / few.rows,
+            self._batches,
+            self._few_batches,
+            self._most,
+            trained.rows / trained.calls,
+            trained.elements / trained.rows,
+        )
+
+
+def _is_trained(module: Any) -> bool:
+    """Return whether the first parameter of ``module`` is trained, unlike those of a frozen teacher."""
+    return getattr(next(parameters_within(module), None), "requires_grad", False)
+
+
+class _Sums:
+    __slots__ = ("calls", "elements", "rows")
+
+    def __init__(self) -> None:
+        self.calls = self.rows = self.elements = 0
+
+    def add(self, shape: tuple[int, ...]) -> None:
+        if shape:
+            self.calls += 1
+            self.rows += shape[0]
+            self.elements += _elements(shape)
+
+
+def _largest(inputs: Any) -> tuple[int, ...]:
+    """Return the shape of the largest tensor, also of those in a list or a dictionary; () without any."""
+    largest: tuple[int, ...] = ()
+    for value in inputs:
+        if isinstance(value, (list, tuple)):
+            shape = _largest(value[:MOST_INSIDE]) if not hasattr(value, "shape") else ()
+        elif isinstance(value, dict):
+            shape = _largest(list(value.values())[:MOST_INSIDE])
+        else:
+            shape = getattr(value, "shape", ())
+            if not isinstance(shape, tuple) or not all(type(length) is int for length in shape):
+                shape = ()  # not a tensor, or symbolic, while a compiler traces
+        if shape and _elements(shape) > _elements(largest):
+            largest = tuple(shape)
+    return largest
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    elements = 1 if shape else 0
+    for length in shape:
+        elements *= length
+    return elements

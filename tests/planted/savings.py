@@ -390,6 +390,47 @@ def validation_workers(is_planted: bool) -> Round:
     return train
 
 
+def single_samples_in_validation(is_planted: bool) -> Round:
+    model, loader, data = mlp(), batches(), TensorDataset(torch.randn(640, 256), torch.randint(10, (640,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    held_out = DataLoader(data, batch_size=1 if is_planted else 64)
+
+    def train() -> None:
+        model.train()
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+        model.eval()
+        with torch.no_grad():
+            sum(float(cross_entropy(model(x), y)) for x, y in held_out)
+
+    return train
+
+
+def decodes_one_by_one(is_planted: bool) -> Round:
+    model = nn.Sequential(nn.Embedding(32, 64), nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 32))
+    texts = TensorDataset(torch.randint(32, (64 * STEPS, 9)))
+    loader, held_out = DataLoader(texts, batch_size=64), DataLoader(TensorDataset(texts.tensors[0][:96]), batch_size=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def decode(context: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            context = torch.cat([context, model(context[:, -8:]).argmax(1, keepdim=True)], 1)
+        return context
+
+    def train() -> None:
+        model.train()
+        for (text,) in loader:
+            descend(optimizer, cross_entropy(model(text[:, :8]), text[:, 8]))
+        model.eval()
+        with torch.no_grad():
+            for (text,) in held_out:
+                starts = text[:, :8]
+                made = [decode(start[None]) for start in starts] if is_planted else [decode(starts)]
+                torch.cat(made).float().mean().item()
+
+    return train
+
+
 def metric_by_another_pass(is_planted: bool) -> Round:
     model, loader = mlp(384), batches(384)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -444,6 +485,7 @@ PROGRAMS: dict[str, Callable[[bool], Round]] = {
         *(reads_each_norm, optimizer_loop, small_operators, loop_in_forward, double_precision, two_backwards),
         *(evaluates_too_often, evaluates_with_gradient, saves_too_often, formats_a_log, growing_list),
         *(clips_in_a_loop, recompiles, frozen_backbone, gru_for_each_token, lstm_for_each_token, updates_batch_norms),
+        *(single_samples_in_validation, decodes_one_by_one),
         *(validation_workers, metric_by_another_pass, teacher_with_gradients, anomaly_detection),
     )
 }

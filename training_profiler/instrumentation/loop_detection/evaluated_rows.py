@@ -47,7 +47,7 @@ class EvaluatedRows:
                 self._few_batches += 1
 
     def facts(self) -> RowFacts | None:
-        """Return what is known so far; None without forward passes of both the training and an evaluation."""
+        """Return the sums so far; None without forward passes of both the training and an evaluation."""
         trained, few = self._trained, self._few
         if not trained.rows or not few.rows:
             return None

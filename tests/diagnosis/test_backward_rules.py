@@ -56,6 +56,23 @@ def test_other_backward_passes_have_no_hooks(run):
     assert "backward-hooks" not in findings_of(run)
 
 
+def test_hooks_of_forward_passes_are_named_too():
+    lines = (replace(hook(0.15, phase="forward hook"), called={}), LineStats("train.py", 9, "main", 0.05, 50))
+    found = findings_of(replace(run_with(CALL), lines={"forward_pass": lines}))
+    finding = found["forward-hooks"]
+    assert finding.message == (
+        "Hooks take 15% of step time in forward passes (15.0 ms per step), above all in train.py:30 watch (100% of it)"
+    )
+    assert finding.potential_saving_s == pytest.approx(1.5)
+    assert "every n-th step" in finding.fix
+    assert "cheaper hooks: same bit for bit, if they change no value" in finding.losses
+
+
+@pytest.mark.parametrize("line", [hook(0.09, phase="forward hook"), hook(0.15, phase="forward hook", samples=9)])
+def test_few_hooks_of_forward_passes_are_no_finding(line):
+    assert "forward-hooks" not in findings_of(replace(run_with(CALL), lines={"forward_pass": (line,)}))
+
+
 PENALTY = ProgramFacts(SGD, operators=200, outside=OutsideModules(72, 0.006, 0.01, 24))
 
 

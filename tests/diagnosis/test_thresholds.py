@@ -18,6 +18,7 @@ def test_these_are_the_thresholds():
         "data-loading-bound": 0.15,
         "anomaly-detection": 0.03,
         "backward-hooks": 0.10,
+        "forward-hooks": 0.10,
         "needless-create-graph": 0.02,
         "unused-gradients": 0.05,
         "frozen-forward": 0.15,

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
 from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
 from training_profiler.integrations.phases import OWN_CALLBACKS
@@ -13,7 +14,7 @@ from training_profiler.sampling.framework_frames import ANY, FRAMES, FileRows, F
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.startup_frames import STARTUP
-from training_profiler.sampling.user_code import Places, UserCode
+from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
 SITE = "/usr/lib/python3.11/site-packages"
 TORCH = f"{SITE}/torch"
@@ -163,6 +164,53 @@ UNPACK = (CHECKPOINT, "_checkpoint_hook.__init__.<locals>.unpack_hook")
 )  # fmt: skip
 def test_what_the_program_does_in_a_backward_pass_has_a_phase(stack: list[tuple[str, str]], phase: str) -> None:
     assert read(TRAIN, BACKWARD, *stack).phase == phase
+
+
+class Watched(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        reach()
+        return x
+
+
+PHASES: list[str] = []
+
+
+def reach(*_: object) -> None:
+    """Keep the phase of the frame that calls this: a finished frame has lost the one around it."""
+    reader = StackReader(UserCode(places_of_this_process()))
+    place = reader.place(sys._getframe())
+    location = None if place is None else reader.location(place)
+    assert location is not None
+    PHASES.append(location.phase)
+
+
+def phase_within(module: torch.nn.Module) -> str:
+    PHASES.clear()
+    module(torch.zeros(1))
+    return PHASES[-1]
+
+
+@pytest.mark.parametrize("adds_hook", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_of_a_module_has_a_phase(adds_hook: str) -> None:
+    module = torch.nn.Identity()
+    getattr(module, adds_hook)(reach)
+    assert phase_within(module) == "forward hook"
+    around = torch.nn.Sequential(module)
+    assert phase_within(around) == "forward hook"
+
+
+@pytest.mark.parametrize("adds_hook", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_with_named_arguments_has_the_same(adds_hook: str) -> None:
+    module = torch.nn.Identity()
+    getattr(module, adds_hook)(reach, with_kwargs=True)
+    assert phase_within(module) == "forward hook"
+
+
+def test_the_forward_of_a_module_is_not_a_hook() -> None:
+    assert phase_within(Watched()) == ""
+    watched = Watched()
+    watched.register_forward_hook(lambda *_: None)
+    assert phase_within(torch.nn.Sequential(watched)) == ""
 
 
 def test_a_thread_of_a_library_has_the_function_that_it_was_started_for() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.anomaly import ANOMALY_DETECTION
-from training_profiler.diagnosis.backward_hooks import BACKWARD_HOOKS
 from training_profiler.diagnosis.batches import TINY_BATCHES
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.created_graphs import CREATED_GRAPHS
@@ -14,6 +13,7 @@ from training_profiler.diagnosis.embeddings import DENSE_EMBEDDING
 from training_profiler.diagnosis.few_threads import FEW_THREADS
 from training_profiler.diagnosis.frozen_forward import FROZEN_FORWARD
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
+from training_profiler.diagnosis.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
@@ -70,6 +70,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     SAMPLER_SLOW: (DATA_LOADING,),
     LOADER_RESTARTED: (DATA_LOADING,),
     BACKWARD_HOOKS: (BACKWARD_PASS,),
+    FORWARD_HOOKS: (FORWARD_PASS,),
     PARAMETER_LOOP: (OTHER, BACKWARD_PASS),
     CREATED_GRAPHS: (BACKWARD_PASS,),
     UNUSED_GRADIENTS: (BACKWARD_PASS,),
@@ -101,6 +102,7 @@ _CAUSES: Final = (
     PAGE_FAULTS,
     LOCK_HELD,
     BACKWARD_HOOKS,
+    FORWARD_HOOKS,
     PARAMETER_LOOP,
     CREATED_GRAPHS,
     UNUSED_GRADIENTS,

@@ -7,7 +7,6 @@ from typing import Final
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     anomaly,
-    backward_hooks,
     batches,
     calls,
     change,
@@ -18,6 +17,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     few_threads,
     frozen_forward,
     garbage,
+    hooks,
     lines,
     loaders,
     machine,

@@ -26,6 +26,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-transfer": (0.3, 1.0),
     "forward-dominates": (0.0, 1.5),
     "backward-hooks": (0.3, 1.1),
+    "forward-hooks": (0.3, 1.1),
     "backward-slow": (0.0, 1.5),
     "optimizer-heavy": (0.4, 1.3),
     "validation-heavy": (0.5, 1.1),

@@ -97,7 +97,7 @@ ADVISED: Final = (
     Price("no graph of gradients", EXACT, words="create_graph=True out"),
     Price("less in a queue", EXACT, words="into the queue"),
     Price("memory made once", EXACT, words="room for all"),
-    Price("cheaper hooks", EXACT_IF, "if gradients stay the same", "hooks that only watch"),
+    Price("cheaper hooks", EXACT_IF, "if they change no value", "hooks that only watch"),
     Price("a shorter lock", EXACT, words="shorten what holds"),
     Price("fewer garbage collections", EXACT, words=r"gc\.collect\(\) less often|gc\.set_threshold"),
     Price("memory used again", EXACT, words="memory again|MALLOC_MMAP_THRESHOLD_"),

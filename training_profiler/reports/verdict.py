@@ -73,6 +73,7 @@ _CLASSES: Final = {
     "dense-embedding": "DENSE EMBEDDING",
     "anomaly-detection": "ANOMALY DETECTION",
     "backward-hooks": "BACKWARD HOOKS",
+    "forward-hooks": "FORWARD HOOKS",
     "parameter-loop": "PARAMETER LOOP",
     "needless-create-graph": "NEEDLESS GRAPH",
     "unused-gradients": "UNUSED GRADIENTS",

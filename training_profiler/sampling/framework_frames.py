@@ -22,6 +22,7 @@ SAMPLER: Final = "sampler"
 MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_phases``
 HANDLERS: Final = "handlers"
 ENGINE: Final = "gradients"  # where autograd runs a backward pass
+MODULE_CALL: Final = "call of a module"  # its hooks, and its forward
 NO_PHASE: Final = ""
 
 ANY: Final = "*"
@@ -66,6 +67,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/torch/utils/data/_utils/pin_memory.py", ("pin_memory",), MAKING),
     LibraryFrame("/torch/fx/traceback.py", ("format_stack",), ANOMALIES),
     LibraryFrame("/torch/autograd/graph.py", ("_engine_run_backward",), ENGINE),
+    LibraryFrame("/torch/nn/modules/module.py", ("Module._call_impl*",), MODULE_CALL),
     LibraryFrame("/torch/autograd/function.py", ("BackwardCFunction.apply*",), CUSTOM_BACKWARD),
     LibraryFrame(
         "/torch/utils/checkpoint.py",

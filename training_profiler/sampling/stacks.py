@@ -8,12 +8,20 @@ from typing import Final, NamedTuple, Protocol
 
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, is_short, runs_python
-from training_profiler.sampling.framework_frames import CALLBACK, ENGINE, LOOP, MAKING, FileRows, callback_named
+from training_profiler.sampling.framework_frames import (
+    CALLBACK,
+    ENGINE,
+    LOOP,
+    MAKING,
+    MODULE_CALL,
+    FileRows,
+    callback_named,
+)
 from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
-from training_profiler.snapshot.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, RECOMPUTATION
+from training_profiler.snapshot.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
 from training_profiler.text import printable
 
@@ -23,6 +31,7 @@ MOST_MAKING: Final = 64  # frames kept of one that makes a batch
 MOST_PHASES: Final = 3  # of phases in each other, the outermost
 # Classes that only pass a call on to the callbacks.
 _CALLED_BY_AUTOGRAD: Final = (CUSTOM_BACKWARD, RECOMPUTATION)  # beside hooks
+_HOOK: Final = "hook"  # torch's name for a hook of a module where it calls one
 _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback$|^BaseCallback$|^NeuralNet")
 
 
@@ -120,6 +129,9 @@ class StackReader:
                     if users is not None and not (phases and phases[-1][0] in _CALLED_BY_AUTOGRAD):
                         phases.append((BACKWARD_HOOK, code))
                     has_gradients = True
+                elif phase == MODULE_CALL:
+                    if users is not None and self._call_at(code, frame.f_lasti)[1] == _HOOK:
+                        phases.append((FORWARD_HOOK, code))
                 elif phase and not (has_gradients and phase == RECOMPUTATION):  # the gradients of what it repeats
                     phases.append((phase, code))
             frame = frame.f_back

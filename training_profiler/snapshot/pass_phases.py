@@ -4,6 +4,7 @@ from typing import Final
 
 ANOMALIES: Final = "anomaly detection"  # a forward pass keeps its stack for each operation
 BACKWARD_HOOK: Final = "backward hook"
+FORWARD_HOOK: Final = "forward hook"
 RECOMPUTATION: Final = "recomputation"  # a forward pass that activation checkpointing repeats in the backward pass
 CUSTOM_BACKWARD: Final = "custom backward"  # written in Python
-OF_PASSES: Final = (ANOMALIES, BACKWARD_HOOK, RECOMPUTATION, CUSTOM_BACKWARD)
+OF_PASSES: Final = (ANOMALIES, BACKWARD_HOOK, FORWARD_HOOK, RECOMPUTATION, CUSTOM_BACKWARD)

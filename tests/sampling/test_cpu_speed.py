@@ -18,3 +18,8 @@ def test_speed_is_measured_without_random_numbers():
     assert 0 < speed.operator_s < 1
     assert torch.equal(torch.get_rng_state(), before)
     assert measure(torch, "int64", 0.01) is None
+
+
+@pytest.mark.parametrize(("dtype", "is_compared"), [("float32", False), ("float64", False), ("bfloat16", True)])
+def test_half_precision_is_measured_beside_float32(dtype, is_compared):
+    assert (measure(torch, dtype, 0.01).float32_gflops > 0) == is_compared

@@ -24,7 +24,7 @@ FACTS = ProgramFacts(
     CompileFacts(3, 2.5, 1, 0.5, "train.py:3 main"),
     "bfloat16",
     7,
-    CpuSpeed("float32", 50.0, 3e-6),
+    CpuSpeed("bfloat16", 5.0, 3e-6, 50.0),
     310,
     (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
     4,

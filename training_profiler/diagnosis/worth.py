@@ -18,6 +18,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "first-batch-slow": (0.5, 1.0),
     "workers-restarted": (0.6, 1.1),
     "validation-workers-restarted": (0.6, 1.4),
+    "slow-precision": (0.6, 1.2),
     "validation-tiny-batches": (0.5, 1.1),
     "loader-restarted": (0.5, 1.0),
     "few-threads": (0.2, 1.25),

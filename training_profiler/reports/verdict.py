@@ -69,6 +69,7 @@ _CLASSES: Final = {
     "garbage-collection": "GARBAGE COLLECTION",
     "page-faults": "PAGE FAULTS",
     "double-precision": "FLOAT64",
+    "slow-precision": "SLOW PRECISION",
     "repeated-backward": "REPEATED BACKWARD",
     "dense-embedding": "DENSE EMBEDDING",
     "anomaly-detection": "ANOMALY DETECTION",

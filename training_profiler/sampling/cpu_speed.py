@@ -9,7 +9,8 @@ SHARE: Final = 0.001  # of the run that the measurement may take
 LEAST_S, MOST_S = 0.01, 0.06
 SIDE: Final = 384  # of the matrices: large enough for full speed, small enough for a millisecond
 CHAIN: Final = 100  # operations of the shortest kind, forward and backward
-DTYPES: Final = ("float32", "float64", "bfloat16", "float16")
+HALF: Final = ("bfloat16", "float16")  # which a CPU without units for them computes slower than float32
+DTYPES: Final = ("float32", "float64", *HALF)
 
 
 def budget_s(run_s: float) -> float:
@@ -24,10 +25,15 @@ def measure(torch: Any, dtype: str, seconds: float) -> CpuSpeed | None:
         return None
     with torch.enable_grad():
         operator_s = _best_s(lambda: _short_operations(torch), seconds / 3) / (2 * CHAIN)
+    gflops = _gflops(torch, dtype, 2 * seconds / 3)
+    return CpuSpeed(dtype, gflops, operator_s, _gflops(torch, "float32", seconds / 3) if dtype in HALF else 0.0)
+
+
+def _gflops(torch: Any, dtype: str, seconds: float) -> float:
     with torch.no_grad():
         left, right = (torch.full((SIDE, SIDE), 0.5, dtype=getattr(torch, dtype)) for _ in range(2))
-        product_s = _best_s(lambda: torch.mm(left, right), 2 * seconds / 3)
-    return CpuSpeed(dtype, 2 * SIDE**3 / product_s / 1e9, operator_s)
+        product_s = _best_s(lambda: torch.mm(left, right), seconds)
+    return 2 * SIDE**3 / product_s / 1e9
 
 
 def _short_operations(torch: Any) -> None:

@@ -82,6 +82,7 @@ class CpuSpeed(NamedTuple):
     dtype: str
     gflops: float  # of a matrix product, in 1e9 per second
     operator_s: float  # the shortest operation, with its share of the backward pass
+    float32_gflops: float = 0.0  # the same product in float32, beside a dtype of half precision; 0 is unknown
 
 
 class ForwardFacts(NamedTuple):

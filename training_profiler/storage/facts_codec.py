@@ -188,4 +188,4 @@ def _graphs(facts: KeptGraphs) -> KeptGraphs:
 
 
 def _cpu(facts: CpuSpeed) -> CpuSpeed:
-    return CpuSpeed(printable(facts.dtype), _number(facts.gflops), _number(facts.operator_s))
+    return CpuSpeed(printable(facts.dtype), *map(_number, facts[1:]))

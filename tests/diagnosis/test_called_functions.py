@@ -50,6 +50,11 @@ def test_what_recording_may_take_saves_nothing() -> None:
     assert finding.evidence["recording_s"] == pytest.approx(64 * 0.0125)
 
 
+def test_a_part_that_is_known_is_one_of_all_the_time() -> None:
+    run = run_with(({"copy.deepcopy": 0.6}, 0.7))
+    assert unexplained(replace(run, health=Health(span_s=0.00625))).potential_saving_s == pytest.approx(0.6 * 4.0)
+
+
 def test_time_that_recording_alone_may_take_is_not_reported() -> None:
     run = run_with(({"copy.deepcopy": 1.0}, 1.0))
     busy = replace(run, health=Health(span_s=0.028))

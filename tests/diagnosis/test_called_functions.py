@@ -35,8 +35,9 @@ def test_a_copy_is_named_with_its_line() -> None:
         "60%): train.py:10 main (70% of it, mostly in copy.deepcopy()), train.py:11 main (30% of it, in zip())"
     )
     assert finding.fix.startswith("Copy only what is kept")
-    assert finding.potential_saving_s == pytest.approx(0.6 * 4.0)  # the rest has no remedy that is known
-    assert finding.saving_range_s == pytest.approx((0.5 * 0.6 * 4.0, 4.0))
+    # All of its line, which is for the copy; the rest has no remedy that is known.
+    assert finding.potential_saving_s == pytest.approx(0.7 * 4.0)
+    assert finding.saving_range_s == pytest.approx((0.5 * 0.7 * 4.0, 4.0))
 
 
 def test_what_recording_may_take_saves_nothing() -> None:
@@ -52,7 +53,12 @@ def test_what_recording_may_take_saves_nothing() -> None:
 
 def test_a_part_that_is_known_is_one_of_all_the_time() -> None:
     run = run_with(({"copy.deepcopy": 0.6}, 0.7))
-    assert unexplained(replace(run, health=Health(span_s=0.00625))).potential_saving_s == pytest.approx(0.6 * 4.0)
+    assert unexplained(replace(run, health=Health(span_s=0.00625))).potential_saving_s == pytest.approx(0.7 * 4.0)
+
+
+def test_the_rest_of_a_line_that_mostly_does_something_else_is_not_saved() -> None:
+    finding = unexplained(run_with(({"copy.deepcopy": 0.4, "zip": 0.5}, 0.9), ({"copy.deepcopy": 0.1}, 0.1)))
+    assert finding.potential_saving_s == pytest.approx(0.5 * 4.0)
 
 
 def test_time_that_recording_alone_may_take_is_not_reported() -> None:

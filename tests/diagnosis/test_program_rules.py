@@ -328,6 +328,12 @@ def test_fix_of_the_forward_pass_is_none_that_is_set(facts, said, unsaid):
     assert unsaid not in fix
 
 
+def test_a_range_of_step_time_ends_at_all_of_it():
+    run = run_with(ProgramFacts(ADAM))
+    finding = Finding("time-step-loop", "", {}, potential_saving_s=9.5, fix="")
+    assert with_uncertainty(finding, replace(run, wall_s=30.0)).saving_range_s[1] == pytest.approx(10.0)
+
+
 def test_saving_has_a_range():
     found = findings_of(run_with(ProgramFacts(ADAM), HEAVY))["optimizer-heavy"]
     assert found.saving_range_s is not None

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from training_profiler.snapshot.snapshot import PYTHON, LineStats
 
 TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
+MOSTLY: Final = 0.5  # of a line's time: then all of the line is for that
 EACH_FROM: Final = 0.1
 MOST_OF_IT: Final = 0.5
 MOST_ACTIVITIES: Final = 2
@@ -141,6 +142,7 @@ class Spent(NamedTuple):
 
     activity: Activity
     part: float  # of the time
+    lines_part: float  # of the time, with the rest of lines that mostly do this, such as the loop around a call
     names: tuple[str, ...]  # of its functions with most of it, such as "copy.deepcopy()"
 
 
@@ -161,9 +163,16 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
         whole = its.total()
         if share and whole >= EACH_FROM * share:
             names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= OFTEN_CALLED * whole]
-            spent.append(Spent(activity, min(1.0, whole / share), _shown(names)))
+            with_rest = whole + sum(_rest_of(line, activity) for line in lines)
+            spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), _shown(names)))
     spent = sorted(spent, key=lambda each: -each.part)[:MOST_ACTIVITIES]
     return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
+
+
+def _rest_of(line: LineStats, activity: Activity) -> float:
+    """Return the rest of a line that mostly does ``activity``; 0 for any other."""
+    its = 0.0 if line.inside else sum(share for name, share in line.called.items() if activity.matches(name))
+    return max(0.0, line.share - its) if its > MOSTLY * line.share else 0.0
 
 
 def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:

@@ -128,7 +128,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if spent:
         fix, *others = (each.activity.fix for each in spent)
         fix = "; ".join([fix, *map(as_next, others)])
-        saving_s = min(saving_s, sum(each.part for each in spent) * (total_s + recording_s))
+        saving_s = min(saving_s, sum(each.lines_part for each in spent) * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)

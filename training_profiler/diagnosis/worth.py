@@ -79,12 +79,13 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
     saving_s, step = finding.potential_saving_s, snapshot.step
     if not saving_s or not snapshot.wall_s:
         return finding
-    error = 0.0
+    error, limit_s = 0.0, snapshot.wall_s
     if RULES[finding.code].saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
+        limit_s = max(saving_s, step.total_s)
     least, most = _PARTS.get(finding.code, _UNLISTED)
     if finding.code == UNEXPLAINED and not {"spent_on", "lines"} & finding.evidence.keys():
         least = 0.0
     most = max(most, _most_s(finding, step) / saving_s)
-    low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
+    low_s, high_s = saving_s * max(0.0, least - error), min(limit_s, saving_s * (most + error))
     return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

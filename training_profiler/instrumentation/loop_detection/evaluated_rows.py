@@ -4,12 +4,12 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
+from training_profiler.instrumentation.loop_detection.shapes import elements_of, largest_shape
 from training_profiler.snapshot.program import RowFacts
 
 FEW: Final = 4  # rows
 TRAINING_CALLS: Final = 64  # forward passes of the training that are looked at
 CALLS: Final = 4096  # of evaluations
-MOST_INSIDE: Final = 8  # tensors of one list or dictionary
 
 
 class EvaluatedRows:
@@ -22,10 +22,10 @@ class EvaluatedRows:
         self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
         self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
 
-    def add_training(self, inputs: tuple[Any, ...]) -> None:
-        """Add a forward pass of the training with these inputs."""
+    def add_training(self, shape: tuple[int, ...]) -> None:
+        """Add a forward pass of the training with the shape of its largest input."""
         if self._trained.calls < TRAINING_CALLS:
-            self._trained.add(_largest(inputs))
+            self._trained.add(shape)
 
     def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
         """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest."""
@@ -37,7 +37,7 @@ class EvaluatedRows:
             self._batch = batch
             self._batches += 1
             self._after_one = 0
-        shape = _largest(inputs)
+        shape = largest_shape(inputs)
         if shape and shape[0] <= FEW:
             self._few.add(shape)
             self._after_one += 1
@@ -79,28 +79,4 @@ class _Sums:
         if shape:
             self.calls += 1
             self.rows += shape[0]
-            self.elements += _elements(shape)
-
-
-def _largest(inputs: Any) -> tuple[int, ...]:
-    """Return the shape of the largest tensor, also of those in a list or a dictionary; () without any."""
-    largest: tuple[int, ...] = ()
-    for value in inputs:
-        if isinstance(value, (list, tuple)):
-            shape = _largest(value[:MOST_INSIDE]) if not hasattr(value, "shape") else ()
-        elif isinstance(value, dict):
-            shape = _largest(list(value.values())[:MOST_INSIDE])
-        else:
-            shape = getattr(value, "shape", ())
-            if not isinstance(shape, tuple) or not all(type(length) is int for length in shape):
-                shape = ()  # not a tensor, or symbolic, while a compiler traces
-        if shape and _elements(shape) > _elements(largest):
-            largest = tuple(shape)
-    return largest
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    elements = 1 if shape else 0
-    for length in shape:
-        elements *= length
-    return elements
+            self.elements += elements_of(shape)

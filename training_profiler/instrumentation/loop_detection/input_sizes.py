@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
+from training_profiler.instrumentation.loop_detection.shapes import elements_of, largest_shape
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later
@@ -27,10 +28,10 @@ class InputSizes:
 
     def add(self, inputs: tuple[Any, ...]) -> None:
         """Add a forward pass with these inputs, if any of them is a tensor."""
-        self.rows.add_training(inputs)
-        sizes = [size for size in map(_elements, inputs) if size]
-        if sizes and len(self._seen) < MOST:
-            self._seen.append((self._update, max(sizes)))
+        shape = largest_shape(inputs)
+        self.rows.add_training(shape)
+        if shape and len(self._seen) < MOST:
+            self._seen.append((self._update, elements_of(shape)))
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""
@@ -38,18 +39,3 @@ class InputSizes:
         seen = self._seen[:count]
         del self._seen[:count]
         return seen
-
-
-def _elements(value: Any) -> int:
-    """Return the number of elements of a tensor, also of one in a list or a dictionary; 0 for anything else."""
-    if isinstance(value, (list, tuple)):
-        return max(map(_elements, value[:8]), default=0)
-    shape = getattr(value, "shape", None)
-    if shape is None or not isinstance(shape, tuple):
-        return 0
-    elements = 1
-    for length in shape:
-        if not isinstance(length, int):  # symbolic, while a compiler traces
-            return 0
-        elements *= length
-    return elements

@@ -374,10 +374,9 @@ def updates_batch_norms(is_planted: bool) -> Round:
     return train
 
 
-def validation_workers(is_planted: bool) -> Round:
-    model, loader, data = mlp(), batches(), Vectors(STEPS * 64)
+def validates_with(held_out: DataLoader) -> Round:
+    model, loader = mlp(), batches()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    held_out = DataLoader(data, batch_size=64, num_workers=2 if is_planted else 0)
 
     def train() -> None:
         model.train()
@@ -388,22 +387,14 @@ def validation_workers(is_planted: bool) -> Round:
             sum(float(cross_entropy(model(x), y)) for x, y in held_out)
 
     return train
+
+
+def validation_workers(is_planted: bool) -> Round:
+    return validates_with(DataLoader(Vectors(STEPS * 64), batch_size=64, num_workers=2 if is_planted else 0))
 
 
 def single_samples_in_validation(is_planted: bool) -> Round:
-    model, loader, data = mlp(), batches(), TensorDataset(torch.randn(640, 256), torch.randint(10, (640,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    held_out = DataLoader(data, batch_size=1 if is_planted else 64)
-
-    def train() -> None:
-        model.train()
-        for x, y in loader:
-            descend(optimizer, cross_entropy(model(x), y))
-        model.eval()
-        with torch.no_grad():
-            sum(float(cross_entropy(model(x), y)) for x, y in held_out)
-
-    return train
+    return validates_with(batches(size=1 if is_planted else 64, count=640 if is_planted else 10))
 
 
 def decodes_one_by_one(is_planted: bool) -> Round:

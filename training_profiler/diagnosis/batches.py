@@ -30,7 +30,7 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     operators, shortest_s = snapshot.program.operators, _shortest_s(snapshot)
     if not operators or not shortest_s or shortest_s > NEARLY_EMPTY * cpu.operator_s * operators:
         return None
-    computing_s = sum(snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+    computing_s = snapshot.computing_s()
     # Longer passes than the shortest may have more to compute: more samples would take as much longer.
     spent_s = min(computing_s, shortest_s * step.settled_count) + parts.update_s
     potential_saving_s = spent_s * (1 - 1 / min(LARGER, parts.times))

@@ -6,7 +6,6 @@ from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.program import THREADS, ProgramFacts
 from training_profiler.snapshot.snapshot import MachineStats, Snapshot
 
@@ -34,7 +33,7 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     wanted = _wanted(machine, threads, free)
     if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
         return None
-    computing_s = sum(snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+    computing_s = snapshot.computing_s()
     if not step.settled_s or not _has_long_operators(snapshot.program, computing_s / step.settled_count):
         return None
     potential_saving_s = PARALLEL * (1 - threads / wanted) * computing_s

@@ -5,7 +5,6 @@ from typing import Final
 from training_profiler.diagnosis.compute_fixes import HALF
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import three_digits
 
@@ -25,7 +24,7 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < SLOWER * cpu.gflops or not step.settled_s:
         return None
-    computing_s = sum(snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+    computing_s = snapshot.computing_s()
     flops = (rates.flops_per_step or 0.0) * step.settled_count
     after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (USUAL_PART * cpu.float32_gflops * 1e9))
     potential_saving_s = computing_s - after_s

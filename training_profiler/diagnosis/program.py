@@ -366,7 +366,7 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     rates, step = snapshot.throughput, snapshot.step
     if rates is None or rates.dtype != "float64" or step is None or not has_enough_steps(snapshot):
         return None
-    computing_s = _computing_s(snapshot) + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
+    computing_s = snapshot.computing_s() + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
     potential_saving_s = computing_s / 2  # half of the bytes, and twice the numbers in each instruction
     share = potential_saving_s / step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
@@ -462,7 +462,7 @@ def compute_share(snapshot: Snapshot) -> float | None:
         return None
     if rates is None or rates.flops_per_step is None or cpu is None or step is None or cpu.dtype != rates.dtype:
         return None
-    computing_s = _computing_s(snapshot) / step.settled_count if step.settled_count else 0.0
+    computing_s = snapshot.computing_s() / step.settled_count if step.settled_count else 0.0
     return min(1.0, rates.flops_per_step / computing_s / (cpu.gflops * 1e9)) if computing_s and cpu.gflops else None
 
 
@@ -471,10 +471,6 @@ def compute_text(snapshot: Snapshot, share: float) -> str:
     cpu = snapshot.program.cpu
     assert cpu is not None
     return f"{share:.0%} of the {three_digits(cpu.gflops)} GFLOP/s that this CPU does in {cpu.dtype}"
-
-
-def _computing_s(snapshot: Snapshot) -> float:
-    return (snapshot.total_of_step_s(FORWARD_PASS) or 0.0) + (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
 
 
 def per_step(snapshot: Snapshot, name: str) -> float:

@@ -4,7 +4,6 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.program import ProgramFacts, RecurrentFacts
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import ms_text
@@ -60,7 +59,7 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     step, facts = snapshot.step, snapshot.program.recurrent
     if step is None or facts is None or not has_enough_steps(snapshot) or not is_on_cpu(snapshot.program):
         return None
-    computing_s = sum(snapshot.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+    computing_s = snapshot.computing_s()
     potential_saving_s = computing_s * saved_by_whole_sequences(facts)
     share = potential_saving_s / step.settled_s if step.settled_s else 0.0
     if share <= threshold or potential_saving_s < MIN_SAVING_S:

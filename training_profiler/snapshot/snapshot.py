@@ -354,6 +354,10 @@ class Snapshot:
             return section.spans_in_steps * step.settled_count / step.count * section.device_avg_s
         return section.settled_total_s
 
+    def computing_s(self) -> float:
+        """Return the time of forward and backward passes within the steps after warm-up; 0 of what is unknown."""
+        return sum(self.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
+
     def idle_device_s(self) -> float | None:
         """Return the time within steps after warm-up in which no section used the device; None if unknown.
 

@@ -32,7 +32,12 @@ class Size:
     batch: int
 
 
-SIZES: Final = {"short": Size(256, 2, 8), "middling": Size(1024, 4, 16), "long": Size(2048, 6, 32)}
+SIZES: Final = {
+    "short": Size(256, 2, 8),
+    "of 10 ms": Size(1024, 2, 12),  # about, on an H100
+    "middling": Size(1024, 4, 16),
+    "long": Size(2048, 6, 32),
+}
 
 
 def run(pairs: int = PAIRS) -> list[Figure]:

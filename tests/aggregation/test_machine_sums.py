@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from training_profiler.aggregation.machine import MachineSums, machine_from_data, machine_to_data
 from training_profiler.aggregation.totals import Totals
 from training_profiler.sampling.machine_sampler import MachineSample
@@ -35,6 +37,25 @@ def test_page_faults_count_from_the_first_step_on():
     sums.add_samples(samples, loop_begin_ns=1_500_000_000)
     assert (sums.stats().page_faults, sums.stats().cpu_wait) == (Level(20, 20, 20), Level(0.5, 0.5, 0.5))
     assert sums_of(*samples).stats().page_faults is None  # no step yet
+
+
+def test_utilization_of_the_loop_counts_readings_of_settled_steps_alone():
+    samples = [sample(at_s, gpu0__utilization=busy) for at_s, busy in ((1, 0), (2, 0), (3, 0.6), (4, 0.8), (5, 1.0))]
+    sums = MachineSums()
+    sums.add_samples(samples, settled_ns=2_000_000_000)
+    first, _ = sums.stats().gpus
+    assert first.loop_utilization == Level(pytest.approx(0.8), 1.0, 1.0)
+    assert first.utilization.mean == pytest.approx(0.48)
+    again = machine_from_data(json.loads(json.dumps(machine_to_data(sums))))
+    assert again.stats() == sums.stats()
+
+
+def test_utilization_of_the_loop_needs_three_readings_and_settled_steps():
+    samples = [sample(at_s, gpu0__utilization=0.5) for at_s in (1, 2, 3)]
+    sums = MachineSums()
+    sums.add_samples(samples, settled_ns=500_000_000)  # the first reading may begin before it
+    sums.add_samples(samples)
+    assert sums.stats().gpus[0].loop_utilization is None
 
 
 def test_without_samples_there_are_no_stats():

@@ -1,3 +1,4 @@
+from tests.support.recording import FakeRun
 from training_profiler.aggregation.step_totals import CaptureAffectedSteps
 
 
@@ -18,3 +19,24 @@ def test_steps_are_slowed_until_an_end_is_set():
     slowed.end(9)  # without a window
     slowed.begin(6)
     assert slowed.among(before=0, count=7) == [2, 5, 6]
+
+
+def test_steps_are_settled_after_the_fifth_but_not_beside_a_capture_window():
+    run = FakeRun()
+    settled_ns = []
+    for number in range(1, 9):
+        run.step(forward_pass=0.5)
+        if number == 5:
+            fifth_ns = run.clock()
+        if number == 6:
+            run.accumulator.slowed_by_capture.begin(7)
+        if number == 7:
+            run.accumulator.slowed_by_capture.end(8)
+        if number in (4, 6, 7, 8):
+            run.drain()
+            settled_ns.append(run.accumulator.settled_ns())
+            run.accumulator.pop_totals()
+    assert settled_ns == [None, fifth_ns, None, None]
+    run.step(forward_pass=0.5)
+    run.drain()
+    assert run.accumulator.settled_ns() == fifth_ns

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import snapshot_of
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot
+from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 
 
 def run_at(utilization: float | None, samples: int = 5, steps: int = 100, **shares: float) -> Snapshot:
     busy = None if utilization is None else Level(mean=utilization, max=1.0, last=0.5)
-    gpus = (GpuStats(index=0, utilization=Level(0.95, 1.0, 0.9)), GpuStats(index=1, utilization=busy))
+    gpus = (GpuStats(index=0, loop_utilization=Level(0.95, 1.0, 0.9)), GpuStats(index=1, loop_utilization=busy))
     run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
     return replace(run, machine=MachineStats(samples=samples, gpus=gpus))
 
@@ -42,6 +42,29 @@ def test_without_system_monitor_there_has_no_finding():
 def test_idle_device_names_its_costliest_cause():
     run = run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3)
     assert found(run).fix.startswith("First fix what keeps it waiting (data-loading-bound): Raise DataLoader(")
+
+
+def test_time_between_steps_may_hold_all_of_its_idle_time():
+    run = run_at(0.5)  # 10 s in steps
+    stays_busy = replace(run, wall_s=25.0, step=replace(run.step, before_s=5.0))  # 10 s of 20 s, all of them in steps
+    assert found(stays_busy) is None
+    finding = found(replace(run, wall_s=17.0, step=replace(run.step, before_s=5.0)))  # 6 of 12 s, at least 4 s in steps
+    assert finding.message.startswith("GPU 1 is busy 50% of the time")
+    assert finding.potential_saving_s == pytest.approx(4.0)
+
+
+def test_time_of_the_profiler_is_not_between_steps():
+    run = run_at(0.5)
+    own = {PROFILER: section_stats(PROFILER, 2 / 12, total_s=2.0)}
+    run = replace(run, wall_s=12.0, sections=run.sections | own)
+    assert found(run).potential_saving_s == pytest.approx(5.0)
+
+
+def test_a_small_part_of_the_idle_time_is_not_its_cause():
+    run = run_at(0.1, data_loading=0.16, forward_pass=0.3, backward_pass=0.5)
+    codes = [finding.code for finding in diagnose(run)]
+    assert "data-loading-bound" in codes
+    assert found(run).fix.startswith("Use a larger batch, torch.compile or CUDA graphs")
 
 
 def test_idle_device_without_cause_needs_larger_kernels():

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
+from training_profiler.device.peaks import peak_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.snapshot.program import CpuSpeed, ProgramFacts
-from training_profiler.snapshot.snapshot import Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
 SLOW = CpuSpeed("bfloat16", 2.0, 3e-6, 80.0)
 
@@ -61,3 +62,62 @@ def test_without_counted_operations_the_ratio_of_the_products_is_the_saving() ->
 )
 def test_silent_where_float32_may_not_be_faster(run: Snapshot) -> None:
     assert found(run) is None
+
+
+def on_gpu(
+    dtype: str = "float32", mfu: float = 0.6, busy: float | None = 0.97, device: str = "NVIDIA H200", **program: str
+) -> Snapshot:
+    """Return 100 steps of 100 ms on a GPU."""
+    run = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.6})
+    peak = peak_of(device, dtype)
+    tflops, most = (None, None) if peak is None else (mfu * peak[0], peak[0])
+    share = None if peak is None else mfu
+    rates = Throughput(
+        10.0, flops_per_step=1e12, dtype=dtype, device=device, tflops=tflops, peak_tflops=most, mfu=share
+    )
+    gpu = GpuStats(0, device, loop_utilization=None if busy is None else Level(busy, 1.0, busy))
+    return replace(
+        run,
+        program=ProgramFacts(**program),
+        throughput=rates,
+        machine=MachineStats(samples=9, gpus=(gpu,)),
+        wall_s=10.0,
+    )
+
+
+def unused_cores(run: Snapshot) -> Finding | None:
+    return next((finding for finding in diagnose(run) if finding.code == "full-precision"), None)
+
+
+def test_float32_on_a_device_with_tensor_cores() -> None:
+    finding = unused_cores(on_gpu())
+    assert finding is not None
+    assert finding.message == (
+        "The model computes in float32, at 40.1 of at most 66.9 TFLOP/s; in bfloat16 this device does up to 989"
+    )
+    assert finding.potential_saving_s == pytest.approx(0.6 * (1 - 66.9 / 989.4) * 10.0)
+    assert finding.fix.startswith('Call torch.set_float32_matmul_precision("high") for tf32, or use torch.autocast(')
+
+
+def test_tf32_saves_half_of_the_arithmetic() -> None:
+    finding = unused_cores(on_gpu("tf32", 0.5))
+    assert finding is not None
+    assert finding.potential_saving_s == pytest.approx(2.5)
+    assert finding.fix.startswith("Use torch.autocast(")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(on_gpu(autocast="bfloat16"), id="autocast"),
+        pytest.param(on_gpu("bfloat16"), id="parameters in half precision"),
+        pytest.param(on_gpu(busy=0.6), id="idle device"),
+        pytest.param(on_gpu(busy=None), id="unknown utilization"),
+        pytest.param(on_gpu(mfu=0.1), id="little arithmetic"),
+        pytest.param(on_gpu("tf32", 0.19), id="little arithmetic in tf32"),
+        pytest.param(on_gpu(device="NVIDIA Unheard-of"), id="unknown device"),
+        pytest.param(on_gpu(device="Tesla T4"), id="no bfloat16"),
+    ],
+)
+def test_precision_is_left_alone(run: Snapshot) -> None:
+    assert unused_cores(run) is None

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.snapshot.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
@@ -101,3 +101,19 @@ def test_nine_spans_do_not_stand_for_all():
 def test_passes_are_not_compared_across_clocks():
     run = on_device({"forward_pass": 0.01, "backward_pass": 0.5}, {"backward_pass": 0.5})
     assert found(run, "backward-slow") is None
+
+
+@pytest.mark.parametrize(("busy", "is_found"), [(0.4, False), (0.95, True)])
+def test_passes_of_a_device_that_waits_for_the_host_are_not_compared(busy, is_found):
+    run = on_device({"forward_pass": 0.1, "backward_pass": 0.2}, {"forward_pass": 0.125, "backward_pass": 0.625})
+    gpu = GpuStats(0, loop_utilization=Level(busy, busy, busy))
+    run = replace(run, machine=MachineStats(samples=9, gpus=(gpu,)))
+    assert (found(run, "backward-slow") is not None) == is_found
+
+
+@pytest.mark.parametrize(("busy", "is_advised"), [(0.4, False), (0.95, True)])
+def test_mixed_precision_is_not_advised_where_the_device_waits_for_the_host(busy, is_advised):
+    run = on_device({"forward_pass": 0.7, "backward_pass": 0.2}, {"forward_pass": 0.7, "backward_pass": 0.2})
+    gpu = GpuStats(0, loop_utilization=Level(busy, busy, busy))
+    run = replace(run, machine=MachineStats(samples=9, gpus=(gpu,)))
+    assert ("mixed precision" in found(run, "forward-dominates").fix) == is_advised

@@ -8,6 +8,7 @@ from tests.support.loader_workers import machine
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.rules import THRESHOLDS
+from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 OF_STEP = [
@@ -125,6 +126,17 @@ def test_no_advice_clips_gradients_less_often():
     assert "foreach=True to clip_grad_norm_" in finding.fix
     assert "compute other norms and metrics every n-th step" in finding.fix
     assert finding.potential_saving_s == 1.25  # half: the gradients are still clipped
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(100, False), (200, True)])
+def test_gradients_on_cuda_are_clipped_at_once_already(count, is_found):
+    run = snapshot_of({"metrics_computation": 0.2}, steps=100, step_s=0.125)
+    metrics = {"metrics_computation": replace(run.sections["metrics_computation"], count=count)}
+    program = run.program._replace(optimizer=OptimizerFacts("AdamW", 8, ("float32",), ("cuda",)))
+    run = replace(run, sections=run.sections | metrics, program=program)
+    fixes = [finding.fix for finding in diagnose(run) if finding.code == "metrics-heavy"]
+    assert bool(fixes) == is_found
+    assert all(fix.startswith("Use the norm that clip_grad_norm_ returns; ") for fix in fixes)
 
 
 def test_share_finding_has_its_numbers():

@@ -51,6 +51,7 @@ def test_these_are_the_thresholds():
         "validation-workers-restarted": 0.02,
         "validation-tiny-batches": 0.05,
         "slow-precision": 0.10,
+        "full-precision": 0.10,
         "batch-norm-update-heavy": 0.05,
         "unexplained": 0.10,
         "waits-for-device": 0.05,

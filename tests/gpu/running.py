@@ -27,7 +27,7 @@ def run(
         cwd=cwd,
         env={
             **kept,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # otherwise products differ between runs
             SWITCH: profile,
             f"{SWITCH}_STREAM": "stderr",

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from training_profiler.snapshot.snapshot import PROFILER
+
 INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
 
 
@@ -245,6 +247,24 @@ def test_time_of_an_update_within_a_gradient_scaler_counts_once(instrumented, is
     if not is_enabled:  # otherwise it also copies to the device
         assert sums.total_ns[optimizer_id] == sums.self_ns[optimizer_id] > 0
     assert (optimizer_id, optimizer_id) not in sums.parents
+
+
+def test_reports_at_the_end_of_a_step_are_not_time_of_the_gradient_scaler(instrumented):
+    def report() -> None:
+        with instrumented.run.section(PROFILER):
+            instrumented.clock()
+
+    instrumented.at_step_ends = report
+    model, scaler = nn.Linear(2, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        scaler.scale(model(torch.ones(4, 2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    instrumented.instrumentation.close()
+    sums, ids = instrumented.run.totals().sections, {name: id for id, name in instrumented.run.names.names.items()}
+    assert sums.count[ids[PROFILER]] == 3
+    assert (ids["optimizer_step"], ids[PROFILER]) not in sums.parents
 
 
 def test_update_that_raises_within_a_gradient_scaler_leaves_no_open_section(instrumented):

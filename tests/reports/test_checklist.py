@@ -21,7 +21,7 @@ def on_gpu(utilization: float, memory: float) -> Snapshot:
         index=0,
         total_bytes=16 * GIB,
         used_bytes=Level(mean=0.0, max=memory * 16 * GIB, last=0.0),
-        utilization=Level(mean=utilization, max=1.0, last=1.0),
+        loop_utilization=Level(mean=utilization, max=1.0, last=1.0),
     )
     return replace(snapshot_of({"forward_pass": 0.5}), machine=MachineStats(samples=10, gpus=(gpu,)))
 

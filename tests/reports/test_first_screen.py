@@ -44,7 +44,7 @@ def gpu_run():
     validation = section_stats("validation_epoch", 0.07, count=2, avg_s=0.35, self_s=0.7)
     profiler = section_stats("(profiler)", 0.002, count=3, avg_s=0.0066, self_s=0.02)
     more = {row.name: row for row in (outside, validation, profiler)}
-    busy = GpuStats(0, "NVIDIA A100", utilization=Level(0.57, 0.9, 0.5))
+    busy = GpuStats(0, "NVIDIA A100", loop_utilization=Level(0.57, 0.9, 0.5))
     return replace(
         snapshot,
         wall_s=11.32,

@@ -78,7 +78,7 @@ def test_unknown_figures_of_the_machine_are_left_out():
 def test_gpu_with_all_figures():
     gpu = GpuStats(
         0, "NVIDIA H200", 140 * GIB, level(12 * GIB), level(14 * GIB), level(15.5 * GIB), level(0.9), level(64.0),
-        level(600.0),
+        level(600.0), loop_utilization=level(0.9),
     )  # fmt: skip
     assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == [
         "GPU 0 (NVIDIA H200): peak memory of 140.0 GiB: 12.0 GiB allocated, 14.0 GiB reserved, 15.5 GiB used by all "

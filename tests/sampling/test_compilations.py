@@ -1,6 +1,9 @@
 import sys
 from types import SimpleNamespace
 
+import pytest
+
+import training_profiler.sampling.compilations as compilations_module
 from training_profiler.sampling.compilations import CALLBACKS, Compilations
 
 
@@ -20,6 +23,18 @@ def test_compilations_of_the_same_code_are_recompilations():
     assert (facts.graphs, facts.recompiled) == (4, 2)
     assert 0 < facts.recompiled_s < facts.seconds
     assert facts.place.startswith("sampling/test_compilations.py") or "test_compilations.py" in facts.place
+
+
+def test_a_backward_graph_is_compiled_again_with_its_forward_graph(monkeypatch):
+    times_ns = iter((0, 10, 10, 30, 30, 70, 70, 150))
+    monkeypatch.setattr(compilations_module.time, "perf_counter_ns", lambda: 1 + next(times_ns))
+    compilations = Compilations()
+    for compile_id in ("0/0", "0/1"):
+        compile_once(compilations, compile_id)
+        compile_once(compilations, compile_id, "CallbackTrigger.LAZY_BACKWARD")
+    facts = compilations.facts()
+    assert (facts.graphs, facts.seconds * 1e9) == (2, pytest.approx(150))
+    assert (facts.recompiled, facts.recompiled_s * 1e9) == (1, pytest.approx(120))
 
 
 def test_callbacks_return_after_a_reset_and_go_at_the_end(monkeypatch):

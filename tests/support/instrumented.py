@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,6 +92,7 @@ class InstrumentedTorch:
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
         self.sessions = 0
+        self.at_step_ends: Callable[[], None] | None = None  # what the profiler does there
         self.loaders: LoaderRegistry | None = None
         self.instrumentation = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
         self.context = self.instrumentation.context
@@ -104,6 +105,8 @@ class InstrumentedTorch:
         self.steps += 1
         self.run.recorder.mark(STEP_END, at_ns)
         self.run.recorder.release(at_ns)
+        if self.at_step_ends is not None:
+            self.at_step_ends()
 
     def counts(self) -> dict[str, int]:
         """End the run and return the count of each section that occurred; its times add up."""

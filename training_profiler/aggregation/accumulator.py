@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Final
 
 import numpy as np
 
@@ -40,6 +41,8 @@ from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
+UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers
+
 
 class Accumulator:
     """Sums up one run. ``totals`` covers the time since the last ``pop_totals``.
@@ -77,6 +80,7 @@ class Accumulator:
         self._open: dict[int, Events] = {}  # thread id -> its open sections
         self._outside_steps = OutsideSteps(names)
         self._gradient_sync = GradientSyncAttribution(names)
+        self._settled_ns: int | None = None  # end of the first steps
         self._complete = 0  # number of steps that end in the current batch
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
         self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
@@ -163,6 +167,8 @@ class Accumulator:
         cuts = self._timeline.cut(marks, self._loop_begin_ns(training, bool(marks)), until_ns)
         self._complete = self.steps - first_step
         self.totals.loop_begin_ns = self._timeline.begun_ns
+        if self._settled_ns is None and self.steps >= UNLIKE_OTHERS:
+            self._settled_ns = int(cuts.ends_ns[cuts.steps == UNLIKE_OTHERS - 1].max())
         self._add_thread(training_thread, training, cuts, first_step)
         for thread in batch.threads:
             if thread.thread_id != training_thread:
@@ -171,6 +177,10 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.thread_id, no_events()).codes)
         self.step_spans.end_batch(batch, self.warmup_steps, until_ns)
         self.at_ns = self.totals.end_ns = until_ns
+
+    def settled_ns(self) -> int | None:
+        """Return since when steps are like most others; None before, and while a capture window slows them."""
+        return None if self.totals.slowed_by_capture else self._settled_ns
 
     def add_gradient_sync(self, synced: GradientSyncTotals) -> None:
         """Attribute the exposed part of DDP's gradient sync to ``synchronization`` within the backward passes."""

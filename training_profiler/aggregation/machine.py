@@ -34,11 +34,16 @@ LEVELS: Final = (
 # Means over time of what a program does most before its first step, when it imports and builds: of the loop alone.
 OF_LOOP: Final = ("page_faults", "pages_read", "cpu_kernel")
 COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
+UTILIZATION: Final = ".utilization"
+LOOP_UTILIZATION: Final = "loop_utilization"  # the same of steps after the first, without capture windows
+READING_NS: Final = NS_PER_S  # longest period that a reading of a device's utilization is the mean of
+LOOP_READINGS_NEEDED: Final = 3
 GPU_LEVELS: Final = (
     "allocated_bytes",
     "reserved_bytes",
     "used_bytes",
     "utilization",
+    LOOP_UTILIZATION,
     "temperature_c",
     "power_w",
     "clock_mhz",
@@ -56,8 +61,17 @@ class MachineSums:
         self.series: dict[str, Series] = {}
         self.facts: dict[str, float | str] = {}  # constant values
 
-    def add_samples(self, samples: Iterable[MachineSample], loop_begin_ns: int | None = None) -> None:
-        """Add samples that follow those added before. ``loop_begin_ns`` is the begin of the first step, if known."""
+    def add_samples(
+        self, samples: Iterable[MachineSample], loop_begin_ns: int | None = None, settled_ns: int | None = None
+    ) -> None:
+        """Add samples that follow those added before.
+
+        Args:
+            samples: in the order of time.
+            loop_begin_ns: begin of the first step, if known.
+            settled_ns: since when devices work as they do in most steps; None if they do not yet, or if a capture
+                window slowed these steps.
+        """
         for sample in samples:
             self.samples += 1
             self.facts.update(sample.facts)
@@ -66,6 +80,9 @@ class MachineSums:
                 if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
                     continue
                 self._add_level(quantity, (weight, weight * value, value, value))
+                if quantity.endswith(UTILIZATION) and _is_since(sample.at_ns - READING_NS, settled_ns):
+                    in_loop = f"{quantity.removesuffix(UTILIZATION)}.{LOOP_UTILIZATION}"
+                    self._add_level(in_loop, (weight, weight * value, value, value))
                 # Imports and the building of the model grow for as long as they take, which a busy machine stretches.
                 is_before = loop_begin_ns is not None and sample.at_ns < loop_begin_ns
                 if (quantity == RAM or quantity.endswith(ALLOCATED)) and not is_before:
@@ -128,6 +145,9 @@ class MachineSums:
         own = f"gpu{index}."
         total = self.facts.get(own + "total_bytes")
         energy_s, energy_j, _, _ = self.levels.get(own + COUNTED_POWER, (None, None, 0.0, 0.0))
+        levels = {name: self._level(own + name) for name in GPU_LEVELS}
+        if self.levels.get(own + LOOP_UTILIZATION, (0.0,))[0] < LOOP_READINGS_NEEDED:
+            levels[LOOP_UTILIZATION] = None
         return GpuStats(
             index,
             str(self.facts[own + "name"]),
@@ -135,7 +155,7 @@ class MachineSums:
             allocated_growth=self._growth(own[:-1] + ALLOCATED) if has_growth else None,
             energy_j=energy_j,
             energy_s=energy_s,
-            **{name: self._level(own + name) for name in GPU_LEVELS},
+            **levels,
         )
 
     def _level(self, quantity: str) -> Level | None:

@@ -19,7 +19,7 @@ from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
 from training_profiler.diagnosis.page_faults import PAGE_FAULTS
 from training_profiler.diagnosis.parameter_loop import PARAMETER_LOOP
-from training_profiler.diagnosis.precision import SLOW_PRECISION
+from training_profiler.diagnosis.precision import FULL_PRECISION, SLOW_PRECISION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
     PYTHON_IN_FORWARD,
@@ -82,6 +82,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     TIME_STEP_LOOP: (FORWARD_PASS, BACKWARD_PASS),
     PYTHON_IN_FORWARD: (FORWARD_PASS,),
     FEW_THREADS: (FORWARD_PASS, BACKWARD_PASS),
+    FULL_PRECISION: (FORWARD_PASS, BACKWARD_PASS),
     SLOW_PRECISION: (FORWARD_PASS, BACKWARD_PASS),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
@@ -116,6 +117,7 @@ _CAUSES: Final = (
     PYTHON_IN_FORWARD,
     DOUBLE_PRECISION,
     SLOW_PRECISION,
+    FULL_PRECISION,
     FROZEN_FORWARD,
     REPEATED_FORWARD,
     TIME_STEP_LOOP,

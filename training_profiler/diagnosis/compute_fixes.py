@@ -20,6 +20,13 @@ FOREACH_SAVES: Final = 0.25
 SMALL_TENSORS: Final = 5_000
 OTHERWISE_SAVES: Final = 0.5
 MOST_OF_IT: Final = 0.5
+IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
+
+
+def is_device_idle(snapshot: Snapshot) -> bool:
+    """Return whether an accelerator is known to wait for the host for much of the loop."""
+    busy = None if snapshot.machine is None else snapshot.machine.least_busy
+    return busy is not None and busy[0] < IDLE_BELOW
 
 
 def forward_fix(snapshot: Snapshot) -> str:
@@ -28,8 +35,10 @@ def forward_fix(snapshot: Snapshot) -> str:
     dtypes = set(() if program.optimizer is None else program.optimizer.dtypes) | {"" if rates is None else rates.dtype}
     devices = () if program.optimizer is None else program.optimizer.devices
     words = []
-    # A CPU without units for bfloat16 becomes slower.
-    if not program.autocast and not dtypes & set(HALF) and devices != ("cpu",):
+    # A CPU without units for bfloat16 becomes slower. A device that waits for the host gains nothing: the conversions
+    # are more work for the host.
+    is_slow_host = devices == ("cpu",) or is_device_idle(snapshot)
+    if not program.autocast and not dtypes & set(HALF) and not is_slow_host:
         words.append("mixed precision (torch.autocast)")
     if program.compiled is None:
         words.append("torch.compile")

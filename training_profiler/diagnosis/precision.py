@@ -1,8 +1,9 @@
-"""The rule about half precision on a CPU that computes faster in float32."""
+"""Rules about the data type of the arithmetic: too slow on this CPU, or slower than this accelerator can."""
 
 from typing import Final
 
-from training_profiler.diagnosis.compute_fixes import HALF
+from training_profiler.device.peaks import peak_of
+from training_profiler.diagnosis.compute_fixes import HALF, IDLE_BELOW
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
@@ -11,6 +12,11 @@ from training_profiler.units import three_digits
 SLOW_PRECISION: Final = "slow-precision"
 SLOWER: Final = 2.0  # times float32; less may be other work of the machine
 USUAL_PART: Final = 0.25  # of the speed of matrix products: what small layers reach in float32
+
+FULL_PRECISION: Final = "full-precision"
+SINGLE: Final = ("float32", "tf32")
+BFLOAT16: Final = "bfloat16"
+FASTER: Final = 2.0  # the peak in bfloat16 over that of what the model computes in
 
 
 @RULES.rule(SLOW_PRECISION, threshold=0.10)  # of step time
@@ -44,4 +50,42 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         },
         potential_saving_s=potential_saving_s,
         fix=f"Train in float32 on this CPU: {change}",
+    )
+
+
+@RULES.rule(FULL_PRECISION, threshold=0.10)  # of step time
+def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a busy accelerator that computes in float32 or tf32 what it does twice as fast in bfloat16, or faster.
+
+    Only arithmetic at the accelerator's peak counts, which is less than it takes: the saving is a lower bound.
+    """
+    rates, step, machine = snapshot.throughput, snapshot.step, snapshot.machine
+    if rates is None or step is None or rates.mfu is None or rates.tflops is None or not has_enough_steps(snapshot):
+        return None
+    busy = None if machine is None else machine.least_busy
+    peaks = peak_of(rates.device, rates.dtype), peak_of(rates.device, BFLOAT16)
+    if busy is None or busy[0] < IDLE_BELOW or snapshot.program.autocast or rates.dtype not in SINGLE:
+        return None
+    if peaks[0] is None or peaks[1] is None or peaks[1][0] < FASTER * peaks[0][0]:
+        return None
+    share = min(1.0, rates.mfu) * (1 - peaks[0][0] / peaks[1][0])
+    potential_saving_s = share * step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    cast = 'torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss'
+    tf32 = 'Call torch.set_float32_matmul_precision("high") for tf32, or use' if rates.dtype == "float32" else "Use"
+    return Finding(
+        code=FULL_PRECISION,
+        message=f"The model computes in {rates.dtype}, at {three_digits(rates.tflops)} of at most "
+        f"{three_digits(peaks[0][0])} TFLOP/s; in bfloat16 this device does up to {three_digits(peaks[1][0])}",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "tflops": rates.tflops,
+            "peak_tflops": peaks[0][0],
+            "bfloat16_peak_tflops": peaks[1][0],
+            "utilization": busy[0],
+        },
+        potential_saving_s=potential_saving_s,
+        fix=f"{tf32} {cast}",
     )

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
+from training_profiler.device.backends import CUDA
+from training_profiler.diagnosis.compute_fixes import forward_fix, is_device_idle, optimizer_fix, optimizer_saves
 from training_profiler.diagnosis.loader_fixes import (
     free_cpus,
     plan_of_workers,
@@ -40,6 +41,7 @@ REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
 A_TRIFLE: Final = 0.1  # of the forward pass
+ABOUT_ONCE: Final = 1.2  # times in a step
 BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
 Text = str | Callable[[Snapshot], str]  # of a rule, for all runs or for each
 
@@ -187,6 +189,27 @@ def _less_validation(snapshot: Snapshot) -> str:
     return "Validate less often, on fewer batches, or with a larger batch size"
 
 
+def _clips_with_foreach(snapshot: Snapshot) -> bool:
+    """Return whether torch clips all gradients at once by itself, as it does on CUDA devices."""
+    facts = snapshot.program.optimizer
+    return facts is not None and facts.devices == (CUDA.kind,)
+
+
+def _fewer_metrics(snapshot: Snapshot) -> str:
+    """Return the fix for norms and metrics. Clipping is part of the training, so it cannot be done less often."""
+    clip = "Pass foreach=True to clip_grad_norm_ and use" if not _clips_with_foreach(snapshot) else "Use"
+    return f"{clip} the norm that clip_grad_norm_ returns; compute other norms and metrics every n-th step"
+
+
+def _metrics_saved(snapshot: Snapshot) -> float:
+    """Return the part of the time for norms and metrics that its fix saves: nothing where it only clips gradients,
+    which happens at once already.
+    """
+    section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
+    is_once = step is not None and section.count <= ABOUT_ONCE * step.count
+    return 0.0 if is_once and _clips_with_foreach(snapshot) else 0.5
+
+
 def _how_often(section: SectionStats) -> str:
     avg_s = time_text(section.avg_s or 0.0)
     return f"once, {avg_s}" if section.count == 1 else f"{section.count} times, {avg_s} on average"
@@ -240,10 +263,8 @@ STEP_SHARES: Final = (
         section=METRICS_COMPUTATION,
         threshold=0.05,
         activity="computing metrics and norms",
-        # Clipping is part of the training, so it cannot be done less often.
-        fix="Pass foreach=True to clip_grad_norm_ and use the norm that it returns; compute other norms and metrics "
-        "every n-th step",
-        saved=0.5,
+        fix=_fewer_metrics,
+        saved=_metrics_saved,
     ),
     StepShare(
         code="logging-heavy",
@@ -314,6 +335,8 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         return None
     if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
+    if _waits_for_host(snapshot):
+        return None  # its times are those in which the host launches work, which says nothing about the work
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
     if faults is not None and snapshot.step is not None and snapshot.step.total_s:
@@ -337,6 +360,11 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         if own is None
         else f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements",
     )
+
+
+def _waits_for_host(snapshot: Snapshot) -> bool:
+    """Return whether a device with measured times is idle in many of them."""
+    return snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot)
 
 
 def _own_function(snapshot: Snapshot) -> LineStats | None:

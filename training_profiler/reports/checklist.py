@@ -41,7 +41,7 @@ def _two_part_lines(result: Check, layout: Layout) -> list[str]:
 
 def _gpu_utilization(snapshot: Snapshot) -> Check:
     gpus = [] if snapshot.machine is None else snapshot.machine.gpus
-    lowest = min((gpu.utilization.mean for gpu in gpus if gpu.utilization is not None), default=None)
+    lowest = min((gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None), default=None)
     return check("GPU utilization", "> 80%", lowest, lambda share: share > 0.80)
 
 

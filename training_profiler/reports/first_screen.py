@@ -99,7 +99,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
             yield f"{three_digits(rates.tokens_per_s)} tokens/s"
         if rates.mfu is not None:
             yield f"MFU {rates.mfu:.0%}"
-    busy = [gpu.utilization.mean for gpu in machine.gpus if gpu.utilization is not None] if machine is not None else []
+    gpus = () if machine is None else machine.gpus
+    busy = [gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None]
     if busy:
         yield f"GPU busy {sum(busy) / len(busy):.0%}"
 

@@ -121,8 +121,8 @@ def _gpu_line(gpu: GpuStats) -> str:
     memory = ", ".join(f"{_gib(level.max)} {what}" for what, level in levels if level is not None)
     of = "" if gpu.total_bytes is None else f" of {_gib(gpu.total_bytes)}"
     parts = [f"peak memory{of}: {memory}"] if memory else []
-    if gpu.utilization is not None:
-        parts.append(f"busy {gpu.utilization.mean:.0%} of the time")
+    if gpu.loop_utilization is not None:
+        parts.append(f"busy {gpu.loop_utilization.mean:.0%} of the time")
     if gpu.temperature_c is not None:
         parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
     if gpu.power_w is not None:

@@ -70,6 +70,7 @@ _CLASSES: Final = {
     "page-faults": "PAGE FAULTS",
     "double-precision": "FLOAT64",
     "slow-precision": "SLOW PRECISION",
+    "full-precision": "COMPUTE-BOUND",
     "repeated-backward": "REPEATED BACKWARD",
     "dense-embedding": "DENSE EMBEDDING",
     "anomaly-detection": "ANOMALY DETECTION",

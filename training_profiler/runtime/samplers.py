@@ -75,7 +75,7 @@ class Samplers:
         """Add the device times and machine samples that belong to the last drain."""
         self.device.resolve()
         totals = accumulator.totals
-        totals.machine.add_samples(self.machine.pop_samples(), totals.loop_begin_ns)
+        totals.machine.add_samples(self.machine.pop_samples(), totals.loop_begin_ns, accumulator.settled_ns())
 
     def close(self, ended_by: str | None) -> None:
         """End all threads."""

@@ -61,13 +61,15 @@ class Compilations:
             took_ns = time.perf_counter_ns() - self._began_ns if self._began_ns else 0
             self._began_ns = 0
             self._ns += took_ns
+            _, _, attempt = str(args.compile_id).partition("/")  # "frame/number of its compilation"
+            is_again = attempt.isdigit() and int(attempt) > 0
+            if is_again:
+                self._recompiled_ns += took_ns
             if "DYNAMO" not in str(args.callback_trigger):
                 return  # the backward graph of a compilation that was counted
             self._graphs += 1
-            _, _, attempt = str(args.compile_id).partition("/")  # "frame/number of its compilation"
-            if attempt.isdigit() and int(attempt) > 0:
+            if is_again:
                 self._recompiled += 1
-                self._recompiled_ns += took_ns
                 self._places[self._place(sys._getframe(1))] += took_ns
         except Exception:  # nothing here may end a compilation
             return

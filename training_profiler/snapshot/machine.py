@@ -53,6 +53,7 @@ class GpuStats:
     alloc_retries: Level | None = None  # times so far that torch's allocator had to free its cache and try again
     energy_j: float | None = None  # counted by the device over ``energy_s``
     energy_s: float | None = None
+    loop_utilization: Level | None = None  # utilization from the first steps on, without capture windows
 
     @property
     def held_bytes(self) -> Level | None:
@@ -96,6 +97,12 @@ class MachineStats:
     )
     ram_growth: Growth | None = None  # of this process
     gpus: tuple[GpuStats, ...] = ()
+
+    @property
+    def least_busy(self) -> tuple[float, int] | None:
+        """How busy the least busy accelerator is in the loop, 0 to 1, and its index; None if unknown."""
+        known = ((gpu.loop_utilization.mean, gpu.index) for gpu in self.gpus if gpu.loop_utilization is not None)
+        return min(known, default=None)
 
     @property
     def shared_cpus(self) -> tuple[float, float] | None:

@@ -66,6 +66,9 @@ class OptimizerUpdate:
 
     def _ends_within(self) -> None:
         self._plain[1]()
+
+    def resume_scaling(self) -> None:
+        """Record that a method of GradScaler goes on after its update, and after what the end of a step brings."""
         self._begin_piece()
 
     def _begin_piece(self) -> None:

@@ -145,6 +145,8 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
                 detector.drop_update()
             elif is_outermost:
                 detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
+                if context.has_grad_scaler:
+                    detector.update.resume_scaling()
         except Exception as error:
             context.on_error(error)
 

@@ -12,6 +12,7 @@ from training_profiler.reports.findings import important
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.verdict import brief, verdict
 from training_profiler.snapshot.snapshot import (
+    DeviceTimingStats,
     EpochStats,
     GpuStats,
     Level,
@@ -60,6 +61,37 @@ CHANGES = [
     finding(message="41.0% of step time is spent waiting for the next batch (data_loading: 41 ms)", saving_s=4.1),
     finding("optimizer-heavy", "10.0% of step time is spent in the optimizer", 1.0, "fused=True in the optimizer"),
 ]
+
+
+def waiting_run(waiting_share):
+    """Return a run on a GPU with 4 of 10 s in no section, some of them in ``loss.item()``."""
+    device = DeviceTimingStats("cuda", "NVIDIA H200", "events", 300, {})
+    line = LineStats("train.py", 9, "main", 0.4, 200, waiting_share=waiting_share, waits_in="item")
+    run = snapshot_of({"backward_pass": 0.4, "forward_pass": 0.2})
+    return replace(run, lines={"other": (line,)}, device=device)
+
+
+def bars_of(run, *changes):
+    shown = screen(run, changes)
+    at = next(number for number, line in enumerate(shown) if "where the time went" in line)
+    return [" ".join(line.replace("#", "").split()) for line in shown[at + 1 : at + 5] if "%" in line]
+
+
+def test_waiting_for_the_device_is_not_unattributed():
+    assert bars_of(waiting_run(0.3)) == [
+        "backward 40.0 40.0%",
+        "waiting for the device 30.0 30.0%",
+        "forward 20.0 20.0%",
+        "unattributed 10.0 10.0%",
+    ]
+    assert bars_of(waiting_run(0.4))[1] == "waiting for the device 40.0 40.0%"
+    assert bars_of(waiting_run(0.02))[1:] == ["forward 20.0 20.0%", "unattributed 40.0 40.0%"]
+    assert bars_of(replace(waiting_run(0.3), device=None))[2] == "unattributed 40.0 40.0%"
+
+
+def test_a_change_about_waiting_points_at_its_bar():
+    change = finding("waits-for-device", "Python waits for the device", 1.0, "Keep the tensor")
+    assert bars_of(waiting_run(0.3), change)[1] == "waiting for the device 30.0 30.0% <- 1"
 
 
 def test_the_95th_percentile_stands_where_it_is_known():

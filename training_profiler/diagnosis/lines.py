@@ -17,6 +17,7 @@ from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, Work
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
+WAITS_FOR_DEVICE: Final = "waits-for-device"
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
@@ -25,7 +26,7 @@ SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
-@RULES.rule("waits-for-device", threshold=0.05)
+@RULES.rule(WAITS_FOR_DEVICE, threshold=0.05)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
@@ -58,7 +59,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         what = f"Reading numbers out of tensors takes {share:.1%} of step time"
         why = "each .item() reads one number, .tolist() all of them at once"
     return Finding(
-        code="waits-for-device",
+        code=WAITS_FOR_DEVICE,
         message=f"{what} ({ms_text(waited_s / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,

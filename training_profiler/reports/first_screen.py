@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
@@ -18,6 +19,8 @@ MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more
 LABEL_WIDTH: Final = 26
 NEGLIGIBLE: Final = 0.001  # of the time in no section
+WAITING: Final = "waiting for the device"
+SHOWN_WAITING: Final = 0.1  # of unattributed time
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 INDENT: Final = 10  # of what follows VERDICT
 
@@ -119,8 +122,20 @@ def _bars(snapshot: Snapshot) -> list[Bar]:
         if top == OTHER and not snapshot.steps and (prepared := _prepared_bars(snapshot, self_s)):
             bars += prepared
         elif self_s > 0:
-            bars.append(Bar(top, self_s, _of_a_step_s(snapshot, top, step_s) if step_s > 0 else None))
+            bar = Bar(top, self_s, _of_a_step_s(snapshot, top, step_s) if step_s > 0 else None)
+            bars += _without_waiting(snapshot, bar) if top == OTHER else [bar]
     return sorted(bars, key=lambda bar: (_group(bar), -bar.self_s, bar.name))
+
+
+def _without_waiting(snapshot: Snapshot, bar: Bar) -> list[Bar]:
+    """Return the bar of unattributed time in two, where much of it is waiting for an accelerator, as in ``item()``."""
+    share = sum(line.waiting_share for line in snapshot.lines.get(OTHER, ()))
+    part = min(1.0, share * snapshot.wall_s / bar.self_s)
+    if snapshot.device is None or part < SHOWN_WAITING:
+        return [bar]
+    step_s = bar.step_s or 0.0
+    waits = Bar(WAITING, part * bar.self_s, part * step_s or None)
+    return [waits, Bar(bar.name, (1 - part) * bar.self_s, (1 - part) * step_s or None)] if part < 1 else [waits]
 
 
 def _of_a_step_s(snapshot: Snapshot, name: str, in_steps_s: float) -> float | None:
@@ -203,7 +218,8 @@ def _mark(snapshot: Snapshot, bar: Bar, changes: Sequence[Finding]) -> str:
     numbers = []
     for number, change in enumerate(changes, start=1):
         name = section_of(change)
-        if name is not None and name in snapshot.sections and _top(snapshot, name) == bar.name:
+        is_waiting = change.code == WAITS_FOR_DEVICE and bar.name == WAITING
+        if is_waiting or (name is not None and name in snapshot.sections and _top(snapshot, name) == bar.name):
             numbers.append(str(number))
     return f" <- {','.join(numbers)}" if numbers else ""
 

@@ -359,11 +359,22 @@ class Snapshot:
         return sum(self.total_of_step_s(name) or 0.0 for name in (FORWARD_PASS, BACKWARD_PASS))
 
     def idle_device_s(self) -> float | None:
-        """Return the time within steps after warm-up in which no section used the device; None if unknown.
+        """Return the most of the time within steps after warm-up in which the device was idle; None if unknown.
 
-        Waiting for input counts as used, because ``data_loading`` shows it already. The result is also unknown if a
-        section encloses the backward pass: its device time includes the gaps between its parts.
+        It is the time in which no section used the device, and at most all of its idle time from the first step on.
+        Waiting for input counts as used, because ``data_loading`` shows it already. By sections the result is unknown
+        if one encloses the backward pass: its device time includes the gaps between its parts.
         """
+        bounds = [bound for bound in (self._unused_device_s(), self._idle_loop_s()) if bound is not None]
+        return min(bounds, default=None)
+
+    def _idle_loop_s(self) -> float | None:
+        busy = None if self.machine is None else self.machine.least_busy
+        if busy is None or self.step is None:
+            return None
+        return (1 - busy[0]) * max(self.step.total_s, self.wall_s - (self.step.before_s or 0.0))
+
+    def _unused_device_s(self) -> float | None:
         if self.step is None or not self.is_by_device(BACKWARD_PASS):
             return None
         forward = self.sections.get(FORWARD_PASS)

@@ -34,6 +34,7 @@ CASES = {
     .call("cudaGraphLaunch", 0, 5, correlation=70)
     .kernel("k", 10, 10, correlation=70)
     .kernel("k", 100, 10, correlation=70),
+    "recording": between(("user_annotation", "(profiler)", 10, 80), ("cuda_runtime", "cudaEventQuery", 20, 5)),
     "unknown": Trace().kernel("k", 0, 10).kernel("k", 100, 10),
 }
 

@@ -221,7 +221,15 @@ CASES = {
         ],
     ),
     "exposed-communication": ([communication(100.001)], [communication(100), stepped()]),
-    "step-time-varies": ([step_times(90, 100, 110.01)], [step_times(90, 100, 110), step_times(10, 100)]),
+    "step-time-varies": (
+        [step_times(80, 90, 100, 110.01), step_times(130, 100, 120)],
+        [
+            step_times(80, 90, 100, 110),
+            step_times(10, 100),
+            step_times(500, 100, 105),  # the recording starts in the first
+            step_times(50, 100, 105),
+        ],
+    ),
     "memory-grows": (
         [growing(0, 9_700, 9_800, 9_900)],
         [growing(0, 9_700, 9_700, 9_900), growing(0, 9_802, 9_900, 10_000), growing(0, 1, 1000), stepped(4)],

@@ -78,7 +78,8 @@ def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
 
 
 def test_python_code_before_the_first_work_is_not_the_loading_of_a_kernel(tmp_path):
-    trace = Trace().step(1, 0, 9000).kernel("k", 7000, 10, launched=(6990, 5)).op("aten::mm", 6990, 8)
+    trace = Trace().op("aten::mm", -9, 8).step(1, 0, 9000)  # the recording had started
+    trace.kernel("k", 7000, 10, launched=(6990, 5)).op("aten::mm", 6990, 8)
     stall = by_code(trace.analysed(tmp_path))["host-stall"]
     assert "7.0 ms outside of operators." in stall.message + "."
     assert "schedule(wait=" not in stall.fix

@@ -28,6 +28,7 @@ class KnownSection(NamedTuple):
 
 
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
+PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the journal
 # What a capture adds to its trace: marks of the clock, and events of the category of sampled lines.
 CLOCK_MARK: Final = "training_profiler.clock"
 SAMPLED_LINE: Final = "training_profiler.line"

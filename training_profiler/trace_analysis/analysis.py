@@ -26,7 +26,7 @@ from training_profiler.trace_analysis.device_activity import (
     step_parts,
     utilization,
 )
-from training_profiler.trace_analysis.gaps import Gap, edge_gaps, long_gaps
+from training_profiler.trace_analysis.gaps import RECORDING, Gap, edge_gaps, long_gaps
 from training_profiler.trace_analysis.graphs import captures_of, replayed_share
 from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
@@ -71,8 +71,10 @@ class AttributedGap:
     def where(self) -> str:
         """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
 
-        What has less than half of the gap has its share beside it.
+        What has less than half of the gap has its share beside it. What the recording takes is in no place.
         """
+        if self.gap.cause == RECORDING:
+            return ""
         line, module = shortened_line(self.line), self.module
         of_line, of_module = (
             "" if part >= MOST_OF_GAP else f"{part:.0%} of it" for part in (self.line_part, self.module_part)
@@ -180,18 +182,39 @@ class Analysis:
         return utilization(self.steps) if self.has_gpu else None
 
     @property
+    def recording_ns(self) -> int:
+        """The idle time within the scope in which the recording held up the host; of several devices the mean."""
+        of_recording = sum(place.in_scope_ns for place in self.idle_times if place.gap.cause == RECORDING)
+        return of_recording // max(1, len(self.devices))
+
+    @property
+    def utilization(self) -> float | None:
+        """The share of the scope in which a device was busy, without the time that the recording held up the host."""
+        used, wall_ns = self.scope.utilization, self.scope.wall_ns - self.recording_ns
+        return None if used is None or wall_ns <= 0 else min(1.0, used * self.scope.wall_ns / wall_ns)
+
+    @property
     def step_variation(self) -> float | None:
         """The coefficient of variation of the steps' lengths; None below 3 steps."""
         if len(self.steps) < 3:
             return None
-        lengths = np.array([step.wall_ns for step in self.steps], np.float64)
-        return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
+        return _variation(self.steps)
+
+    @property
+    def later_variation(self) -> float | None:
+        """The same without the first step, in which the recording starts; None below 3 steps."""
+        return None if len(self.steps) < 3 else _variation(self.steps[1:])
 
     @property
     def settled_variation(self) -> float | None:
-        """The same, of the device where its times for the steps are more even and the host merely runs ahead of it."""
-        known = [each for each in (self.step_variation, self.pace_variation) if each is not None]
-        return None if self.step_variation is None else min(known)
+        """The least of both, and of the device's times for the steps where the host merely runs ahead of it."""
+        known = (self.step_variation, self.later_variation, self.pace_variation)
+        return min((each for each in known if each is not None), default=None)
+
+
+def _variation(steps: tuple[StepParts, ...]) -> float | None:
+    lengths = np.array([step.wall_ns for step in steps], np.float64)
+    return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
 
 def analyse(path: Path, *, with_step_work: bool = False, with_graph: bool = False) -> Analysis:
@@ -371,7 +394,7 @@ def _idle_times(
         idle += [(gap, True) for gap in long_gaps(columns, busy, every, launches, communicates, index)]
         idle += [(edge, False) for edge in edge_gaps(columns, busy, every, launches, lost, index, steps)]
     idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
-    is_counted = np.array([is_between for _, is_between in idle], np.bool_)
+    is_counted = np.array([is_between and gap.cause != RECORDING for gap, is_between in idle], np.bool_)
     return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)
 
 

@@ -45,7 +45,7 @@ def memory_share(analysis: Analysis) -> float | None:
 
 def _utilization(analysis: Analysis) -> Check:
     known = analysis.has_gpu and analysis.is_whole
-    return check("GPU utilization", "> 80%", analysis.scope.utilization if known else None, lambda share: share > 0.80)
+    return check("GPU utilization", "> 80%", analysis.utilization if known else None, lambda share: share > 0.80)
 
 
 def _variation(analysis: Analysis) -> Check:

@@ -12,9 +12,11 @@ from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.recording_time import cut, recording_time
 from training_profiler.trace_analysis.timeline import main_thread
 
 LEAST_GAP_NS: Final = 30_000
+RECORDING: Final = "recording"
 DATA_LOADER: Final = "data loader"
 BLOCKING_COPY: Final = "blocking copy"
 SYNCHRONIZE: Final = "synchronize"
@@ -34,8 +36,8 @@ _CALLS: Final = {
     SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
 }
 # If several causes claim a moment, the first in this order gets it.
-_IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
-CAUSES: Final = (*_IN_ORDER[:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, IN_GRAPH, UNKNOWN)
+_IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
+CAUSES: Final = (*_IN_ORDER[1:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, IN_GRAPH, RECORDING, UNKNOWN)
 LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
 LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
 
@@ -104,8 +106,9 @@ def edge_gaps(
 ) -> list[Gap]:
     """Return the idle time before the first work of a device and after its last, each with its cause.
 
-    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out. After launches
-    whose kernels are not recorded it is unknown whether the device was idle.
+    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out. Where the
+    recording held up the host is an idle time of its own. After launches whose kernels are not recorded it is unknown
+    whether the device was idle.
     """
     if not len(busy.begin_ns) or not len(within.begin_ns):
         return []
@@ -117,13 +120,23 @@ def edge_gaps(
     edges = Intervals(begin_ns[is_long], end_ns[is_long])
     if not len(edges.begin_ns):
         return []
-    following = following[is_long]
+    edges, following = _cut_at_recording(columns, launches, edges, following[is_long])
     launched_ns = _launched_ns(columns, launches, device, edges, following)
     since_ns = lost.since_ns(columns)
     if since_ns is not None:
         launched_ns = np.where(following == NONE, np.clip(since_ns, *edges), launched_ns)
     neither = np.zeros(len(following), np.bool_)  # nothing on this device was waited for
     return _with_causes(columns, everything, launches, _Idle(device, edges, following, neither, neither, launched_ns))
+
+
+def _cut_at_recording(
+    columns: Columns, launches: Launches, edges: Intervals, following: Ints
+) -> tuple[Intervals, Ints]:
+    """Return idle times, cut where the recording begins and ends to hold up the host, with the work that ends each."""
+    calls = launches.calls_of(following)
+    threads = np.unique(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist()
+    pieces, of = cut(edges, recording_time(columns, threads), LEAST_GAP_NS)
+    return pieces, following[of]
 
 
 def _launched_ns(columns: Columns, launches: Launches, device: int, times: Intervals, following: Ints) -> Ints:
@@ -263,9 +276,11 @@ def _parts_of(
     parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
     claimed = NOTHING
     for i, cause in enumerate(_IN_ORDER):
-        if cause == PYTHON and not columns.is_of("cpu_op", "python_function").any():
+        if cause == RECORDING:
+            more = recording_time(columns, threads)
+        elif cause == PYTHON and not columns.is_of("cpu_op", "python_function").any():
             continue  # operators were not recorded: it may be one of them
-        if cause == PYTHON:
+        elif cause == PYTHON:
             # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
             rows = np.flatnonzero(on_threads & is_host)
             first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()

@@ -228,6 +228,7 @@ def _limits(analysis: Analysis) -> dict[str, Any]:
     """Return what shares are of, the idle time outside of gaps, and what of the trace is missing or cannot be right."""
     return {
         "not_checked": not_checked(analysis),
+        "recording_ms": ms(analysis.recording_ns) if analysis.has_gpu else None,
         "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),

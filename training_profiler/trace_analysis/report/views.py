@@ -1,5 +1,6 @@
 """The views of one analysed trace, each as text."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -78,7 +79,9 @@ def _overview(analysis: Analysis) -> str:
     if analysis.has_gpu:
         mark = "" if analysis.is_whole else " (incomplete, see above)"
         if analysis.utilization_in_steps is not None:
-            lines.append(f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{mark}")
+            lines.append(
+                f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{_recording(analysis)}{mark}"
+            )
         busy = analysis.device.busy.total_ns
         part = busy / max(1, analysis.span_ns)
         lines += [
@@ -91,11 +94,27 @@ def _overview(analysis: Analysis) -> str:
     if analysis.host_collectives:
         lines.append(wrapped(_on_host(analysis), rest="  "))
     if analysis.step_variation is not None:
-        lines.append(f"Step time varies by {analysis.step_variation:.1%} (coefficient of variation)")
-        if analysis.settled_variation != analysis.step_variation:
-            pace = f"{analysis.settled_variation:.1%}"
-            lines.append(f"The host runs ahead: the time that the device needs for each step varies by {pace}")
+        lines.append(_variation(analysis))
+        pace = analysis.pace_variation
+        if pace is not None and pace < analysis.step_variation:
+            lines.append(f"The host runs ahead: the time that the device needs for each step varies by {pace:.1%}")
     return "\n".join(lines)
+
+
+def _recording(analysis: Analysis) -> str:
+    """Return how much of the idle time is that of the recording itself, which no rule counts."""
+    if not analysis.recording_ns:
+        return ""
+    return f", {percent(analysis.utilization)} without {ms(analysis.recording_ns)} of the recording itself"
+
+
+def _variation(analysis: Analysis) -> str:
+    """Return how much steps vary; without the first where that is half or less: the recording starts in it."""
+    said = f"Step time varies by {percent(analysis.step_variation)}"
+    varies, later = analysis.step_variation, analysis.later_variation
+    if varies is not None and later is not None and 2 * later < varies:
+        said += f", {percent(later)} without the first step"
+    return f"{said} (coefficient of variation)"
 
 
 def _on_host(analysis: Analysis) -> str:
@@ -245,11 +264,13 @@ def _edges(analysis: Analysis) -> list[str]:
         return []
     total = sum(edge.in_scope_ns for edge in analysis.edges)
     lines = ["", f"Idle in the steps before the first work of a device and after its last: {ms(total)}"]
+    sums: Counter[tuple[int, str, str]] = Counter()  # the recording can hold up the host several times
     for edge in analysis.edges:
         when = "before" if edge.next_name else "after"
         around = ", ".join(filter(None, (edge.stall.by and f"host in {edge.stall.by}", edge.where)))
-        text = f"{when}: {ms(edge.in_scope_ns)}, {edge.gap.cause}" + (f" ({around})" if around else "")
-        lines.append(wrapped(text, first="  ", rest="    "))
+        sums[edge.gap.device, when, edge.gap.cause + (f" ({around})" if around else "")] += edge.in_scope_ns
+    for (_, when, what), ns in sums.items():
+        lines.append(wrapped(f"{when}: {ms(ns)}, {what}", first="  ", rest="    "))
     return lines
 
 

@@ -13,6 +13,7 @@ from training_profiler.trace_analysis.gaps import (
     HOST_STALL,
     LAUNCH_BOUND,
     PYTHON,
+    RECORDING,
     SYNCHRONIZE,
     UNKNOWN,
 )
@@ -76,10 +77,10 @@ def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
 @RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE))
 def idle(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
-    used = analysis.scope.utilization
+    used = analysis.utilization
     if used is None or used >= threshold:
         return None
-    idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
+    idle_ns = sum(part.idle_ns for part in analysis.scope.parts) - analysis.recording_ns
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
@@ -96,7 +97,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
 
 def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     """Return the cause of most idle time, what the finding says of it, and the fix."""
-    places = [place for place in analysis.idle_times if place.in_scope_ns]
+    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause != RECORDING]
     causes: dict[str, int] = {}
     for place in places:
         causes[place.gap.cause] = causes.get(place.gap.cause, 0) + place.in_scope_ns
@@ -288,19 +289,19 @@ def _allocates_each(analysis: Analysis) -> bool:
 
 @RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
 def varies(analysis: Analysis, threshold: float) -> Finding | None:
-    """Flag steps whose length varies by over 10 %, and not only because the host runs ahead of an even device."""
+    """Flag steps whose length varies by over 10 %, the first one aside, and not only because the host runs ahead."""
     variation, settled = analysis.step_variation, analysis.settled_variation
     if variation is None or settled is None or settled <= threshold:
         return None
     longest = max(analysis.steps, key=lambda step: step.wall_ns)
+    first = "; it is the first recorded step, in which the recording starts" if longest is analysis.steps[0] else ""
     return Finding(
         "step-time-varies",
         f"Step time varies by {variation:.1%} over {len(analysis.steps)} steps "
         f"(longest: {longest.name}, {longest.wall_ns / NS_PER_MS:.1f} ms)",
         {"variation": variation, "threshold": threshold, "steps": len(analysis.steps)},
         0.0,
-        "Compare the gaps of the longest step with those of others: data, changing shapes, allocations; if it is the "
-        "first recorded step, the start of recording may be the reason",
+        f"Compare the gaps of the longest step with those of others: data, changing shapes, allocations{first}",
     )
 
 

@@ -1,0 +1,79 @@
+"""When the recording itself holds up the host: at its start, for its buffers, and for the profiler's own sections."""
+
+from typing import Final
+
+import numpy as np
+
+from training_profiler.recording.known_sections import CLOCK_MARK, PROFILER
+from training_profiler.trace_analysis.device_activity import STEP_NAME
+from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
+from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, together, union
+from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
+
+# What CUPTI needs for itself (CUpti_ActivityOverheadKind), as Kineto names it. Loading a kernel is work of CUDA.
+OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")
+
+
+def recording_time(columns: Columns, threads: list[int]) -> Intervals:
+    """Return when the recording, and not the program, held up these threads.
+
+    That is the time of the sections ``(profiler)``, of what CUPTI needs for itself, and from the begin of the first
+    step to the first event of the program.
+    """
+    rows = np.flatnonzero(_is_host(columns) & np.isin(columns.thread, threads))
+    is_own = columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))[rows]
+    own = union(columns.begin_ns[rows[is_own]], columns.end_ns[rows[is_own]])
+    of_program = rows[covered(own, columns.begin_ns[rows], columns.begin_ns[rows] + 1) == 0]
+    return together(together(own, _overheads(columns, of_program)), _start(columns, of_program))
+
+
+def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals, Ints]:
+    """Return the idle times, cut where the recording begins and ends, and which idle time each piece is of.
+
+    What would be shorter than ``least_ns`` stays with the piece beside it.
+    """
+    is_long = recording.end_ns - recording.begin_ns >= least_ns
+    cuts = np.unique(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
+    begins, ends, of = [], [], []
+    for i, (begin_ns, end_ns) in enumerate(zip(idle.begin_ns.tolist(), idle.end_ns.tolist(), strict=True)):
+        for cut_ns in cuts[(cuts >= begin_ns + least_ns) & (cuts <= end_ns - least_ns)].tolist():
+            if cut_ns - begin_ns >= least_ns:
+                begins.append(begin_ns)
+                ends.append(cut_ns)
+                of.append(i)
+                begin_ns = cut_ns
+        begins.append(begin_ns)
+        ends.append(end_ns)
+        of.append(i)
+    return Intervals(np.array(begins, np.int64), np.array(ends, np.int64)), np.array(of, np.int64)
+
+
+def _is_host(columns: Columns) -> Bools:
+    """Return which events of the host are not marks of the recording."""
+    is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
+    marks = (STEP_NAME, CLOCK_MARK)
+    return is_host & ~columns.named(lambda name: name.startswith(marks), columns.is_of("user_annotation"))
+
+
+def _overheads(columns: Columns, of_program: Ints) -> Intervals:
+    """Return the overheads during which the program begins nothing: traces do not name the thread of an overhead."""
+    rows = np.flatnonzero(columns.named(OVERHEADS.__contains__, columns.is_of("overhead")))
+    begun_ns = np.sort(columns.begin_ns[of_program])
+    begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
+    is_alone = np.searchsorted(begun_ns, begin_ns, side="right") == np.searchsorted(begun_ns, end_ns, side="left")
+    return union(begin_ns[is_alone], end_ns[is_alone])
+
+
+def _start(columns: Columns, of_program: Ints) -> Intervals:
+    """Return the time from the begin of the first step to the first event of the program, if none precedes that step.
+
+    A section that is open at the begin, and may have been for long, shows the program only at its end.
+    """
+    steps = np.flatnonzero(columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation")))
+    if not len(steps) or not len(of_program):
+        return NOTHING
+    begin_ns = columns.begin_ns[steps[0]]
+    is_open = columns.is_of("user_annotation") & (columns.begin_ns == begin_ns)
+    is_open &= ~columns.named(WAITS_FOR_BATCH.search, is_open)
+    seen_ns = int(np.where(is_open, columns.end_ns, columns.begin_ns)[of_program].min())
+    return union(np.array([begin_ns]), np.array([seen_ns])) if seen_ns > begin_ns else NOTHING

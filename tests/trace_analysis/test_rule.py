@@ -65,6 +65,10 @@ def frequent_copies(us):
     return trace.kernel("vectorized_elementwise_kernel", 10 + us, 100 - us)
 
 
+def layout(us, name="void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>()"):
+    return busy(stepped().kernel(name, 0, us, launched=(0, 1)), us)
+
+
 def pageable(us, direction="HtoD (Pageable -> Device)"):
     return busy(stepped().copy(direction, 0, us))
 
@@ -172,6 +176,10 @@ CASES = {
             frequent_copies(50).op("vllm::all_reduce", 0, 8),
             frequent_copies(50).mark("FSDP::all_gather_copy_out", 0, 8),
         ],
+    ),
+    "layout-conversions": (
+        [layout(50.001), layout(51, "batched_transpose_32x32_half")],
+        [layout(50), layout(500, "transpose_kernel"), stepped(), layout(500).op("aten::copy_", 0, 9)],
     ),
     "blocking-copies": (
         [blocking_copies(101)],

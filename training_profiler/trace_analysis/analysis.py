@@ -31,6 +31,7 @@ from training_profiler.trace_analysis.graphs import captures_of, replayed_share
 from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_section, launches_of, lost_launches
+from training_profiler.trace_analysis.layout_conversions import LayoutConversions, layout_conversions
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
@@ -137,6 +138,7 @@ class Analysis:
     copies: tuple[host_activity.ModuleCalls, ...]
     conversions: host_activity.ModuleCalls  # their time is that in which the device did nothing else
     conversions_in_scope_ns: int
+    layout_conversions: LayoutConversions  # of libraries of convolutions
     transfers: Transfers
     pageable: host_activity.ModuleCalls  # copies from memory that is not pinned, in the scope; at once count once
     synchronizations: tuple[host_activity.ModuleCalls, ...]
@@ -291,12 +293,13 @@ def analyse_columns(
 
 
 def _conversions(columns: Columns, nesting: Nesting, launches: Launches, scope: Scope) -> dict[str, Any]:
-    """Return the conversions of one layout to another, and how long nothing else ran beside them."""
+    """Return the copies and conversions, those of layouts, and how long nothing else ran beside them."""
     conversions, converting, others = host_activity.conversions(columns, nesting, launches)
     either = together(converting, others)
     alone_ns = either.total_ns - others.total_ns
     return {
         "conversions": host_activity.ModuleCalls(host_activity.CONVERSIONS[0], conversions, alone_ns),
+        "layout_conversions": layout_conversions(columns, nesting, launches, scope),
         "conversions_in_scope_ns": scope.within(either) - scope.within(others),
     }
 

@@ -138,16 +138,26 @@ def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple
 
     What they copy from and to the host is the matter of other rules, and communication needs its own copies.
     """
-    which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
-    around = nearest(nesting, which)[launches.operator]
-    work = columns.is_gpu() & (launches.operator != NONE) & (around != NONE)
+    work = is_conversion(columns, nesting, launches)
+    made = np.zeros(len(work), np.bool_)
+    made[_converting(columns, nesting, launches)[work]] = True
+    calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
+    return int(calls.max()), span_of(columns, work), span_of(columns, columns.is_gpu() & ~work)
+
+
+def is_conversion(columns: Columns, nesting: Nesting, launches: Launches) -> Bools:
+    """Return which work of the device copies or converts tensors on it."""
+    work: Bools = columns.is_gpu() & (launches.operator != NONE) & (_converting(columns, nesting, launches) != NONE)
     work &= ~columns.named(WITH_HOST.search, columns.is_of("gpu_memcpy"))
     communicating = nearest(nesting, columns.named(_COMMUNICATES.search, columns.is_of("cpu_op", "user_annotation")))
     work &= communicating[launches.operator] == NONE
-    made = np.zeros(len(which), np.bool_)
-    made[around[work]] = True
-    calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
-    return int(calls.max()), span_of(columns, work), span_of(columns, columns.is_gpu() & ~work)
+    return work
+
+
+def _converting(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
+    """Return the innermost operator around each launch that copies or converts tensors; -1 for none."""
+    which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
+    return nearest(nesting, which)[launches.operator]
 
 
 def is_pageable_copy(columns: Columns) -> Bools:

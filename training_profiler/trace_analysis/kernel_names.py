@@ -120,6 +120,10 @@ _OTHER_CORE_NAMES: Final = (
     r"|wgrad_alg\d|(dgrad|wgrad|conv\w*)\w*_engine|winograd|fft[12]d_|flip_filter|im(2d)?2col|col2im|offsetskernel"
     r"|nchwtonhwc|nhwctonchw|reduce_wgrad|scalepackedtensor|cudnn::ops|conv_?depthwise|grouped_direct"
 )
+# MIOpen's batched_transpose_* convert between the default layout and NHWC or NDHWC (its batched_transpose_sol.hpp).
+_MIOPEN_LAYOUT: Final = re.compile(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
+_TO_NCHW: Final = "nhwctonchw"
+_LAYOUT: Final = re.compile(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.
 _ROWS: Final = [(kind, re.compile(pattern.lower())) for kind, pattern in ROWS]
@@ -156,3 +160,21 @@ def lacks_tensor_cores(name: str) -> bool:
     The name of a kernel of one's own shows neither.
     """
     return _OTHER_CORE.search(name.lower()) is not None and not uses_tensor_cores(name)
+
+
+@cache
+def converts_layout(name: str) -> bool:
+    """Return whether the kernel with that name converts tensors of a convolution from NCHW to NHWC or back."""
+    return _LAYOUT.search(name.lower()) is not None
+
+
+@cache
+def converts_to_nchw(name: str) -> bool:
+    """Return whether the name of such a kernel shows that it converts to NCHW; MIOpen's do not show it."""
+    return _TO_NCHW in name.lower()
+
+
+@cache
+def is_of_miopen(name: str) -> bool:
+    """Return whether a kernel that converts the layout is one of MIOpen's."""
+    return _MIOPEN_LAYOUT.search(name.lower()) is not None

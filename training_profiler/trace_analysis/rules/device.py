@@ -93,6 +93,26 @@ def _fewer_copies(analysis: Analysis) -> str:
     return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
+@RULES.rule("layout-conversions", threshold=0.05, needs=(DEVICE,))
+def layout_conversions(analysis: Analysis, threshold: float) -> Finding | None:
+    """Flag kernels that convert the layout of tensors for convolutions, over 5 % of the device's busy time."""
+    found, busy_ns = analysis.layout_conversions, analysis.device.busy.total_ns
+    if not busy_ns or found.total_ns / busy_ns <= threshold:
+        return None
+    share = found.total_ns / busy_ns
+    suggest = " On ROCm, also set PYTORCH_MIOPEN_SUGGEST_NHWC=1" if found.is_miopen else ""
+    return Finding(
+        "layout-conversions",
+        f"Convolutions convert their tensors from NCHW to NHWC and back for {share:.1%} of the device's busy time "
+        f"({counted(found.kernels, 'kernel')})",
+        {"share_of_busy": share, "threshold": threshold, "kernels": found.kernels},
+        found.saved_ns / NS_PER_S,
+        "Use model.to(memory_format=torch.channels_last), and the same for its inputs: "
+        "x.to(memory_format=torch.channels_last); for 3d convolutions, torch.channels_last_3d"
+        + (f".{suggest}" if suggest else ""),
+    )
+
+
 @RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY))
 def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""

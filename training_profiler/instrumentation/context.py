@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
@@ -71,6 +72,7 @@ class PatchContext:
         "kept_graphs",
         "kept_past_updates",
         "on_error",
+        "open_updates",
         "optimizers",
         "sync_points",
         "training_thread",
@@ -97,6 +99,7 @@ class PatchContext:
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
         self.optimizers: Final = LiveObjects()  # of torch, made so far
+        self.open_updates: Final = OpenUpdates()
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the

@@ -5,55 +5,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import CodeType, FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
-
-
-class OpenUpdates:
-    """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
-
-    def __init__(self) -> None:
-        # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its
-        # locals alive, and the id of one that has ended may be that of a caller's, which has other code.
-        self.open: list[tuple[int, int, CodeType | None]] = []
-        self._backwards = 0  # of the program, at the last update
-
-    def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
-        """Return whether this update is outermost, and whether one before it ended by an exception."""
-        had_failed = False
-        if self.open and not _is_running(*self.open[0][1:], frame):
-            self.open.clear()  # no hook is called when an update raises
-            had_failed = True
-        self.open.append((id(optimizer), id(frame), None if frame is None else frame.f_code))
-        return len(self.open) == 1, had_failed
-
-    def end(self, optimizer: Any) -> bool:
-        """Return whether the update that ended was outermost."""
-        while self.open and self.open[-1][0] != id(optimizer):
-            self.open.pop()
-        if self.open:
-            self.open.pop()
-            return not self.open
-        return False
-
-    def follows_backward(self, backwards: int) -> bool:
-        """Return whether there are more backward passes than at the last update; remember them for the next."""
-        follows, self._backwards = backwards != self._backwards, backwards
-        return follows
-
-
-def _is_running(frame_id: int, code: CodeType | None, frame: FrameType | None) -> bool:
-    frame = frame.f_back if frame is not None else None
-    while frame is not None:
-        if id(frame) == frame_id and frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _was_skipped(optimizer: Any) -> bool:
@@ -74,7 +32,7 @@ def _changes_nothing(optimizer: Any) -> bool:
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record updates and ``zero_grad``. Both hooks are called for every subclass of torch's Optimizer."""
-    updates = OpenUpdates()
+    updates = context.open_updates
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
     begins, ends = _hooks(context, updates)
     patches.keep(module.register_optimizer_step_pre_hook(begins).remove)

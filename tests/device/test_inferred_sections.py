@@ -100,6 +100,24 @@ def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training,
     assert training.device_s()["optimizer_step"] == (2, 2.4)
 
 
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_replays_of_a_graph_have_the_time_of_what_was_captured(training, optimizers):
+    updated, detector = [FakeOptimizer() for _ in range(optimizers)], training.detector
+    for _ in FakeLoader(training, 3, seconds=0.5):
+        detector.update_begins()
+        detector.update.replay_begins(detector.codes.replay)
+        training.spend(0.1)
+        training.device.queue(4.0)
+        for optimizer in updated:
+            detector.update_ends(optimizer)
+        training.spend(10.0)
+    assert training.device_s() == {
+        "data_loading": (3, 1.5),
+        "first_fetch": (1, 0.5),
+        "graph_replay": (3, 12.3),
+    }
+
+
 def test_an_evaluation_that_shows_late_keeps_its_times(training, model, optimizer):
     for batch in FakeLoader(training, 2, seconds=0.5):
         model(batch)

@@ -14,7 +14,14 @@ OUTSIDE_SECTIONS = {
     "batch_norm_update",
     "(profiler)",
 }
-IN_A_LOOP = {"data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass"}
+IN_A_LOOP = {
+    "data_loading",
+    "data_generation",
+    "data_transfer",
+    "forward_pass",
+    "backward_pass",
+    "graph_replay",
+}
 STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)
 DISCARDED = 1 << 24
 

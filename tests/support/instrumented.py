@@ -25,6 +25,7 @@ OWNERS = (
     torch.autograd,
     torch.autograd.Function,
     torch.autograd.detect_anomaly,
+    torch.cuda.CUDAGraph,
     torch.autograd.set_detect_anomaly,
     torch.distributed,
     torch.distributed.distributed_c10d,

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, after_import
@@ -62,6 +63,7 @@ class PatchContext:
         "_updates_at_kept",
         "backward_watch",
         "calls",
+        "captures",
         "created_graphs",
         "detector",
         "gradient_sync",
@@ -99,6 +101,7 @@ class PatchContext:
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
         self.optimizers: Final = LiveObjects()  # of torch, made so far
+        self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one

@@ -92,7 +92,9 @@ class EarlySteps:
 
         def seen_update_ends(optimizer: Any, has_updated: bool = True) -> None:
             update_ends(optimizer, has_updated)
-            if has_updated:
+            if self._context.captures.has_replayed_updates:  # nothing of such a step is seen
+                self.stop()
+            elif has_updated:
                 self._steps += id(optimizer) == (detector.primary_optimizer or id(optimizer))
                 self._graphs.update_ends(optimizer)
                 self._gradients.update_ends(optimizer, self._steps)

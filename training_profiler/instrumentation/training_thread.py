@@ -14,6 +14,7 @@ FETCH: Final = 2
 BACKWARD: Final = 3
 OTHER_PATCH: Final = 4  # such as a checkpoint; only collectives are recorded inside
 COLLECTIVE: Final = 5  # nothing is recorded inside
+CAPTURE: Final = 6  # of a CUDA graph: nothing is executed, so nothing is recorded inside
 
 
 class TrainingThread:
@@ -23,6 +24,7 @@ class TrainingThread:
     """
 
     __slots__ = (
+        "_before_capture",
         "_owner",
         "busy_with",
         "confirmed_detector",
@@ -35,6 +37,7 @@ class TrainingThread:
 
     def __init__(self) -> None:
         self.busy_with = FREE  # the kind of call that the training thread is in
+        self._before_capture = FREE  # the same, before the capture under way
         self.function = 0  # number of the autograd function under way, negative if it is called without gradients
         self.ident = 0  # of the training thread; 0 for none yet
         self.has_called_module = False  # with gradients enabled
@@ -109,6 +112,16 @@ class TrainingThread:
             self.fetching.discard(ident)
         elif ident == self.ident:
             self.busy_with = FREE
+
+    def capture_begins(self) -> None:
+        """Mark the calling thread as capturing a CUDA graph, if it is the training thread or may become it."""
+        if self.ident in (0, get_ident()) and self.busy_with != CAPTURE:
+            self._before_capture, self.busy_with = self.busy_with, CAPTURE
+
+    def capture_ends(self, ident: int) -> None:
+        """Mark the capture that thread ``ident`` began as ended."""
+        if self.ident in (0, ident) and self.busy_with == CAPTURE:
+            self.busy_with = self._before_capture
 
     def reset(self) -> None:
         """Return to the initial state: in a forked process, or after the end of the training thread."""

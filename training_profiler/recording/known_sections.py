@@ -39,6 +39,7 @@ FORWARD_PASS: Final = "forward_pass"
 BACKWARD_PASS: Final = "backward_pass"
 METRICS_COMPUTATION: Final = "metrics_computation"
 OPTIMIZER_STEP: Final = "optimizer_step"
+GRAPH_REPLAY: Final = "graph_replay"
 EMA_UPDATE: Final = "ema_update"
 SYNCHRONIZATION: Final = "synchronization"
 VALIDATION_EPOCH: Final = "validation_epoch"
@@ -62,6 +63,8 @@ KNOWN_SECTIONS: Final = (
     # Under `training-profiler run` this is gradient clipping.
     KnownSection(METRICS_COMPUTATION, STEP_PART, on_device=True),
     KnownSection(OPTIMIZER_STEP, STEP_PART, per_loader=True, on_device=True),
+    # The replay of a CUDA graph in which gradients were computed, or parameters updated.
+    KnownSection(GRAPH_REPLAY, STEP_PART, starts_loop=True, on_device=True),
     KnownSection(EMA_UPDATE, STEP_PART, on_device=True),
     KnownSection(SYNCHRONIZATION, STEP_PART),
     KnownSection(VALIDATION_EPOCH, OUTSIDE_STEPS),

@@ -28,6 +28,7 @@ MAX_BACKWARD_RATIO: Final = 4
 TRIES: Final = 3
 NOT_WHOLE: Final = "no step could be counted as a whole"
 NOT_SHOWN: Final = "an update that the program makes itself shows only in the next backward pass"
+REPLAYED: Final = "steps are replays of a CUDA graph, whose operations are not seen"
 TOO_COSTLY: Final = "a step starts so many short operations that counting would take longer than they do"
 
 
@@ -69,7 +70,8 @@ class Flops:
             if self.is_over or detector is None:
                 return
             if steps >= COUNTED_BY - 1:
-                self.why_not = NOT_SHOWN if detector.inferred is not None else NOT_WHOLE
+                is_replayed = self._context.captures.has_replayed_updates
+                self.why_not = REPLAYED if is_replayed else NOT_SHOWN if detector.inferred is not None else NOT_WHOLE
             else:
                 self._counting = Counting(detector, sys.modules["torch"], self._context.calls.place)
                 self._counting.begin()

@@ -48,6 +48,11 @@ class OptimizerUpdate:
         code = self._pieces_code
         self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
 
+    def replay_begins(self, code: int) -> None:
+        """Record that the update that has just begun is the replay of a graph, with the code of such replays."""
+        self.open_code = code
+        self._pending.recode_last(self._code, code)
+
     def scaling_begins(self) -> None:
         """Record that a method of GradScaler begins. Its time is in pieces around an update that it makes."""
         self._is_scaling = True

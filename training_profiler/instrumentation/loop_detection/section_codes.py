@@ -10,6 +10,7 @@ from training_profiler.recording.known_sections import (
     FIRST_FETCH,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
+    GRAPH_REPLAY,
     METRICS_COMPUTATION,
     OPTIMIZER_STEP,
     ROLLOUT,
@@ -47,6 +48,7 @@ class SectionCodes:
         self.rollout = code(ROLLOUT)
         self.backward = code(BACKWARD_PASS)
         self.optimizer = code(OPTIMIZER_STEP)
+        self.replay = code(GRAPH_REPLAY)
         self.metrics = code(METRICS_COMPUTATION)
         self.averaging = code(EMA_UPDATE)
         self.checkpoint = code(CHECKPOINTING)

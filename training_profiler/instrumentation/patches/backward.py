@@ -49,7 +49,7 @@ def look_for_update(
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
-    training_thread = context.training_thread
+    training_thread, captures = context.training_thread, context.captures
     is_compiling = context.is_compiling
 
     def make(original: Any, trains: bool) -> Any:
@@ -58,6 +58,12 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             if is_compiling():
                 return original(*args, **kwargs)
             try:
+                if captures.under_way:
+                    capture = captures.on_this_thread()
+                    if capture is not None:
+                        if trains:
+                            capture.gradients_begin()
+                        return original(*args, **kwargs)
                 note_graph(context, args, kwargs, trains)
                 if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
                     return original(*args, **kwargs)

@@ -109,7 +109,7 @@ def _recorded(
             return original(*args, **kwargs)
         try:
             detector = training_thread.confirmed_detector or context.detector
-            if detector is None or training_thread.busy_with == COLLECTIVE or get_ident() != training_thread.ident:
+            if detector is None or training_thread.busy_with >= COLLECTIVE or get_ident() != training_thread.ident:
                 return original(*args, **kwargs)
             code = detector.codes.synchronization
             try:

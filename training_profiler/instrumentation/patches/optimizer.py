@@ -58,11 +58,16 @@ def _creating(context: PatchContext, original: Any) -> Any:
 
 
 def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., None], Callable[..., None]]:
-    training_thread, is_compiling = context.training_thread, context.is_compiling
+    training_thread, is_compiling, captures = context.training_thread, context.is_compiling, context.captures
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or training_thread.busy_with == FETCH:
             return
+        if captures.under_way:
+            capture = captures.on_this_thread()
+            if capture is not None:
+                capture.update_begins(optimizer)
+                return
         detector = training_thread.confirmed_detector
         if detector is None or get_ident() != training_thread.ident:
             detector = context.confirm_training()
@@ -89,6 +94,11 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
+        if captures.under_way:
+            capture = captures.on_this_thread()
+            if capture is not None:
+                capture.update_ends(optimizer)
+                return
         detector = training_thread.confirmed_detector
         if detector is None or get_ident() != training_thread.ident:
             return

@@ -236,6 +236,14 @@ def test_a_teacher_that_computes_counts():
     assert shown.detail == "95% of step time is no-grad forward, forward, backward and optimizer"
 
 
+def test_steps_that_are_replayed_compute():
+    shown = verdict(snapshot_of({"graph_replay": 0.9, "forward_pass": 0.01, "backward_pass": 0.01}), [])
+    assert shown.headline == "COMPUTE-BOUND, no bottleneck found"
+    assert shown.detail == "92% of step time is graph replays, forward, backward and optimizer"
+    alone = verdict(snapshot_of({"graph_replay": 0.9}), [])
+    assert alone.detail == "90% of step time is graph replays"
+
+
 def test_no_bottleneck_without_a_claim_about_computing():
     snapshot = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.3})
     assert verdict(snapshot, []).headline == "no bottleneck found"

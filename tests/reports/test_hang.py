@@ -24,6 +24,15 @@ def test_ranks_that_are_elsewhere_come_first_and_the_others_may_wait_for_them():
     )
 
 
+def test_a_rank_that_replays_a_graph_may_wait_for_others():
+    replaying = [
+        stacks_of(rank, training_at("train.py:88 train", section="graph_replay", since_s=60.0)) for rank in (0, 1)
+    ]
+    assert where_text([*replaying, loading(2)], is_alone=False).endswith(
+        "ranks 0-1 at train.py:88 train (in graph_replay), which may wait for rank 2"
+    )
+
+
 def test_ranks_in_a_collective_come_last_even_if_they_are_few():
     ranks = [stacks_of(0, training_at("train.py:5 meet", GATHER)), loading(1), loading(2)]
     assert where_text(ranks, is_alone=False) == (

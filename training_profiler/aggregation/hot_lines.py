@@ -12,6 +12,7 @@ from training_profiler.recording.known_sections import (
     FIRST_FETCH,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
+    GRAPH_REPLAY,
     OPTIMIZER_STEP,
     ROLLOUT,
     WITHIN,
@@ -25,7 +26,7 @@ from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 SEEN_IN: Final = 2  # sections: then a line calls a loop, and itself says nothing
-OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP}
+OF_A_LOOP: Final = {DATA_LOADING, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY}
 SAMPLES_NEEDED: Final = 3  # in a section; fewer may be of a section's edge
 MOST_OF_IT: Final = 0.5
 PHASE_SAMPLES: Final = 10  # of a phase of a trainer; a share of fewer means little

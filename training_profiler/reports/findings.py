@@ -8,7 +8,7 @@ from training_profiler.diagnosis.claims import STEP_TIME_VARIES, section_of
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import THE_MACHINE
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 from training_profiler.units import duration_text, ms_number
@@ -16,7 +16,7 @@ from training_profiler.units import duration_text, ms_number
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 UNEVEN_MATTERS_FROM: Final = 0.10
-_BY_CHANCE: Final = (None, THE_MACHINE, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
+_BY_CHANCE: Final = (None, THE_MACHINE, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY)
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
 NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.recording.known_sections import BACKWARD_PASS, OPTIMIZER_STEP, SYNCHRONIZATION
+from training_profiler.recording.known_sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
 from training_profiler.units import NS_PER_S
@@ -31,7 +31,8 @@ _WAITS: Final = (
     ("ssl.py", "", "the network"),
 )
 _INNERMOST: Final = 12  # frames below the user's line that show what it waits for
-_MAY_SYNCHRONIZE: Final = (BACKWARD_PASS, OPTIMIZER_STEP)  # where DDP and FSDP exchange gradients, in C++
+# Where DDP and FSDP exchange gradients, in C++ or in a graph.
+_MAY_SYNCHRONIZE: Final = (BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY)
 
 
 class Place(NamedTuple):

@@ -7,15 +7,23 @@ from typing import Final, NamedTuple
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, FORWARD_WITHOUT_GRAD, OPTIMIZER_STEP
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    GRAPH_REPLAY,
+    OPTIMIZER_STEP,
+)
 from training_profiler.reports.findings import NOTHING_TO_FIX, important
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
-SHOWN_FROM: Final = 0.05  # of step time: forward passes without gradients, which not every training has
+SHOWN_FROM: Final = 0.05  # of step time: parts that not every training has
 MOST_OF_IT: Final = 0.5
 COMPUTING: Final = (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
+REPLAYS: Final = "graph replays"
+_ALSO_COMPUTING: Final = {GRAPH_REPLAY: REPLAYS, FORWARD_WITHOUT_GRAD: "no-grad forward"}
 SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
 BAD, GOOD, UNKNOWN = "red", "green", "yellow"
 
@@ -115,8 +123,8 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
 
 def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     shares = [share for name in COMPUTING if (share := snapshot.share_of_step(name)) is not None]
-    without_grad = snapshot.share_of_step(FORWARD_WITHOUT_GRAD) or 0.0
-    computing = min(1.0, sum(shares) + without_grad)
+    others = {text: snapshot.share_of_step(name) or 0.0 for name, text in _ALSO_COMPUTING.items()}
+    computing = min(1.0, sum(shares) + sum(others.values()))
     small = any(finding.fix and finding.code not in NOTHING_TO_FIX for finding in findings)
     headline = "no large bottleneck found" if small else "no bottleneck found"
     if computing >= COMPUTES_FROM:
@@ -124,8 +132,9 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     slowly = next((finding for finding in findings if finding.code == COMPUTES_SLOWLY), None)
     if slowly is not None:
         return Verdict("no single bottleneck found", slowly.message.partition(", but ")[2], "", UNKNOWN)
-    also = "no-grad forward, " if without_grad >= SHOWN_FROM else ""
-    details = [f"{computing:.0%} of step time is {also}forward, backward and optimizer"] if shares else []
+    parts = [text for text, share in others.items() if share >= SHOWN_FROM]
+    parts += ["forward, backward and optimizer"] if shares else []
+    details = [f"{computing:.0%} of step time is {', '.join(parts)}"] if shares or others[REPLAYS] >= SHOWN_FROM else []
     outside_s = snapshot.wall_s - (0.0 if snapshot.step is None else snapshot.step.total_s)
     if outside_s > MOST_OF_IT * snapshot.wall_s:
         details.append(f"{outside_s / snapshot.wall_s:.0%} of this run is outside training steps")

@@ -72,6 +72,21 @@ def test_graph_is_captured_and_replayed_inside_sections(tmp_path, kind, timing):
     assert report["device"]["unmeasured"]["a graph was captured"] >= 501
 
 
+def test_replays_of_a_captured_step_are_steps(tmp_path, kind):
+    if kind != "cuda":
+        pytest.skip("the program captures a CUDA graph")
+    assert run(tmp_path, "replayed", is_profiled=True, timing="events") == 5 + 200
+    report = report_of(tmp_path)
+    assert report["steps"] == 5 + 200
+    replays = report["sections"]["graph_replay"]
+    assert replays["count"] == 200
+    assert 0 < replays["device_count"] <= 200
+    assert replays["device_total_s"] > 0
+    assert report["sections"]["optimizer_step"]["count"] == 5
+    assert "validation_epoch" not in report["sections"]
+    assert report["health"]["disabled"] == []
+
+
 def test_sections_on_several_streams_and_devices_survive_a_fork(tmp_path):
     assert run(tmp_path, "streams") == run(tmp_path, "streams", profile="0")
     report = report_of(tmp_path)

@@ -119,7 +119,7 @@ def test_each_replay_of_a_captured_update_is_a_step(training, instrumented):
     assert instrumented.steps == 3 + 200
 
 
-def test_a_capture_is_no_step_and_nothing_in_it_is_counted(training, instrumented):
+def test_a_capture_makes_no_step_and_nothing_in_it_is_counted(training, instrumented):
     training.warm_up(3)
     detector = instrumented.context.detector
     before = detector.backwards, detector.updates
@@ -354,7 +354,7 @@ def test_replays_of_updates_on_another_thread_are_counted_as_updates_there(train
     assert instrumented.steps == 3
 
 
-def test_a_replay_that_raises_is_no_step(training, instrumented):
+def test_a_replay_that_raises_ends_no_step(training, instrumented):
     training.warm_up()
     graph = training.captured(training.step)
     graph.error = RuntimeError("CUDA error")
@@ -440,7 +440,7 @@ def test_replays_go_on_as_steps_when_their_optimizer_is_gone(training, instrumen
     assert instrumented.steps == 3 + 5
 
 
-def test_a_module_that_replays_the_step_is_no_forward_pass(training, instrumented):
+def test_a_module_that_replays_the_step_makes_no_forward_pass(training, instrumented):
     graph = training.captured(training.step)
 
     class Trainer(nn.Module):

@@ -34,9 +34,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record updates and ``zero_grad``. Both hooks are called for every subclass of torch's Optimizer."""
     updates = context.open_updates
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
-    begins, ends = _hooks(context, updates)
-    patches.keep(module.register_optimizer_step_pre_hook(begins).remove)
-    patches.keep(module.register_optimizer_step_post_hook(ends).remove)
+    patches.keep(module.register_optimizer_step_pre_hook(_beginning(context, updates)).remove)
+    patches.keep(module.register_optimizer_step_post_hook(_ending(context, updates)).remove)
     patches.replace(module.Optimizer, "__init__", functools.partial(_creating, context))
     patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
@@ -57,7 +56,7 @@ def _creating(context: PatchContext, original: Any) -> Any:
     return hidden_from_warnings(__init__)
 
 
-def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., None], Callable[..., None]]:
+def _beginning(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
     training_thread, is_compiling, captures = context.training_thread, context.is_compiling, context.captures
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -91,6 +90,12 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
         except Exception as error:
             context.on_error(error)
 
+    return begins
+
+
+def _ending(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
+    training_thread, is_compiling, captures = context.training_thread, context.is_compiling, context.captures
+
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
@@ -118,7 +123,7 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
         except Exception as error:
             context.on_error(error)
 
-    return begins, ends
+    return ends
 
 
 def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:

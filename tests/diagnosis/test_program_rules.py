@@ -296,6 +296,8 @@ def test_fix_of_the_optimizer_is_none_that_is_set(optimizer, said, unsaid):
         (ADAM._replace(name="RMSprop", has_fused=False, numbers=10_000_000), 0.5),  # accumulated gradients
         (ADAM._replace(fused=True), 0.5),
         (ADAM._replace(devices=("cuda",)), 0.5),
+        (ADAM._replace(devices=("cuda",), foreach=False), 0.9),
+        (ADAM._replace(devices=("cuda",), foreach=False, has_fused=False), 0.5),
     ],
 )
 def test_what_is_left_to_set_saves_what_was_measured(optimizer, saved):

@@ -19,6 +19,7 @@ WITH_MOMENTUM_SAVES: Final = 0.4
 FOREACH_SAVES: Final = 0.25
 SMALL_TENSORS: Final = 5_000
 OTHERWISE_SAVES: Final = 0.5
+ALL_AT_ONCE_SAVES: Final = 0.9  # on CUDA beside foreach=False, which launches several kernels for each tensor
 MOST_OF_IT: Final = 0.5
 IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 
@@ -82,7 +83,8 @@ def optimizer_saves(snapshot: Snapshot) -> float:
     if facts is None or facts.fused or not _is_in_updates(snapshot):
         return OTHERWISE_SAVES
     if facts.devices != ("cpu",):
-        return OTHERWISE_SAVES
+        is_one_by_one = facts.foreach is False and facts.tensors >= FEW_TENSORS and can_fuse(facts)
+        return ALL_AT_ONCE_SAVES if is_one_by_one else OTHERWISE_SAVES
     if can_fuse(facts):
         saves = FUSED_SAVES.get(facts.name, OTHERWISE_SAVES)
         return WITH_MOMENTUM_SAVES if facts.name == "SGD" and facts.has_momentum else saves

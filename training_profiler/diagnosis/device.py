@@ -62,7 +62,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
         evidence={"gpu": index, "utilization": utilization, "threshold": threshold},
         potential_saving_s=idle * step.settled_s,
-        fix="Use a larger batch, torch.compile or CUDA graphs to give it more work at a time",
+        fix='Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time',
     )
 
 

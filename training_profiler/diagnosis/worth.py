@@ -19,6 +19,8 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "workers-restarted": (0.6, 1.1),
     "validation-workers-restarted": (0.6, 1.4),
     "slow-precision": (0.6, 1.2),
+    "full-precision": (0.8, 1.3),
+    "gpu-utilization": (0.1, 1.0),
     "validation-tiny-batches": (0.5, 1.1),
     "loader-restarted": (0.5, 1.0),
     "few-threads": (0.2, 1.25),

@@ -19,8 +19,8 @@ from training_profiler import (
     start_training_profiling,
     stop_training_profiling,
 )
+from training_profiler.api import snapshot
 from training_profiler.device import device_time
-from training_profiler.snapshot.snapshot import snapshot
 
 WIDTH, LAYERS, BATCH, LENGTH = 2048, 4, 8, 256
 WARM_UP, STEPS = 10, 20

@@ -58,6 +58,13 @@ def test_utilization_of_the_loop_needs_three_readings_and_settled_steps():
     assert sums.stats().gpus[0].loop_utilization is None
 
 
+def test_a_profiler_of_torch_counts_in_settled_steps_alone():
+    sums = MachineSums()
+    sums.add_samples([sample(1, recorded=1), sample(2, recorded=0), sample(3, recorded=1)], settled_ns=1_500_000_000)
+    sums.add_samples([sample(4, recorded=1)])  # of a capture window of our own
+    assert sums.stats().recorded == Level(0.5, 1.0, 1.0)
+
+
 def test_without_samples_there_are_no_stats():
     assert MachineSums().stats() is None
     assert machine_to_data(MachineSums()) == {}

@@ -1,9 +1,11 @@
 """The monitor thread: its samples, and its end."""
 
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.recording import FakeClock
 from training_profiler.aggregation.machine import MachineSums
@@ -136,6 +138,18 @@ def test_limit_above_the_host_memory_is_ignored(clock, host, tmp_path):
     sample = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).sample()
     assert "ram_limit_bytes" not in sample.facts
     assert sample.values["ram_share"] == 0.4
+
+
+def test_a_profiler_of_torch_is_noticed(reader):
+    assert reader.sample().values["recorded"] == 0.0
+    with torch.profiler.profile():
+        assert reader.sample().values["recorded"] == 1.0
+    assert reader.sample().values["recorded"] == 0.0
+
+
+def test_without_torch_nothing_is_said_about_its_profilers(reader, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.autograd.profiler", raising=False)
+    assert "recorded" not in reader.sample().values
 
 
 class FakeFaults(PageFaults):

@@ -10,6 +10,7 @@ from training_profiler.units import NS_PER_S
 
 RAM: Final = "ram_own_bytes"  # of this process without its children, whose memory comes and goes with them
 ALLOCATED: Final = ".allocated_bytes"
+RECORDED: Final = "recorded"  # a profiler of torch is on; in settled steps alone, where it is none of ours
 LEVELS: Final = (
     "cpu_process",
     "cpu_container",
@@ -25,6 +26,7 @@ LEVELS: Final = (
     "page_faults",
     "pages_read",
     "cpu_kernel",
+    RECORDED,
     "ram_process_bytes",
     "ram_container_bytes",
     "ram_host_bytes",
@@ -77,6 +79,8 @@ class MachineSums:
             self.facts.update(sample.facts)
             for quantity, value in sample.values.items():
                 weight = sample.weights.get(quantity, 1.0)
+                if quantity == RECORDED and not _is_since(sample.at_ns, settled_ns):
+                    continue
                 if quantity in OF_LOOP and not _is_since(sample.at_ns - weight * NS_PER_S, loop_begin_ns):
                     continue
                 self._add_level(quantity, (weight, weight * value, value, value))

@@ -27,6 +27,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     parameter_loop,
     program,
     ranks,
+    recorded,
     repeated_forward,
     samplers,
     shares,
@@ -55,8 +56,9 @@ from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Sna
 from training_profiler.units import ms_text, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
-# Before all others: a lost rank saves no known time, but fails the run; on a busy machine every other time is in doubt.
-FIRST: Final = ("rank-silent", machine.MACHINE_BUSY)
+# Before all others: a lost rank saves no known time, but fails the run; under another
+# profiler and on a busy machine every other time is in doubt.
+FIRST: Final = ("rank-silent", recorded.PROFILER_RECORDS, machine.MACHINE_BUSY)
 HARMLESS: Final = ("warm-up", "steps-do-more")  # a run with no other finding is healthy
 COMPUTES_SLOWLY: Final = "computes-slowly"
 SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth

@@ -20,7 +20,7 @@ _BY_CHANCE: Final = (None, THE_MACHINE, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_S
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
 NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
-RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth", "kept-graphs")
+RISKS: Final = ("rank-silent", "profiler-records", "host-memory", "gpu-memory-high", "memory-growth", "kept-graphs")
 
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:

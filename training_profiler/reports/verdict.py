@@ -49,6 +49,7 @@ _CLASSES: Final = {
     "cpu-oversubscribed": "TOO FEW CPUS",
     "few-threads": "TOO FEW THREADS",
     "rank-silent": "RANK SILENT",
+    "profiler-records": "UNDER A PROFILER",
     "straggler": "STRAGGLER",
     "host-slow": "SLOW HOST",
     "uneven-work": "UNEVEN WORK",

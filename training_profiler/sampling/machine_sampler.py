@@ -204,6 +204,9 @@ class MachineReader:
         self._add_wait(sample)
         self._add_faults(sample, seconds)
         self._add_container(sample, reading)
+        profilers = sys.modules.get("torch.autograd.profiler")
+        if profilers is not None:
+            sample.values["recorded"] = float(bool(getattr(profilers, "_is_profiler_enabled", False)))
         for gpu in self.gpus.read():
             of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
             sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in of_moment.items()})

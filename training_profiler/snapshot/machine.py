@@ -86,6 +86,7 @@ class MachineStats:
     pages_read: Level | None = None  # page faults of the same that read from a disk or swap, in a second of the loop
     page_cost_s: float | None = None  # CPU time of a page of new memory; None if it was not measured
     cpu_kernel: Level | None = None  # part of the loop in which the kernel worked for the training thread, 0 to 1
+    recorded: Level | None = None  # part of the samples after the first steps in which a profiler of torch was on
     ram_process_bytes: Level | None = None  # resident memory of this process and its children
     ram_container_bytes: Level | None = None
     ram_limit_bytes: int | None = None  # of the container; None without a limit

@@ -52,6 +52,7 @@ def test_these_are_the_thresholds():
         "validation-tiny-batches": 0.05,
         "slow-precision": 0.10,
         "full-precision": 0.10,
+        "channels-first": 0.10,
         "profiler-records": 0.5,
         "batch-norm-update-heavy": 0.05,
         "unexplained": 0.10,

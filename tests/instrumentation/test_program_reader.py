@@ -6,7 +6,7 @@ from torch import nn
 
 from training_profiler.instrumentation import program_reader
 from training_profiler.instrumentation.program_reader import optimizer_facts
-from training_profiler.snapshot.program import OptimizerFacts
+from training_profiler.snapshot.program import ConvolutionFacts, OptimizerFacts
 
 
 def train(instrumented, optimizer, model, steps=3, autocast=False):
@@ -207,3 +207,34 @@ def test_anomaly_detection_is_read(instrumented):
         optimizer.step()
     instrumented.instrumentation.step_ended(1, counts_flops=False)
     assert instrumented.instrumentation.program_facts().finds_anomalies
+
+
+@pytest.mark.parametrize("is_model_last", [False, True])
+@pytest.mark.parametrize("are_inputs_last", [False, True])
+def test_the_order_of_convolutions_and_of_images_is_read(instrumented, is_model_last, are_inputs_last):
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),  # its order is not defined, and neither is that of a kernel of one pixel
+        nn.Conv2d(4, 8, 1),
+        nn.Conv2d(8, 8, 3, groups=8),  # another kernel
+        nn.Conv2d(8, 8, 3),
+        nn.ConvTranspose2d(8, 4, 3),
+        nn.Conv2d(4, 4, 3).requires_grad_(False),
+    )
+    layers = nn.Sequential(nn.Conv2d(3, 1, 3), model)
+    if is_model_last:
+        layers = layers.to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 16, 16)
+    if are_inputs_last:
+        images = images.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD([each for each in layers.parameters() if each.requires_grad], lr=0.1)
+    for _ in range(3):
+        layers({"images": images}["images"]).square().mean().backward()
+        optimizer.step()
+        instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=False)
+    facts = instrumented.instrumentation.program_facts().convolutions
+    assert facts == ConvolutionFacts(0 if is_model_last else 3, 3 if is_model_last else 0, are_inputs_last)
+
+
+def test_a_model_without_convolutions_has_no_order(instrumented):
+    model = nn.Linear(4, 2)
+    assert train(instrumented, torch.optim.SGD(model.parameters()), model).convolutions is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
-from training_profiler.instrumentation.loop_detection.shapes import largest_shape, shape_of
+from training_profiler.instrumentation.loop_detection.shapes import has_channels_last, largest_shape, shape_of
 
 
 class Lazy:
@@ -37,3 +37,13 @@ def test_sizes_of_nested_tensors_are_unknown() -> None:
     sizes.add((NESTED,))
     sizes.add((torch.zeros(2, 8),))
     assert sizes.pop() == [(1, 16)]
+
+
+def test_images_with_their_channels_last_are_found_in_lists_and_dictionaries():
+    first = torch.zeros(2, 3, 8, 8)
+    last = first.to(memory_format=torch.channels_last)
+    assert has_channels_last((last,))
+    assert has_channels_last(([torch.zeros(2), {"image": last}],))
+    assert not has_channels_last((first, torch.zeros(4), None, "text"))
+    assert not has_channels_last((torch.zeros(2, 1, 8, 8).to(memory_format=torch.channels_last),))
+    assert not has_channels_last((torch.zeros(2, 3, 8, 8).to_sparse(),))

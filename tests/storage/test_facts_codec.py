@@ -6,6 +6,7 @@ from training_profiler.snapshot.program import (
     CallFacts,
     CallSite,
     CompileFacts,
+    ConvolutionFacts,
     CpuSpeed,
     ForwardFacts,
     FrozenFacts,
@@ -40,6 +41,7 @@ FACTS = ProgramFacts(
     kept_past_updates=6,
     uncounted=15_000,
     rows=RowFacts(300, 290, 1.0, 768.0, 280, 275, 3, 64.0, 768.0),
+    convolutions=ConvolutionFacts(17, 0, True),
 )
 
 
@@ -78,4 +80,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         kept_past_updates=0,
         uncounted=0,
         rows=None,
+        convolutions=None,
     )

@@ -14,6 +14,7 @@ from training_profiler.diagnosis.few_threads import FEW_THREADS
 from training_profiler.diagnosis.frozen_forward import FROZEN_FORWARD
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
+from training_profiler.diagnosis.layout import CHANNELS_FIRST
 from training_profiler.diagnosis.loaders import LOADER_RESTARTED
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
@@ -82,6 +83,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     TIME_STEP_LOOP: (FORWARD_PASS, BACKWARD_PASS),
     PYTHON_IN_FORWARD: (FORWARD_PASS,),
     FEW_THREADS: (FORWARD_PASS, BACKWARD_PASS),
+    CHANNELS_FIRST: (FORWARD_PASS, BACKWARD_PASS),
     FULL_PRECISION: (FORWARD_PASS, BACKWARD_PASS),
     SLOW_PRECISION: (FORWARD_PASS, BACKWARD_PASS),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
@@ -118,6 +120,7 @@ _CAUSES: Final = (
     DOUBLE_PRECISION,
     SLOW_PRECISION,
     FULL_PRECISION,
+    CHANNELS_FIRST,
     FROZEN_FORWARD,
     REPEATED_FORWARD,
     TIME_STEP_LOOP,

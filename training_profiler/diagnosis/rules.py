@@ -18,6 +18,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     frozen_forward,
     garbage,
     hooks,
+    layout,
     lines,
     loaders,
     machine,

@@ -8,11 +8,12 @@ from itertools import islice
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.convolutions import convolutions_of
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
 from training_profiler.instrumentation.shadow import Shadow
-from training_profiler.snapshot.program import EmbeddingFacts, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
 EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
@@ -33,7 +34,8 @@ class ProgramReader:
         self._finds_anomalies = False
         self._embedding: EmbeddingFacts | None = None
         self._table: Callable[[], Any] = _nothing  # the module of the largest one
-        self._seen: set[int] = set()  # modules in which one was looked for
+        self._convolutions: ConvolutionFacts | None = None  # of the module with most of them
+        self._seen: set[int] = set()  # modules in which these were looked for
         self._numbers: dict[int, int] = {}  # that each optimizer updates
         self._updated = 0  # numbers in that table
         self._rows: EvaluatedRows | None = None  # of the training thread
@@ -65,6 +67,7 @@ class ProgramReader:
                 with contextlib.suppress(Exception):
                     self._seen.add(id(module))
                     self._look_for_table(module)
+                    self._look_for_convolutions(torch, module)
             self._finds_anomalies |= torch.is_anomaly_enabled()
             call_ends(call, module)
 
@@ -97,6 +100,12 @@ class ProgramReader:
             if weight.numel() >= (LARGE if known is None else known.numel() + 1):
                 self._table = weakref.ref(inner)  # of the weight itself it would forbid torch.utils.swap_tensors
 
+    def _look_for_convolutions(self, torch: Any, module: Any) -> None:
+        detector = self._context.detector
+        found = convolutions_of(torch, module, detector is not None and detector.input_sizes.are_channels_last)
+        if found is not None and (self._convolutions is None or _count(found) > _count(self._convolutions)):
+            self._convolutions = found
+
     def _read_embedding(self, optimizer: Any) -> None:
         table = self._table()
         if id(optimizer) in self._numbers and (table is None or self._embedding is not None):
@@ -127,7 +136,12 @@ class ProgramReader:
             created_graphs=self._context.created_graphs,
             finds_anomalies=self._finds_anomalies,
             embedding=embedding,
+            convolutions=self._convolutions,
         )
+
+
+def _count(facts: ConvolutionFacts) -> int:
+    return facts.channels_first + facts.channels_last
 
 
 def _nothing() -> None:

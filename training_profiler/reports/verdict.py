@@ -80,6 +80,7 @@ _CLASSES: Final = {
     "double-precision": "FLOAT64",
     "slow-precision": "SLOW PRECISION",
     "full-precision": "COMPUTE-BOUND",
+    "channels-first": "COMPUTE-BOUND",
     "repeated-backward": "REPEATED BACKWARD",
     "dense-embedding": "DENSE EMBEDDING",
     "anomaly-detection": "ANOMALY DETECTION",

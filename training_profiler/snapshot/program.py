@@ -185,6 +185,14 @@ class RowFacts(NamedTuple):
     training_elements: float
 
 
+class ConvolutionFacts(NamedTuple):
+    """The order in which weights of dense 2d convolutions lie, where it is defined, and the inputs of the model."""
+
+    channels_first: int  # convolutions with weights in NCHW
+    channels_last: int
+    inputs_last: bool = False  # the first inputs of the model are in NHWC
+
+
 class KeptGraphs(NamedTuple):
     """Graphs of early steps, and how many of them some object still held some steps later."""
 
@@ -224,6 +232,7 @@ class ProgramFacts(NamedTuple):
     kept_past_updates: int = 0  # of kept_graphs: an update followed before another backward pass
     uncounted: int = 0  # operators of a step so far, when they were too many and too short to be counted
     rows: RowFacts | None = None  # None: no evaluation calls the model with few rows
+    convolutions: ConvolutionFacts | None = None  # None: there are none
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

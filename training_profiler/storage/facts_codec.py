@@ -6,6 +6,7 @@ from training_profiler.snapshot.program import (
     CallFacts,
     CallSite,
     CompileFacts,
+    ConvolutionFacts,
     CpuSpeed,
     EmbeddingFacts,
     ForwardFacts,
@@ -58,6 +59,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.kept_past_updates)),
         int(_number(facts.uncounted)),
         None if facts.rows is None else _rows(facts.rows),
+        None if facts.convolutions is None else _convolutions(facts.convolutions),
     )
 
 
@@ -120,6 +122,12 @@ def _recurrent(facts: RecurrentFacts) -> RecurrentFacts:
         bool(facts.is_known),
         int(_number(facts.work)),
         printable(facts.place),
+    )
+
+
+def _convolutions(facts: ConvolutionFacts) -> ConvolutionFacts:
+    return facts._replace(
+        channels_first=int(_number(facts.channels_first)), channels_last=int(_number(facts.channels_last))
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
-from training_profiler.instrumentation.loop_detection.shapes import elements_of, largest_shape
+from training_profiler.instrumentation.loop_detection.shapes import elements_of, has_channels_last, largest_shape
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later
@@ -17,6 +17,7 @@ class InputSizes:
         self.is_due = True
         self.next_update = 0  # after which something changes
         self.rows: Final = EvaluatedRows()
+        self.are_channels_last = False  # images among the first inputs, in NHWC order
         self._update = 1
         self._seen: list[tuple[int, int]] = []
 
@@ -28,6 +29,8 @@ class InputSizes:
 
     def add(self, inputs: tuple[Any, ...]) -> None:
         """Add a forward pass with these inputs, if any of them is a tensor."""
+        if self._update == 1 and not self.are_channels_last:
+            self.are_channels_last = has_channels_last(inputs)
         shape = largest_shape(inputs)
         self.rows.add_training(shape)
         if shape and len(self._seen) < MOST:

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 MOST_INSIDE: Final = 8  # tensors of one list or dictionary
+IMAGE: Final = 4  # dimensions of a batch of images
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
@@ -40,3 +41,26 @@ def largest_shape(values: Any) -> tuple[int, ...]:
         if elements_of(shape) > elements_of(largest):
             largest = shape
     return largest
+
+
+def has_channels_last(values: Any) -> bool:
+    """Return whether an image among ``values`` has its channels last in memory: strides of NHWC, but not of NCHW."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            if has_channels_last(value[:MOST_INSIDE]):
+                return True
+        elif isinstance(value, dict):
+            if has_channels_last(list(value.values())[:MOST_INSIDE]):
+                return True
+        elif len(shape_of(value)) == IMAGE and _is_channels_last(value):
+            return True
+    return False
+
+
+def _is_channels_last(image: Any) -> bool:
+    try:
+        _, channels, _, width = image.shape
+        strides = image.stride()
+    except Exception:  # a tensor without strides, such as a sparse one
+        return False
+    return channels > 1 and width > 1 and bool(strides[1] == 1 and strides[3] == channels)

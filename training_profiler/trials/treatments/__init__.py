@@ -116,6 +116,8 @@ WORTH_TRYING: Final = {
     "optimizer-heavy": ("fused", "foreach", "set_to_none"),
     "forward-dominates": _COMPUTING,
     "backward-slow": _COMPUTING,
+    "channels-first": ("channels_last", "autocast"),
+    "full-precision": ("matmul_precision", "autocast"),
     "small-operators": ("compile", "num_threads", "gc_freeze"),
     "cpu-oversubscribed": ("num_threads", "num_workers"),
     "few-threads": ("num_threads",),

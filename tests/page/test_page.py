@@ -18,7 +18,7 @@ from training_profiler.page.render import Origin, render_page
 from training_profiler.page.tables import _breakable
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import Lane, Span
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, Throughput
 
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
@@ -62,6 +62,14 @@ def test_the_page_has_all_its_parts_with_unique_ids():
     assert parsed.open == []
     assert set(parsed.ids) >= EXPECTED
     assert len(parsed.ids) == len(set(parsed.ids))
+
+
+def test_rates_are_written_in_digits():
+    run = replace(snapshot(), throughput=Throughput(1234.5, samples_per_s=201_276.4, tokens_per_s=3.14159))
+    texts = Parsed(render_page(run, [], [series_of(0, 400)], Origin("a", "a", "a", "a", {}, {}), {}, {})).texts
+    shown = [text for text in texts if text.strip()]
+    for name, rate in (("steps a second", "1234"), ("samples a second", "201276"), ("tokens a second", "3.14")):
+        assert shown[shown.index(name) + 1] == rate
 
 
 def test_the_page_says_why_it_has_no_source_code():

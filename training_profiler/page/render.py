@@ -16,7 +16,7 @@ from training_profiler.reports.loaders import loader_name
 from training_profiler.reports.stacks import stacks_of, worker_stacks
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import duration_text, ms_number
+from training_profiler.units import duration_text, ms_number, three_digits
 
 DEVICE_NOTE: Final = (
     "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "
@@ -98,11 +98,11 @@ def _figures(snapshot: Snapshot) -> Html:
         longest = "longest after warm-up" if step.warmup_count else "longest"
         figures.append((f"{longest}, step {step.max_step}", f"{ms_number(step.max_s)} ms"))
     if rates is not None:
-        figures.append(("steps a second", f"{rates.steps_per_s:.3g}"))
+        figures.append(("steps a second", three_digits(rates.steps_per_s)))
         if rates.samples_per_s is not None:
-            figures.append(("samples a second", f"{rates.samples_per_s:.4g}"))
+            figures.append(("samples a second", three_digits(rates.samples_per_s)))
         if rates.tokens_per_s is not None:
-            figures.append(("tokens a second", f"{rates.tokens_per_s:.4g}"))
+            figures.append(("tokens a second", three_digits(rates.tokens_per_s)))
         if rates.mfu is not None:
             figures.append(("MFU", f"{rates.mfu:.1%}"))
     boxes = [element("div", element("dt", name), element("dd", value)) for name, value in figures]

@@ -72,7 +72,6 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    cast = 'torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss'
     tf32 = 'Call torch.set_float32_matmul_precision("high") for tf32, or use' if rates.dtype == "float32" else "Use"
     return Finding(
         code=FULL_PRECISION,
@@ -87,5 +86,5 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
             "utilization": busy[0],
         },
         potential_saving_s=potential_saving_s,
-        fix=f"{tf32} {cast}",
+        fix=f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',
     )

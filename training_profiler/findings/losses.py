@@ -102,6 +102,7 @@ ADVISED: Final = (
     Price("a shorter lock", EXACT, words="shorten what holds"),
     Price("fewer garbage collections", EXACT, words=r"gc\.collect\(\) less often|gc\.set_threshold"),
     Price("memory used again", EXACT, words="memory again|MALLOC_MMAP_THRESHOLD_"),
+    Price("fewer recorded steps", EXACT, words="Record a few steps only"),
     Price("sections", EXACT, words="wrap the parts"),
     Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),
     Price("another machine", EXACT_IF, "on the same kind of CPU", "quiet machine|(dedicated|more) CPUs|CPU limit"),

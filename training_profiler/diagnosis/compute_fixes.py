@@ -26,8 +26,19 @@ IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 
 def is_device_idle(snapshot: Snapshot) -> bool:
     """Return whether an accelerator is known to wait for the host for much of the loop."""
+    busy = _utilization(snapshot)
+    return busy is not None and busy < IDLE_BELOW
+
+
+def busy_part(snapshot: Snapshot) -> float | None:
+    """Return for how much of the loop the least busy accelerator runs a kernel; None below 80 %, or if unknown."""
+    busy = _utilization(snapshot)
+    return None if busy is None or busy < IDLE_BELOW else busy
+
+
+def _utilization(snapshot: Snapshot) -> float | None:
     busy = None if snapshot.machine is None else snapshot.machine.least_busy
-    return busy is not None and busy[0] < IDLE_BELOW
+    return None if busy is None else busy[0]
 
 
 def forward_fix(snapshot: Snapshot) -> str:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.device.backends import CUDA
-from training_profiler.diagnosis.compute_fixes import HALF, IDLE_BELOW
+from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
@@ -19,20 +19,15 @@ FEW: Final = 2  # convolutions
 @RULES.rule(CHANNELS_FIRST, threshold=0.10)  # of step time
 def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a busy NVIDIA GPU whose convolutions get NCHW tensors, which cuDNN converts to NHWC for tensor cores."""
-    facts, rates, step, machine = (
-        snapshot.program.convolutions,
-        snapshot.throughput,
-        snapshot.step,
-        snapshot.machine,
-    )
-    optimizer, busy = snapshot.program.optimizer, None if machine is None else machine.least_busy
+    facts, optimizer = snapshot.program.convolutions, snapshot.program.optimizer
+    rates, step = snapshot.throughput, snapshot.step
     if facts is None or rates is None or step is None or optimizer is None or not has_enough_steps(snapshot):
         return None
     if facts.channels_first < FEW or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
         return None
     if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in TENSOR_CORES:
         return None
-    if busy is None or busy[0] < IDLE_BELOW or (rates.mfu or 0.0) < DENSE or not step.settled_s:
+    if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE or not step.settled_s:
         return None
     potential_saving_s = SAVES * snapshot.computing_s()
     share = potential_saving_s / step.settled_s

@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.device.peaks import peak_of
-from training_profiler.diagnosis.compute_fixes import HALF, IDLE_BELOW
+from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
@@ -59,12 +59,12 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
 
     Only arithmetic at the accelerator's peak counts, which is less than it takes: the saving is a lower bound.
     """
-    rates, step, machine = snapshot.throughput, snapshot.step, snapshot.machine
+    rates, step = snapshot.throughput, snapshot.step
     if rates is None or step is None or rates.mfu is None or rates.tflops is None or not has_enough_steps(snapshot):
         return None
-    busy = None if machine is None else machine.least_busy
+    busy = busy_part(snapshot)
     peaks = peak_of(rates.device, rates.dtype), peak_of(rates.device, BFLOAT16)
-    if busy is None or busy[0] < IDLE_BELOW or snapshot.program.autocast or rates.dtype not in SINGLE:
+    if busy is None or snapshot.program.autocast or rates.dtype not in SINGLE:
         return None
     if peaks[0] is None or peaks[1] is None or peaks[1][0] < FASTER * peaks[0][0]:
         return None
@@ -83,7 +83,7 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
             "tflops": rates.tflops,
             "peak_tflops": peaks[0][0],
             "bfloat16_peak_tflops": peaks[1][0],
-            "utilization": busy[0],
+            "utilization": busy,
         },
         potential_saving_s=potential_saving_s,
         fix=f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',

@@ -40,9 +40,8 @@ def _two_part_lines(result: Check, layout: Layout) -> list[str]:
 
 
 def _gpu_utilization(snapshot: Snapshot) -> Check:
-    gpus = [] if snapshot.machine is None else snapshot.machine.gpus
-    lowest = min((gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None), default=None)
-    return check("GPU utilization", "> 80%", lowest, lambda share: share > 0.80)
+    busy = None if snapshot.machine is None else snapshot.machine.least_busy
+    return check("GPU utilization", "> 80%", None if busy is None else busy[0], lambda share: share > 0.80)
 
 
 def _variation(snapshot: Snapshot) -> Check:

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from tests.support.device import device_run
+from tests.support.device import FakeEvent, device_run
 from training_profiler.device import device_time
 from training_profiler.device import event_clock as device_clock
 from training_profiler.device.device_time import DeviceTime
@@ -493,6 +493,28 @@ class TestCost:
         run.found = lambda: found
         run.poll()
         assert run.time._stamp_ns == 10_000
+
+    def test_wall_time_in_which_others_ran_is_not_what_reading_events_costs(self, run, monkeypatch):
+        query = FakeEvent.query
+
+        def preempted(event):
+            run.clock.advance(0.1)
+            return query(event)
+
+        monkeypatch.setattr(FakeEvent, "query", preempted)
+        self.train(run, 100, step_s=0.01)
+        assert run.stats() == stats(100)
+
+    def test_cpu_time_of_reading_events_switches_the_stamps_off(self, run):
+        add_device_time = run.accumulator.add_device_time
+
+        def slow(id, ns):
+            run.cpu_ns += 10_000_000
+            add_device_time(id, ns)
+
+        run.accumulator.add_device_time = slow
+        self.train(run, 100, step_s=0.01)
+        assert run.stats().unmeasured["left out to keep the cost low"] > 40
 
     def test_cost_on_the_training_thread_is_reported(self, run):
         self.train(run, 10, step_s=0.1)

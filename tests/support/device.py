@@ -118,7 +118,8 @@ class DeviceRun(FakeRun):
         self.disabled: dict[str, str] = {}
         self.paid_ns = 0
         self.found: Callable[[], Accelerator | None] = self.device.accelerator
-        self.time = DeviceTime(self.recorder, self.accumulator, self.guard, self.pay)
+        self.cpu_ns = 0  # of the calling thread
+        self.time = DeviceTime(self.recorder, self.accumulator, self.guard, self.pay, cpu_clock=lambda: self.cpu_ns)
         self.time.start(timing)
 
     def guard(self, part: str, work: Callable[[], None]) -> None:

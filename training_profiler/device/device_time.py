@@ -11,6 +11,7 @@ from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.device.event_clock import DeviceClock
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.units import NS_PER_S
@@ -56,11 +57,14 @@ class DeviceTime:
         guard: Guard,
         spend: Callable[[int], None],
         cuda_connections: int | None = None,
+        cpu_clock: Clock = time.thread_time_ns,
     ) -> None:
         self._recorder = recorder
         self._accumulator = accumulator
         self._guard = guard
         self._spend = spend  # called with the cost on the training thread, in ns
+        # Of the calling thread. On a busy machine the wall time in which others ran would switch the stamps off.
+        self._cpu_clock = cpu_clock
         self._cuda_connections = cuda_connections  # queues of work to a CUDA device; None: as many as it has
         self._is_serial = False  # events were left out because work of all streams goes through one queue
         self._timing = "host"
@@ -151,9 +155,9 @@ class DeviceTime:
     def _add(self, *spans: object) -> None:
         pairs = self._pairing
         if pairs is not None:
-            begin_ns = self._recorder.clock()
+            begin_ns = self._cpu_clock()
             self._guarded(lambda: pairs.add(*spans))  # type: ignore[arg-type]
-            self._resolve_ns += self._recorder.clock() - begin_ns
+            self._resolve_ns += self._cpu_clock() - begin_ns
 
     def resolve(self) -> None:
         """Add the device times known by now. At the end of the run wait a moment for the rest."""
@@ -164,16 +168,15 @@ class DeviceTime:
             return
         self._spend((pairs.recorded - self._paid) * self._stamp_ns)
         self._paid = pairs.recorded
-        begin_ns = self._recorder.clock()
+        begin_ns = self._cpu_clock()
         if self._is_ending:
             self._guarded(lambda: self._resolve_rest(clock, pairs))
         elif self._recorder.buffer() is self._buffer:
             # Another thread cannot know whether the training thread captures a graph, and a query would break the
             # capture.
             self._guarded(lambda: self._resolve_reached(clock, pairs))
-        now_ns = self._recorder.clock()
-        self._resolve_ns += now_ns - begin_ns
-        self.poll(now_ns)
+        self._resolve_ns += self._cpu_clock() - begin_ns
+        self.poll(self._recorder.clock())
 
     def _resolve_reached(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         if not clock.accelerator.is_capturing():

@@ -7,7 +7,13 @@ import pytest
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.program import OptimizerFacts, OutsideModules, ProgramFacts, UnusedGradients
+from training_profiler.snapshot.program import (
+    OptimizerFacts,
+    OutsideModules,
+    ProgramFacts,
+    UnusedGradients,
+    UnusedGraphs,
+)
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 SGD = OptimizerFacts("SGD", 12, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
@@ -148,3 +154,42 @@ def test_gradients_that_pass_through_a_model_are_needed():
 @pytest.mark.parametrize("count", [0, 89])
 def test_graphs_of_gradients_that_some_steps_use_are_none(count):
     assert "needless-create-graph" not in findings_of(run_with(facts=ProgramFacts(SGD, created_graphs=count)))
+
+
+ACTING = UnusedGraphs(24, 480, 500, 0.9, "Policy", "train.py:22 act")
+
+
+def test_forward_passes_whose_gradients_nothing_uses_are_found():
+    found = findings_of(run_with(facts=ProgramFacts(SGD, unused_graphs=ACTING)))["unused-graphs"]
+    assert found.message == (
+        "Forward passes record gradients that no backward pass uses: 96% of them, above all Policy at train.py:22 act "
+        "(18.0 ms per step, 18% of step time)"
+    )
+    assert found.potential_saving_s == pytest.approx(0.15 * 1.8)
+    assert found.fix.startswith("Call it under torch.no_grad()")
+    assert found.losses == "same bit for bit"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ACTING._replace(part=0.3),
+        ACTING._replace(steps=5),
+        ACTING._replace(calls=5),
+    ],
+    ids=["a small part", "few steps", "now and then"],
+)
+def test_gradients_of_few_forward_passes_are_not_worth_a_finding(facts):
+    assert "unused-graphs" not in findings_of(run_with(facts=ProgramFacts(SGD, unused_graphs=facts)))
+
+
+def test_validation_that_records_gradients_has_a_rule_of_its_own():
+    run = replace(run_with(facts=ProgramFacts(SGD, unused_graphs=ACTING)), with_grad_count=100, with_grad_s=1.0)
+    assert "unused-graphs" not in findings_of(run)
+
+
+def test_on_a_device_recording_gradients_is_not_what_takes_time():
+    run = run_with(facts=ProgramFacts(SGD, unused_graphs=ACTING))
+    forward = replace(run.sections["forward_pass"], device_count=100, device_total_s=3.0)
+    run = replace(run, sections={**run.sections, "forward_pass": forward})
+    assert "unused-graphs" not in findings_of(run)

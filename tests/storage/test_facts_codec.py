@@ -17,6 +17,7 @@ from training_profiler.snapshot.program import (
     RecurrentFacts,
     RowFacts,
     UnusedGradients,
+    UnusedGraphs,
 )
 from training_profiler.storage.facts_codec import checked_facts
 
@@ -42,6 +43,7 @@ FACTS = ProgramFacts(
     uncounted=15_000,
     rows=RowFacts(300, 290, 1.0, 768.0, 280, 275, 3, 64.0, 768.0),
     convolutions=ConvolutionFacts(17, 0, True),
+    unused_graphs=UnusedGraphs(24, 200, 230, 0.75, "Policy", "train.py:22"),
 )
 
 
@@ -81,4 +83,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         uncounted=0,
         rows=None,
         convolutions=None,
+        unused_graphs=None,
     )

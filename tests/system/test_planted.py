@@ -132,6 +132,12 @@ def test_the_cause_comes_first_with_its_line(tmp_path: Path, program: str, code:
     assert line_of(program, line) in first["finding"]
 
 
+def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) -> None:
+    finding = find(findings_of("detached_teacher", tmp_path, NOISE, **OFTEN), "unused-graphs")
+    assert "80% of them" in finding["finding"]
+    assert line_of("detached_teacher", "targets = [teacher(") in finding["finding"]
+
+
 def test_features_that_are_kept_already_are_not_found(tmp_path: Path) -> None:
     report = outcome_of("frozen_backbone", tmp_path, NOISE, "--kept", **OFTEN)[1]
     assert "frozen-forward" not in [finding["code"] for finding in report["insights"]]

@@ -35,6 +35,7 @@ from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.diagnosis.time_steps import TIME_STEP_LOOP
 from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
+from training_profiler.diagnosis.unused_graphs import UNUSED_GRAPHS
 from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
 from training_profiler.diagnosis.validation_batches import SMALL_VALIDATION_BATCHES
 from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
@@ -76,6 +77,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     PARAMETER_LOOP: (OTHER, BACKWARD_PASS),
     CREATED_GRAPHS: (BACKWARD_PASS,),
     UNUSED_GRADIENTS: (BACKWARD_PASS,),
+    UNUSED_GRAPHS: (FORWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -111,6 +113,7 @@ _CAUSES: Final = (
     PARAMETER_LOOP,
     CREATED_GRAPHS,
     UNUSED_GRADIENTS,
+    UNUSED_GRAPHS,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
     LOADER_RESTARTED,

@@ -38,6 +38,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     threads,
     time_steps,
     unused_gradients,
+    unused_graphs,
     validation,
     worker_starts,
     worth,

@@ -89,7 +89,7 @@ ADVISED: Final = (
     Price("less frequent averaging", EXACT_IF, "if no loss uses the average", "average every n-th step"),
     Price("less validation or sampling", EXACT_IF, NOT_DRAWING, "(validate|samples|evaluate) less often"),
     Price("statistics of batch norms once", EXACT_IF, NOT_DRAWING, "update_bn once"),
-    Price("no gradients in validation", EXACT, words="no_grad|inference_mode"),
+    Price("no gradients where none are used", EXACT, words="no_grad|inference_mode"),
     Price("no unused gradients", EXACT, words=r"requires_grad_\(False\)"),
     Price("no kept graphs", EXACT, words=r"\.detach\(\)"),
     Price("work in another process", EXACT, words="process of its own"),

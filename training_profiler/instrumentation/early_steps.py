@@ -17,6 +17,7 @@ from training_profiler.instrumentation.repeated_forward import Counts, RepeatedF
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.sliced_batches import SlicedBatches
 from training_profiler.instrumentation.unused_gradients import GradientUse
+from training_profiler.instrumentation.unused_graphs import GraphUse
 from training_profiler.snapshot.program import COMPILE, ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns
@@ -35,6 +36,7 @@ class EarlySteps:
         self._graphs = GraphMarks(context.calls)
         self._gradients = GradientUse(context.optimizers, context.calls.place)
         self._frozen = FrozenForward(context.optimizers, context.calls.place, self._may_be_compiled)
+        self._graph_use = GraphUse(context.calls.place, self._may_be_compiled)
         self._recurrent = RecurrentSteps(context.calls.place, self._may_be_compiled)
         self._shadow: Shadow | None = None
         self._is_done = False
@@ -67,10 +69,12 @@ class EarlySteps:
                 if has_grad:
                     self._slices.begins(module, inputs, caller, self._steps)
                     self._gradients.begins(module, inputs, caller)
+                    self._graph_use.begins(module, caller)
                     self._recurrent.begins(module, self._steps)
             call = call_begins(module, inputs, may_explore, caller, function)
             self._slices.begun(call)
             self._gradients.begun(call)
+            self._graph_use.begun(call)
             self._frozen.begun(call)
             self._recurrent.begun(call)
             self._repeats.begun(call)  # last: it reads the clock
@@ -81,6 +85,7 @@ class EarlySteps:
             with self._looking():
                 now_ns = perf_counter_ns()
                 self._gradients.ends(call)
+                self._graph_use.ends(call, now_ns)
                 self._repeats.ends(call, module)
                 self._frozen.ends(call, now_ns)
                 self._recurrent.ends(call)
@@ -159,6 +164,7 @@ class EarlySteps:
             self._context.watch_backward(None)
             self._repeats.stop()
             self._gradients.stop()
+            self._graph_use.stop()
             self._frozen.stop()
             self._recurrent.stop()
 
@@ -170,6 +176,7 @@ class EarlySteps:
             graphs=self._graphs.facts(),
             slices=self._slices.facts(steps),
             unused_gradients=self._gradients.facts(),
+            unused_graphs=self._graph_use.facts(steps),
             frozen=self._frozen.facts(),
             recurrent=self._recurrent.facts(),
         )

@@ -89,6 +89,7 @@ _CLASSES: Final = {
     "parameter-loop": "PARAMETER LOOP",
     "needless-create-graph": "NEEDLESS GRAPH",
     "unused-gradients": "UNUSED GRADIENTS",
+    "unused-graphs": "UNUSED GRAPHS",
     "tiny-batches": "TINY BATCHES",
     "validation-tiny-batches": "TINY VALIDATION BATCHES",
     "repeated-forward": "REPEATED FORWARD",

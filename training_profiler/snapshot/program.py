@@ -147,6 +147,17 @@ class UnusedGradients(NamedTuple):
     place: str = ""  # the user's line of its first call
 
 
+class UnusedGraphs(NamedTuple):
+    """Calls of modules that record a graph which no backward pass goes through, in the steps that were looked at."""
+
+    steps: int  # that were looked at
+    calls: int  # of outermost modules, whose graph was freed unused
+    of: int  # all calls that recorded a graph
+    part: float  # of the time of all these calls; 0 to 1
+    module: str  # the class of the module that took most of it
+    place: str = ""  # the user's line that calls it
+
+
 class FrozenFacts(NamedTuple):
     """Calls of modules that are not trained, which depend on a loader's batch alone, in the batches looked at."""
 
@@ -233,6 +244,7 @@ class ProgramFacts(NamedTuple):
     uncounted: int = 0  # operators of a step so far, when they were too many and too short to be counted
     rows: RowFacts | None = None  # None: no evaluation calls the model with few rows
     convolutions: ConvolutionFacts | None = None  # None: there are none
+    unused_graphs: UnusedGraphs | None = None  # None: all graphs are used, or it is not known
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

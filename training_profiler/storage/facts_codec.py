@@ -21,6 +21,7 @@ from training_profiler.snapshot.program import (
     RowFacts,
     SliceFacts,
     UnusedGradients,
+    UnusedGraphs,
 )
 from training_profiler.text import printable
 
@@ -60,6 +61,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.uncounted)),
         None if facts.rows is None else _rows(facts.rows),
         None if facts.convolutions is None else _convolutions(facts.convolutions),
+        None if facts.unused_graphs is None else _unused_graphs(facts.unused_graphs),
     )
 
 
@@ -182,6 +184,12 @@ def _unused(facts: UnusedGradients) -> UnusedGradients:
     part, passed_on = (min(1.0, _number(share)) for share in (facts.part, facts.passed_on))
     texts = printable(facts.module), printable(facts.place)
     return UnusedGradients(min(numbers, of), of, part, min(part, passed_on), facts.is_whole, *texts)
+
+
+def _unused_graphs(facts: UnusedGraphs) -> UnusedGraphs:
+    steps, calls, of = (max(1, int(_number(count))) for count in (facts.steps, facts.calls, facts.of))
+    part = min(1.0, _number(facts.part))
+    return UnusedGraphs(steps, min(calls, of), of, part, printable(facts.module), printable(facts.place))
 
 
 def _frozen(facts: FrozenFacts) -> FrozenFacts:

@@ -251,6 +251,7 @@ def _files_named(
         places += [] if program.repeats is None else [program.repeats.place]
         places += [] if program.slices is None else [program.slices.place]
         places += [] if program.unused_gradients is None else [program.unused_gradients.place]
+        places += [] if program.unused_graphs is None else [program.unused_graphs.place]
         places += [] if program.frozen is None else [program.frozen.place]
         places += [] if program.graphs is None else [program.graphs.place, program.graphs.backward]
     names = {place.partition(":")[0] for place in places} - {file.name for file in known}

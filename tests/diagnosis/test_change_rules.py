@@ -93,6 +93,15 @@ def test_growing_list_stays_a_trend():
     assert "slower-since" not in codes(run)
 
 
+def test_a_trend_that_a_neighbour_explains_is_not_a_list_that_grows():
+    run = run_of(is_abrupt=False, machine=(machine(wait=0.0), machine(wait=0.3)))
+    (trend,) = (each for each in diagnose(run) if each.code == "slowing-down")
+    assert "other programs have the CPUs 30% of the time" in trend.message
+    assert trend.fix == "Look for what began on this machine at that time, before changing code"
+    (trend,) = (each for each in diagnose(run_of(is_abrupt=False)) if each.code == "slowing-down")
+    assert trend.fix.startswith("Look for something that grows")
+
+
 @pytest.mark.parametrize(
     ("work", "text"),
     [

@@ -49,9 +49,12 @@ _MACHINE: Final = {
     HYPERVISOR: "the hypervisor gives the CPUs to others",
     MEMORY: "programs wait for memory pages",
 }
-_FIXES: Final = {
+OF_THE_MACHINE: Final = {
     THE_MACHINE: "Look for what began on this machine at that time, before changing code",
     CLOCK: "Look for heat or a power limit (nvidia-smi -q -d PERFORMANCE, CLOCK), before changing code",
+}
+_FIXES: Final = {
+    **OF_THE_MACHINE,
     OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
 }
 

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.diagnosis.change import COPIED, abrupt_rise, cause_of, copies_all, when_text, work_of
+from training_profiler.diagnosis.change import (
+    COPIED,
+    OF_THE_MACHINE,
+    abrupt_rise,
+    cause_of,
+    copies_all,
+    when_text,
+    work_of,
+)
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
@@ -222,10 +230,21 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix=COPIED
-        if copies_all(step.change or step.halves)
-        else "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a "
-        "cache, a log; or check whether the machine throttles",
+        fix=_where_it_may_grow(step.change or step.halves),
+    )
+
+
+def _where_it_may_grow(change: StepChange | None) -> str:
+    """Return what to look for. Where the machine is the cause, nothing of the program grows."""
+    if copies_all(change):
+        return COPIED
+    if change is not None and change.after_s > change.before_s:
+        cause, _ = cause_of(change)
+        if cause in OF_THE_MACHINE:
+            return OF_THE_MACHINE[cause]
+    return (
+        "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
+        "log; or check whether the machine throttles"
     )
 
 

@@ -5,7 +5,8 @@ import logging
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
@@ -109,6 +110,33 @@ def test_stack_without_user_code_has_no_line(sampler):
     frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
     sampler._stacks = StackReader(UserCode(Places("/elsewhere/train.py", "/", ("/",), ())))
     assert sampler.locate(frame) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "is_ours"),
+    [
+        ("instrumentation/loop_detection/loop_detector", True),
+        ("runtime/session", True),
+        ("instrumentation/patches/transfer", False),  # calls Tensor.to, which is in C
+        ("recording/timed_function", False),
+        ("api", False),
+    ],
+)
+def test_what_the_profiler_itself_takes_has_no_line_of_the_program(module, is_ours):
+    own = str(Path(stacks.__file__).parents[1])
+    users = KeptFrame(compile("step()", "/project/train.py", "exec"), 0)
+    frame = KeptFrame(compile("pass", f"{own}/{module}.py", "exec"), 0, users)
+    reader = StackReader(UserCode(replace(PLACES, never=(own,))))
+    assert reader.is_ours(frame) is is_ours
+    assert reader.place(frame).users[0].co_filename == "/project/train.py"
+
+
+def test_a_sample_of_the_profilers_own_code_has_no_line(sampler, monkeypatch):
+    monkeypatch.setattr(StackReader, "is_ours", lambda reader, frame: True)
+    started(sampler)
+    wait_for_samples(sampler, 3)
+    sampler.close()
+    assert {location for _, location in sampler.pop_samples()} == {None}
 
 
 def test_generated_dataclass_method_belongs_to_its_calling_line(sampler):

@@ -38,7 +38,7 @@ class _Graph:
         self.ns = ns
 
     def __del__(self) -> None:
-        """Hand over what is known when the last of the nodes is freed, on whichever thread."""
+        """Report the graph when the last of its nodes is freed, on whichever thread."""
         with contextlib.suppress(Exception):  # the interpreter may be ending
             self.finish(self)
 

@@ -158,8 +158,15 @@ class LineSampler:
         now_ns = self._clock()
         frame = self._sampled.frame()
         if frame is not None and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((now_ns, self._place(frame) if self._watch is None else self._watched(frame)))
+            self._waiting.append((now_ns, self._sampled_place(frame)))
             self.samples += 1
+
+    def _sampled_place(self, frame: FrameType) -> Place | None:
+        """Return the place of the sampled thread; None where it runs the profiler's own code."""
+        assert self._stacks is not None
+        if self._stacks.is_ours(frame):
+            return None
+        return self._place(frame) if self._watch is None else self._watched(frame)
 
     def _watched(self, frame: FrameType) -> Place | None:
         """Return the place of the sampled thread, with the line that has the lock if it waits for that."""

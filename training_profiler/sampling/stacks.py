@@ -1,5 +1,6 @@
 """Reads a stack: the innermost line of the user's code, and the frames of libraries that it called."""
 
+import os
 import re
 import threading
 from pathlib import Path
@@ -30,6 +31,19 @@ MOST_CODES: Final = 5000
 MOST_MAKING: Final = 64  # frames kept of one that makes a batch
 MOST_PHASES: Final = 3  # of phases in each other, the outermost
 # Classes that only pass a call on to the callbacks.
+_OWN: Final = str(Path(__file__).parents[1]) + os.sep
+# Their functions call those of torch and of the program, in C too, where no other frame shows it.
+_PASS_ON: Final = tuple(
+    os.path.join(_OWN, name)
+    for name in (
+        "api",
+        "integrations",
+        "instrumentation/flops",
+        "instrumentation/patches",
+        "loader_workers",
+        "recording",
+    )
+)
 _CALLED_BY_AUTOGRAD: Final = (CUSTOM_BACKWARD, RECOMPUTATION)  # beside hooks
 _HOOK: Final = "hook"  # torch's name for a hook of a module where it calls one
 _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback$|^BaseCallback$|^NeuralNet")
@@ -77,6 +91,7 @@ class _Code(NamedTuple):
     hook: str  # of a trainer's, that the name says
     activity: str  # at the start of a program
     waits_for: str = ""
+    is_ours: bool = False  # of this package, and passes on no call of the program
 
 
 class StackReader:
@@ -100,7 +115,7 @@ class StackReader:
         phases: list[tuple[str, CodeType]] = []
         while frame is not None and (code := frame.f_code) is not until:
             found = codes.get(id(code)) or self._add(code)
-            _, is_users, is_line, is_library, imports, phase, its_hook, its_activity, its_wait = found
+            _, is_users, is_line, is_library, imports, phase, its_hook, its_activity, its_wait, _ = found
             if is_users:
                 if users is None and is_line:
                     users = code, frame.f_lasti
@@ -142,6 +157,11 @@ class StackReader:
         unseen = "" if waits_for == SEEN or phases or is_import else waits_for
         return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen)
 
+    def is_ours(self, frame: Frame) -> bool:
+        """Return whether the profiler itself works in the innermost frame: no line of the program takes that time."""
+        code = frame.f_code
+        return (self._codes.get(id(code)) or self._add(code)).is_ours
+
     def _add(self, code: CodeType) -> _Code:
         if len(self._codes) >= MOST_CODES:
             self._codes.clear()
@@ -155,7 +175,8 @@ class StackReader:
             rows, *others = self._rows_of(filename, is_library)
             is_import = filename == IMPORT_SYSTEM
             startup, unseen = (each.phase_of(name) for each in others)
-            found = _Code(code, False, False, is_library, is_import, rows.phase_of(name), "", startup, unseen)
+            is_ours = filename.startswith(_OWN) and not filename.startswith(_PASS_ON)
+            found = _Code(code, False, False, is_library, is_import, rows.phase_of(name), "", startup, unseen, is_ours)
         self._codes[id(code)] = found
         return found
 

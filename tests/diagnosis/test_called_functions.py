@@ -108,6 +108,8 @@ def test_two_activities_are_named_with_both_fixes() -> None:
         ("roc_auc_score", "computing metrics"),
         ("torch.tensor", "making tensors of lists and arrays"),
         ("torch.optim.AdamW", "making optimizers and schedulers"),
+        ("Categorical", "making and asking probability distributions"),
+        (".log_prob", "making and asking probability distributions"),
         ("torch.zeros_like", "filling tensors with zeros"),
         ("tensor.clone", "copying objects"),
     ],

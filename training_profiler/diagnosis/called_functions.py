@@ -102,6 +102,17 @@ ACTIVITIES: Final = (
         "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
     ),
     Activity(
+        "making and asking probability distributions",
+        frozenset(
+            (
+                *("Categorical", "Normal", "Bernoulli", "Beta", "OneHotCategorical", "MultivariateNormal", "Dirichlet"),
+                *("Independent", "TransformedDistribution", "log_prob", "kl_divergence"),
+            )
+        ),
+        "torch.distributions.Distribution.set_default_validate_args(False) leaves out the checks of their arguments, "
+        "which take most of that time where they are on; or make one distribution for a whole batch",
+    ),
+    Activity(
         "filling tensors with zeros",
         frozenset(("zeros_like", "zero_")),
         "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",

@@ -78,6 +78,8 @@ ADVISED: Final = (
     Price("features computed once", CLOSE, "if inputs are the same in each epoch", "(outputs|features) once"),
     Price("one backward pass", CLOSE, words=r"backward\(\) once"),
     Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once|operations on whole"),
+    Price("no checks of arguments", EXACT, words="set_default_validate_args"),
+    Price("one distribution for a batch", EXACT_IF, NOT_DRAWING, "one distribution for a whole batch"),
     Price("one optimizer for all steps", CHANGES, "because its averages are kept", "make the optimizer"),
     Price("larger evaluation batches", EXACT_IF, "but its own results differ by rounding", "at once in validation"),
     Price("no anomaly detection", EXACT, words="anomaly detection off"),

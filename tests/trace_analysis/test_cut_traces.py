@@ -14,7 +14,9 @@ from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
-from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.report.views import render_view
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.trace_json import trace_data
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 OF_IDLE_TIME = {"gpu-idle", "launch-bound", "host-stall", "synchronizing-reads", "blocking-copies"}
@@ -58,6 +60,30 @@ def test_a_host_that_first_reads_earlier_work_shows_that_there_is_some(tmp_path)
     trace = Trace().op("aten::item", 0, 6005).copy("DtoH (Device -> Pageable)", 5995, 3, launched=(10, 5990))
     trace.op("aten::mm", 6020, 20).kernel("gemm", 6040, 3000, launched=(6030, 5)).step(0, 0, 9000)
     assert [doubt.code for doubt in analysed(trace, tmp_path).doubts] == ["work-not-recorded"]
+
+
+@pytest.mark.parametrize("launched_before", [False, True])
+def test_a_device_that_does_earlier_work_for_a_short_time_is_not_idle_either(launched_before, tmp_path):
+    """Under a tenth of the steps does not make the trace doubtful, and is still not idle."""
+    trace, free = Trace(), 2500
+    for number in range(3):
+        trace.step(number, 10_000 * number, 10_000)
+        for i in range(10):
+            at = 10_000 * number + 100 * i
+            trace.op("aten::mm", at, 60).kernel("gemm", free, 1000, launched=(at + 30, 20))
+            free += 1000
+    if launched_before:  # its call is not recorded
+        trace.events = [event for event in trace.events if event["name"] != "cudaLaunchKernel" or event["ts"] != 30]
+    found = analysed(trace, tmp_path)
+    assert not found.doubts
+    until_us = 2500 if launched_before else 2450
+    last = found.edges[-1].gap
+    assert (last.cause, last.length_ns) == ("work not recorded", until_us * 1000)
+    assert (found.unseen_ns, trace_data(found)["not_recorded_ms"]) == (until_us * 1000, until_us / 1000)
+    assert found.utilization > 0.998
+    without = f"without {until_us / 1000:.3f} ms of work that was not recorded"
+    assert without in " ".join(render_view("overview", found, "host_self").split())
+    assert "gpu-idle" not in {finding.code for finding in recommendations(found, THRESHOLDS | {"gpu-idle": 0.95})}
 
 
 @pytest.mark.parametrize("loop", [LAGGING, Loop(loader_us=9000), Loop(host_us=300, read=True)])

@@ -35,6 +35,7 @@ CASES = {
     .kernel("k", 10, 10, correlation=70)
     .kernel("k", 100, 10, correlation=70),
     "recording": between(("user_annotation", "(profiler)", 10, 80), ("cuda_runtime", "cudaEventQuery", 20, 5)),
+    "work not recorded": between(launched=(2, 1), length=1100),
     "unknown": Trace().kernel("k", 0, 10).kernel("k", 100, 10),
 }
 

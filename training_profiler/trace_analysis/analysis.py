@@ -26,7 +26,15 @@ from training_profiler.trace_analysis.device_activity import (
     step_parts,
     utilization,
 )
-from training_profiler.trace_analysis.gaps import RECORDING, Gap, edge_gaps, long_gaps
+from training_profiler.trace_analysis.gaps import (
+    NO_IDLE_TIME,
+    NOT_RECORDED,
+    RECORDING,
+    Around,
+    Gap,
+    edge_gaps,
+    long_gaps,
+)
 from training_profiler.trace_analysis.graphs import captures_of, replayed_share
 from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, overlap, together, union
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
@@ -47,6 +55,7 @@ from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work, steps_of
 from training_profiler.trace_analysis.timeline import Timeline, main_thread, step_at, timeline_of
 from training_profiler.trace_analysis.transfers import Transfers, transfers_of
+from training_profiler.trace_analysis.unseen_work import unseen_work
 
 MOST_OF_GAP: Final = 0.5
 
@@ -72,9 +81,9 @@ class AttributedGap:
     def where(self) -> str:
         """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
 
-        What has less than half of the gap has its share beside it. What the recording takes is in no place.
+        What has less than half of the gap has its share beside it. What the program did not cause is in no place.
         """
-        if self.gap.cause == RECORDING:
+        if self.gap.cause in NO_IDLE_TIME:
             return ""
         line, module = shortened_line(self.line), self.module
         of_line, of_module = (
@@ -186,13 +195,21 @@ class Analysis:
     @property
     def recording_ns(self) -> int:
         """The idle time within the scope in which the recording held up the host; of several devices the mean."""
-        of_recording = sum(place.in_scope_ns for place in self.idle_times if place.gap.cause == RECORDING)
-        return of_recording // max(1, len(self.devices))
+        return self._idle_ns(RECORDING)
+
+    @property
+    def unseen_ns(self) -> int:
+        """The time within the scope in which the device did what is not recorded; of several devices the mean."""
+        return self._idle_ns(NOT_RECORDED)
+
+    def _idle_ns(self, cause: str) -> int:
+        of_cause = sum(place.in_scope_ns for place in self.idle_times if place.gap.cause == cause)
+        return of_cause // max(1, len(self.devices))
 
     @property
     def utilization(self) -> float | None:
-        """The share of the scope in which a device was busy, without the time that the recording held up the host."""
-        used, wall_ns = self.scope.utilization, self.scope.wall_ns - self.recording_ns
+        """The share of the scope in which a device was busy, without idle time that the program did not cause."""
+        used, wall_ns = self.scope.utilization, self.scope.wall_ns - self.recording_ns - self.unseen_ns
         return None if used is None or wall_ns <= 0 else min(1.0, used * self.scope.wall_ns / wall_ns)
 
     @property
@@ -246,16 +263,16 @@ def analyse_columns(
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
     met, devices = tuple(collectives(columns, device, communicates)), devices_of(columns, communicates, device)
-    doubts = doubts_of(columns, launches, lost, communicates, steps, scope)
-    idle, code = _idle_times(columns, device, devices, launches, lost, communicates, scope)
+    unseen = unseen_work(columns, launches, communicates)
+    doubts = doubts_of(columns, launches, lost, communicates, steps, scope, unseen)
+    around = Around(device.busy, unseen)
+    idle, code = _idle_times(columns, around, devices, launches, lost, communicates, scope)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(
         **_of_file(columns, communicates),
         replayed_share=replayed_share(columns, launches.call),
         **_attributed(columns, idle, launches, reads, scope, code),
         path=path,
-        gpu_events=len(gpu_rows),
-        streams=_streams(columns, gpu_rows),
         device=device,
         devices=devices,
         begin_ns=extent[0],
@@ -314,6 +331,8 @@ def _of_file(columns: Columns, communicates: Bools) -> dict[str, Any]:
     calls = np.unique(columns.name[columns.is_of("cuda_runtime")]).tolist()
     return {
         "events": columns.events,
+        "gpu_events": int(columns.is_gpu().sum()),
+        "streams": _streams(columns, np.flatnonzero(columns.is_gpu())),
         "device_names": columns.device_names,
         "device_bytes": columns.device_bytes,
         "rank": columns.rank,
@@ -379,7 +398,7 @@ def _pageable(columns: Columns, scope: Scope) -> host_activity.ModuleCalls:
 
 def _idle_times(
     columns: Columns,
-    everything: Device,
+    around: Around,
     devices: tuple[OneDevice, ...],
     launches: Launches,
     lost: LostLaunches,
@@ -393,11 +412,11 @@ def _idle_times(
     steps = scope.windows if scope.is_steps else NOTHING
     idle: list[tuple[Gap, bool]] = []
     for device in devices:
-        busy, every, index = device.device.busy, everything.busy, device.index
-        idle += [(gap, True) for gap in long_gaps(columns, busy, every, launches, communicates, index)]
-        idle += [(edge, False) for edge in edge_gaps(columns, busy, every, launches, lost, index, steps)]
+        busy, index = device.device.busy, device.index
+        idle += [(gap, True) for gap in long_gaps(columns, busy, around, launches, communicates, index)]
+        idle += [(edge, False) for edge in edge_gaps(columns, busy, around, launches, lost, index, steps)]
     idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
-    is_counted = np.array([is_between and gap.cause != RECORDING for gap, is_between in idle], np.bool_)
+    is_counted = np.array([is_between and gap.cause not in NO_IDLE_TIME for gap, is_between in idle], np.bool_)
     return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)
 
 

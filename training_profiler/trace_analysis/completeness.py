@@ -5,21 +5,19 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
-from training_profiler.trace_analysis.host_activity import TO_HOST
-from training_profiler.trace_analysis.intervals import NOTHING, Intervals, gaps, together, union
+from training_profiler.trace_analysis.intervals import Intervals, gaps, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, without_work
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
 from training_profiler.trace_analysis.scope import Scope
+from training_profiler.trace_analysis.unseen_work import LEAST_UNSEEN_NS
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 LEAST_LOST: Final = 0.02  # of kernel launches; public traces that are whole have lost none of thousands
 EARLIER_NS: Final = 10_000  # device work never begins so long before its launch, even if times are rounded
 LEAST_EARLIER: Final = 0.01  # of the work whose launch is known
 MOST_STEPS: Final = 2  # that one kernel may take
-LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch
 MOST_UNSEEN: Final = 0.1  # of the steps, or of the recording
 MOST_CAPTURED: Final = 0.5  # of the same
 HOLE_NS: Final = NS_PER_S
@@ -41,6 +39,7 @@ def doubts_of(
     communicates: Bools,
     steps: tuple[StepParts, ...],
     scope: Scope,
+    unseen: Intervals,
 ) -> tuple[Doubt, ...]:
     """Return what speaks against the figures about the device; nothing for a trace that is whole."""
     found = (
@@ -49,7 +48,7 @@ def doubts_of(
         _lost_halves(columns),
         _longer_than_step(columns, communicates, steps),
         _before_launch(columns, launches),
-        _unseen_work(columns, launches, communicates, scope),
+        _unseen_work(unseen, scope),
         _captures(columns, scope),
         _hole(columns),
     )
@@ -135,28 +134,9 @@ def _before_launch(columns: Columns, launches: Launches) -> Doubt | None:
     )
 
 
-def _unseen_work(columns: Columns, launches: Launches, communicates: Bools, scope: Scope) -> Doubt | None:
-    """A device starts what was launched at once, unless it does something else: what was launched before a recording
-    began, or was filtered out of it.
-    """
-    rows = np.flatnonzero(columns.is_gpu())
-    if not len(rows):
-        return None
-    busy = union(columns.begin_ns[rows], columns.end_ns[rows])
-    idle = gaps(busy)
-    following = rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
-    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
-    preceding = by_end[np.searchsorted(columns.end_ns[by_end], idle.begin_ns, side="right") - 1]
-    call = launches.call[following]
-    launched_ns = np.maximum(idle.begin_ns, columns.end_ns[call])
-    is_unseen = (call != NONE) & (idle.end_ns - launched_ns >= LEAST_UNSEEN_NS)
-    is_unseen &= ~communicates[following] & ~communicates[preceding]
-    is_unseen &= ~(is_graph_launch(columns)[call] & (launches.call[preceding] == call))
-    unseen = together(union(launched_ns[is_unseen], idle.end_ns[is_unseen]), unseen_at_begin(columns, launches))
+def _unseen_work(unseen: Intervals, scope: Scope) -> Doubt | None:
     unseen_ns = scope.within(unseen)
-    if not _is_much(unseen_ns, scope):
-        return None
-    return Doubt("work-not-recorded", not_recorded(unseen_ns))
+    return Doubt("work-not-recorded", not_recorded(unseen_ns)) if _is_much(unseen_ns, scope) else None
 
 
 def not_recorded(unseen_ns: int) -> str:
@@ -165,25 +145,6 @@ def not_recorded(unseen_ns: int) -> str:
         f"for {unseen_ns / NS_PER_MS:.1f} ms the host or work that was launched waits although the device shows no "
         "work: what it did then is not in the trace"
     )
-
-
-def unseen_at_begin(columns: Columns, launches: Launches) -> Intervals:
-    """Return when the device had other work before its first recorded one: for 1 ms or more, what was launched waits.
-
-    Or the host waits for the device. A recording can begin while the device is at work, and leave out that work.
-    """
-    rows = np.flatnonzero(columns.is_gpu())
-    if not len(rows):
-        return NOTHING
-    first_ns = int(columns.begin_ns[rows[0]])
-    waits = columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
-    is_read = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy")) & (launches.call != NONE)
-    waits[launches.call[is_read]] = True
-    call = launches.call[rows[0]]
-    begin_ns = np.append(columns.begin_ns[waits], first_ns if call == NONE else columns.end_ns[call])
-    end_ns = np.minimum(np.append(columns.end_ns[waits], first_ns), first_ns)
-    is_long = end_ns - begin_ns >= LEAST_UNSEEN_NS
-    return union(begin_ns[is_long], end_ns[is_long])
 
 
 def _captures(columns: Columns, scope: Scope) -> Doubt | None:

@@ -10,13 +10,15 @@ from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
-from training_profiler.trace_analysis.launches import Launches, LostLaunches
+from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_launched_before
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.recording_time import cut, recording_time
 from training_profiler.trace_analysis.timeline import main_thread
 
 LEAST_GAP_NS: Final = 30_000
 RECORDING: Final = "recording"
+NOT_RECORDED: Final = "work not recorded"
+NO_IDLE_TIME: Final = (RECORDING, NOT_RECORDED)  # of the program: the recording causes it, or the device is busy
 DATA_LOADER: Final = "data loader"
 BLOCKING_COPY: Final = "blocking copy"
 SYNCHRONIZE: Final = "synchronize"
@@ -37,8 +39,18 @@ _CALLS: Final = {
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
-CAUSES: Final = (*_IN_ORDER[1:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, IN_GRAPH, RECORDING, UNKNOWN)
+CAUSES: Final = (
+    *_IN_ORDER[1:-1],
+    HOST_STALL,
+    COMMUNICATION,
+    OTHER_STREAM,
+    STARTED_LATE,
+    IN_GRAPH,
+    *NO_IDLE_TIME,
+    UNKNOWN,
+)
 LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
+MOST_OF_TIME: Final = 0.5  # of an idle time
 LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
 
 
@@ -60,6 +72,14 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """What the whole file shows of the time in which one of its devices is idle."""
+
+    busy: Intervals  # any device
+    unseen: Intervals  # a device does what is not recorded
+
+
+@dataclass(frozen=True, slots=True)
 class _Idle:
     """Idle times of one device, with an entry for each."""
 
@@ -72,11 +92,11 @@ class _Idle:
 
 
 def long_gaps(
-    columns: Columns, busy: Intervals, everything: Intervals, launches: Launches, communicates: Bools, device: int
+    columns: Columns, busy: Intervals, around: Around, launches: Launches, communicates: Bools, device: int
 ) -> list[Gap]:
     """Return all gaps of at least 30 us of one device, in order of time, each with its cause.
 
-    ``busy`` is when that device was busy, ``everything`` when any device of the file was.
+    ``busy`` is when that device was busy.
     """
     between = gaps(busy)
     is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
@@ -92,13 +112,13 @@ def long_gaps(
     in_graph = (call == before) & (call != NONE) & is_graph_launch(columns)[call]
     times = Intervals(begin_ns, end_ns)
     launched_ns = _launched_ns(columns, launches, device, times, following)
-    return _with_causes(columns, everything, launches, _Idle(device, times, following, near, in_graph, launched_ns))
+    return _with_causes(columns, around, launches, _Idle(device, times, following, near, in_graph, launched_ns))
 
 
 def edge_gaps(
     columns: Columns,
     busy: Intervals,
-    everything: Intervals,
+    around: Around,
     launches: Launches,
     lost: LostLaunches,
     device: int,
@@ -107,8 +127,8 @@ def edge_gaps(
     """Return the idle time before the first work of a device and after its last, each with its cause.
 
     ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out. Where the
-    recording held up the host is an idle time of its own. After launches whose kernels are not recorded it is unknown
-    whether the device was idle.
+    recording held up the host, and where the device did what is not recorded, is an idle time of its own. After
+    launches whose kernels are not recorded it is unknown whether the device was idle.
     """
     if not len(busy.begin_ns) or not len(within.begin_ns):
         return []
@@ -120,22 +140,23 @@ def edge_gaps(
     edges = Intervals(begin_ns[is_long], end_ns[is_long])
     if not len(edges.begin_ns):
         return []
-    edges, following = _cut_at_recording(columns, launches, edges, following[is_long])
+    edges, following = _cut(columns, launches, around.unseen, edges, following[is_long])
     launched_ns = _launched_ns(columns, launches, device, edges, following)
     since_ns = lost.since_ns(columns)
     if since_ns is not None:
         launched_ns = np.where(following == NONE, np.clip(since_ns, *edges), launched_ns)
     neither = np.zeros(len(following), np.bool_)  # nothing on this device was waited for
-    return _with_causes(columns, everything, launches, _Idle(device, edges, following, neither, neither, launched_ns))
+    return _with_causes(columns, around, launches, _Idle(device, edges, following, neither, neither, launched_ns))
 
 
-def _cut_at_recording(
-    columns: Columns, launches: Launches, edges: Intervals, following: Ints
+def _cut(
+    columns: Columns, launches: Launches, unseen: Intervals, edges: Intervals, following: Ints
 ) -> tuple[Intervals, Ints]:
-    """Return idle times, cut where the recording begins and ends to hold up the host, with the work that ends each."""
+    """Return idle times with the work that ends each, cut where the recording holds up the host and at unseen work."""
     calls = launches.calls_of(following)
     threads = np.unique(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist()
-    pieces, of = cut(edges, recording_time(columns, threads), LEAST_GAP_NS)
+    begin_ns, end_ns = (np.concatenate(ends) for ends in zip(recording_time(columns, threads), unseen, strict=True))
+    pieces, of = cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
     return pieces, following[of]
 
 
@@ -148,7 +169,7 @@ def _launched_ns(columns: Columns, launches: Launches, device: int, times: Inter
     calls = launches.calls_of(following)
     launched_ns: Ints = np.where(calls != NONE, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
     is_earlier = (following != NONE) & (calls == NONE)
-    is_earlier &= _is_launched_before(columns, _made(columns, launches, device), following)
+    is_earlier &= is_launched_before(columns, _made(columns, launches, device), following)
     launched_ns[is_earlier] = begin_ns[is_earlier]
     return launched_ns
 
@@ -158,7 +179,7 @@ def _made(columns: Columns, launches: Launches, device: int) -> Ints:
     return launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
 
 
-def _with_causes(columns: Columns, everything: Intervals, launches: Launches, idle: _Idle) -> list[Gap]:
+def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Idle) -> list[Gap]:
     """Return idle times with their causes."""
     begin_ns, end_ns = idle.times
     launched_ns, following = idle.launched_ns, idle.following
@@ -170,14 +191,17 @@ def _with_causes(columns: Columns, everything: Intervals, launches: Launches, id
     which = parts.argmax(axis=0)
     shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
     # No stream of this device is busy in its gap; a stream of another device may be.
-    is_other_busy = 2 * covered(everything, launched_ns, end_ns) > end_ns - launched_ns
+    is_other_busy = 2 * covered(around.busy, launched_ns, end_ns) > end_ns - launched_ns
     by_host = _by_host(parts) / (end_ns - begin_ns)
+    unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
     is_stall |= _is_slow_call(columns, calls, begin_ns, launched_ns, end_ns)
     long = []
     for i, cause in enumerate(which.tolist()):
         name, part = (*_IN_ORDER, "")[cause], float(shares[i])
-        if idle.is_in_graph[i]:
+        if unseen[i] > MOST_OF_TIME and name != RECORDING:
+            name, part = NOT_RECORDED, float(unseen[i])
+        elif idle.is_in_graph[i]:
             name, part = IN_GRAPH, 1.0
         elif cause == len(_IN_ORDER):
             on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
@@ -186,17 +210,6 @@ def _with_causes(columns: Columns, everything: Intervals, launches: Launches, id
             name, part = HOST_STALL, float(by_host[i])
         long.append(Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
     return long
-
-
-def _is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
-    """Return which works were launched before the recording began: their number precedes those of all its calls.
-
-    ``made`` are the calls that launched each work of the device. If most of them are unknown, calls were left out.
-    """
-    numbers = columns.correlation[columns.is_of("cuda_runtime") & (columns.correlation > 0)]
-    first = numbers.min() if len(numbers) and 2 * (made != NONE).sum() >= len(made) else 0
-    number = columns.correlation[works]
-    return (number > 0) & (number < first)
 
 
 def _leave_unknown(parts: Ints, which: Bools) -> None:

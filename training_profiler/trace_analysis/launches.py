@@ -132,6 +132,17 @@ def without_work(columns: Columns, launches: Launches, which: Bools) -> tuple[In
     return calls, calls[~has_work[calls]]
 
 
+def is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
+    """Return which works were launched before the recording began: their number precedes those of all its calls.
+
+    ``made`` are the calls that launched each work of the device. If most of them are unknown, calls were left out.
+    """
+    numbers = columns.correlation[columns.is_of("cuda_runtime") & (columns.correlation > 0)]
+    first = numbers.min() if len(numbers) and 2 * (made != NONE).sum() >= len(made) else 0
+    number = columns.correlation[works]
+    return (number > 0) & (number < first)
+
+
 def is_section(columns: Columns) -> Bools:
     """Return which events are annotations of the host, steps excluded."""
     return columns.is_of("user_annotation") & ~columns.named(lambda name: name.startswith(STEP_NAME))

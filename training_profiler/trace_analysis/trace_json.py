@@ -229,6 +229,7 @@ def _limits(analysis: Analysis) -> dict[str, Any]:
     return {
         "not_checked": not_checked(analysis),
         "recording_ms": ms(analysis.recording_ns) if analysis.has_gpu else None,
+        "not_recorded_ms": ms(analysis.unseen_ns) if analysis.has_gpu else None,
         "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),

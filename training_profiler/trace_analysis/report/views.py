@@ -79,9 +79,8 @@ def _overview(analysis: Analysis) -> str:
     if analysis.has_gpu:
         mark = "" if analysis.is_whole else " (incomplete, see above)"
         if analysis.utilization_in_steps is not None:
-            lines.append(
-                f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{_recording(analysis)}{mark}"
-            )
+            used = f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{_without(analysis)}{mark}"
+            lines.append(wrapped(used, rest="  "))
         busy = analysis.device.busy.total_ns
         part = busy / max(1, analysis.span_ns)
         lines += [
@@ -101,11 +100,14 @@ def _overview(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _recording(analysis: Analysis) -> str:
-    """Return how much of the idle time is that of the recording itself, which no rule counts."""
-    if not analysis.recording_ns:
-        return ""
-    return f", {percent(analysis.utilization)} without {ms(analysis.recording_ns)} of the recording itself"
+def _without(analysis: Analysis) -> str:
+    """Return how much of the idle time is none of the program, which no rule counts."""
+    parts = (
+        f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
+        f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",
+    )
+    said = " and ".join(filter(None, parts))
+    return f", {percent(analysis.utilization)} without {said}" if said else ""
 
 
 def _variation(analysis: Analysis) -> str:

@@ -12,8 +12,8 @@ from training_profiler.trace_analysis.gaps import (
     DATA_LOADER,
     HOST_STALL,
     LAUNCH_BOUND,
+    NO_IDLE_TIME,
     PYTHON,
-    RECORDING,
     SYNCHRONIZE,
     UNKNOWN,
 )
@@ -80,7 +80,8 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
     used = analysis.utilization
     if used is None or used >= threshold:
         return None
-    idle_ns = sum(part.idle_ns for part in analysis.scope.parts) - analysis.recording_ns
+    idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
+    idle_ns -= analysis.recording_ns + analysis.unseen_ns
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
@@ -97,7 +98,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
 
 def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     """Return the cause of most idle time, what the finding says of it, and the fix."""
-    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause != RECORDING]
+    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in NO_IDLE_TIME]
     causes: dict[str, int] = {}
     for place in places:
         causes[place.gap.cause] = causes.get(place.gap.cause, 0) + place.in_scope_ns

@@ -110,6 +110,14 @@ def test_one_slow_launch_is_a_stall(call_us, cause, tmp_path):
     assert (place.stall.by, place.stall.is_first) == (("aten::mm", True) if cause == "host stall" else ("", False))
 
 
+@pytest.mark.parametrize(("call_us", "cause"), [(2500, "host stall"), (900, "launch-bound")])
+def test_one_slow_launch_is_a_stall_also_if_its_kernel_begins_at_once(call_us, cause, tmp_path):
+    trace = Trace().op("aten::mm", 0, call_us + 20).kernel("gemm", 15, 10, launched=(10, call_us))
+    trace.op("aten::add", call_us + 30, 20).kernel("k", call_us + 50, 10, launched=(call_us + 40, 5))
+    place = trace.analysed(tmp_path).gaps[0]
+    assert (place.gap.cause, place.stall.by) == (cause, "aten::mm" if cause == "host stall" else "")
+
+
 def test_many_launches_in_one_gap_are_launch_bound(tmp_path):
     trace = Trace().kernel("k", 0, 10)
     for at in range(20, 4000, 100):

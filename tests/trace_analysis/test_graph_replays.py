@@ -113,6 +113,15 @@ def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
     assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)
 
 
+@QUICK
+@given(SERVERS)
+def test_a_faster_launch_of_graphs_is_predicted(tmp_path, server):
+    graph = analysed(server, tmp_path).graph
+    truth = served(replace(server, launch_us=server.launch_us / 2))[1].end_us
+    change = Change("launches", host_saved=0.5, host_kind="call of the runtime")
+    assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)
+
+
 def test_graphs_are_not_advised_where_most_work_is_replayed(tmp_path):
     found = analysed(replace(BETWEEN, reads=False, kernels=10), tmp_path)
     assert found.replayed_share > 0.9

@@ -195,7 +195,7 @@ def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Id
     by_host = _by_host(parts) / (end_ns - begin_ns)
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
-    is_stall |= _is_slow_call(columns, calls, begin_ns, launched_ns, end_ns)
+    is_stall |= _is_slow_call(columns, made, calls, begin_ns, launched_ns, end_ns)
     long = []
     for i, cause in enumerate(which.tolist()):
         name, part = (*_IN_ORDER, "")[cause], float(shares[i])
@@ -245,18 +245,24 @@ def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns:
     return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
 
 
-def _is_slow_call(columns: Columns, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
-    """Return which gaps are mostly the one call that launches the next work, and that for 1 ms or more.
+def _is_slow_call(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps are mostly one call that launches work, and that for 1 ms or more.
 
-    The launch of a graph with much work takes that long each time.
+    Its work can begin at once, before the gap, so the work that ends the gap may have another call. The launch
+    of a graph with much work takes that long each time.
     """
-    in_call_ns = launched_ns - np.maximum(begin_ns, columns.begin_ns[calls])
-    is_slow: Bools = (
-        (calls != NONE)
-        & ~is_graph_launch(columns)[calls]
-        & (in_call_ns >= LEAST_SLOW_CALL_NS)
-        & (2 * in_call_ns > end_ns - begin_ns)
-    )
+    rows = np.unique(made[made != NONE])
+    rows = rows[columns.end_ns[rows] - columns.begin_ns[rows] >= LEAST_SLOW_CALL_NS]
+    rows = rows[~is_graph_launch(columns)[rows]]
+    is_slow = np.zeros(len(calls), np.bool_)
+    threads = np.where(calls != NONE, columns.thread[calls], NONE)
+    for thread in np.unique(columns.thread[rows]).tolist():
+        of_thread = rows[columns.thread[rows] == thread]  # one after another
+        middle_ns = (begin_ns + end_ns) // 2  # what takes most of a gap is in its middle
+        at = of_thread[np.maximum(np.searchsorted(columns.begin_ns[of_thread], middle_ns, side="right") - 1, 0)]
+        inside_ns = np.minimum(columns.end_ns[at], launched_ns) - np.maximum(columns.begin_ns[at], begin_ns)
+        is_long = (inside_ns >= LEAST_SLOW_CALL_NS) & (2 * inside_ns > end_ns - begin_ns)
+        is_slow |= is_long & (threads == thread)
     return is_slow
 
 

@@ -26,6 +26,7 @@ class Works:
     end_ns: Ints
     stream: Ints  # a number for each stream of each device
     called_ns: Ints  # ``LONG_AGO`` if the call is unknown
+    call_ns: Ints  # the length of the call
     thread: Ints  # of the call; -1 unknown
     replay: Ints  # the row of the call that replayed the graph with it; -1 for none
     unseen_ns: Ints  # waited after its launch, though nothing recorded runs; 0 below 1 ms

@@ -145,6 +145,7 @@ def _works(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> Wo
         end_ns,
         np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
         np.where(is_launched, call_begin_ns, LONG_AGO),
+        np.where(is_launched, call_end_ns - call_begin_ns, 0),
         np.where(is_launched, columns.thread[calls], NONE),
         replay,
         unseen_waits(begin_ns, end_ns, launched_ns, replay, communicates[rows]),
@@ -355,14 +356,15 @@ def replay(
     length_ns: Sequence[int],
     without: frozenset[int] = frozenset(),
     is_alone: bool = False,
+    edges: Sequence[tuple[Edge, ...]] | None = None,
 ) -> tuple[list[int], list[int]]:
     """Return when each item ends with these durations, and which of its edges came last (-1: the item before).
 
-    ``without`` are points that no longer wait for the device. With ``is_alone`` no rank waits for another. An item that
-    waits for nothing keeps its time.
+    ``without`` are points that no longer wait for the device. With ``is_alone`` no rank waits for another.
+    ``edges`` are those of the graph with other delays. An item that waits for nothing keeps its time.
     """
     ends, last = [0] * len(graph.at_ns), [NONE] * len(graph.at_ns)
-    before, edges, at_ns = graph.before, graph.edges, graph.at_ns
+    before, edges, at_ns = graph.before, graph.edges if edges is None else edges, graph.at_ns
     if is_alone:
         edges = [waits[:1] if item in graph.waiting else waits for item, waits in enumerate(edges)]
     for item in graph.order:

@@ -247,6 +247,7 @@ class _Join:
             _joined([works.end_ns + ns for works, ns, _ in sides]),
             _joined([works.stream + first for (works, _, _), first in zip(sides, streams, strict=False)]),
             _joined([np.where(works.called_ns == LONG_AGO, LONG_AGO, works.called_ns + ns) for works, ns, _ in sides]),
+            _joined([works.call_ns for works, _, _ in sides]),
             _joined([_moved(works.thread, first) for works, _, first in sides]),
             _joined([works.replay for works, _, _ in sides]),
             _joined([works.unseen_ns for works, _, _ in sides]),

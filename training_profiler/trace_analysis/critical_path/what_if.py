@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO
-from training_profiler.trace_analysis.critical_path.graph import Graph, replay
+from training_profiler.trace_analysis.critical_path.graph import GRAPH_LAUNCH, LAUNCH, Edge, Graph, replay
 from training_profiler.trace_analysis.critical_path.host_pieces import ALLOCATION, DATA_LOADING, KINDS, OPERATOR
 from training_profiler.trace_analysis.critical_path.path import (
     COMMUNICATION,
@@ -101,7 +101,8 @@ def outcome(graph: Graph, change: Change) -> Outcome:
     step may be longer in reality.
     """
     without = graph.removable if change.without_waits else frozenset()
-    ends, _ = replay(graph, _own(graph, change), _lengths(graph, change), without, change.is_balanced)
+    own, edges = _host(graph, change)
+    ends, _ = replay(graph, own, _lengths(graph, change), without, change.is_balanced, edges)
     if change.is_balanced:
         return Outcome(change, _mean_wall_ns(graph, ends))
     return Outcome(change, max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns)
@@ -116,11 +117,15 @@ def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:
     return round(sum(end - graph.sides[side].begin_ns for side, end in last.items()) / len(last))
 
 
-def _own(graph: Graph, change: Change) -> list[int]:
-    """Return the time from each item to the next on its thread or stream."""
+def _host(graph: Graph, change: Change) -> tuple[list[int], list[tuple[Edge, ...]]]:
+    """Return the time from each item to the next on its thread or stream, and the edges with their delays.
+
+    The delay of a launch whose work begins only after the call is time of the host too, as far as the call takes. So is
+    that of a graph, whose first work can begin within the call.
+    """
     if not change.host_saved:
-        return graph.own_ns
-    own = np.array(graph.own_ns, np.int64)
+        return graph.own_ns, graph.edges
+    own, edges = np.array(graph.own_ns, np.int64), list(graph.edges)
     at = np.array(graph.at_ns[: graph.points], np.int64)
     pieces = graph.pieces
     is_changed = _chosen_pieces(graph, change)
@@ -132,9 +137,40 @@ def _own(graph: Graph, change: Change) -> list[int]:
         saved = np.where(is_changed[of], pieces.end_ns[of] - pieces.begin_ns[of], 0)
         before = np.diff(_passed(pieces.begin_ns[of], saved, at[points]), prepend=0)
         own[points] -= (before * change.host_saved).astype(np.int64)
+        waits = _launch_waits(graph, thread)
+        begins_ns, ends_ns = np.array([(wait.begin_ns, wait.end_ns) for wait in waits], np.int64).reshape(-1, 2).T
+        of_call = _passed(pieces.begin_ns[of], saved, ends_ns) - _passed(pieces.begin_ns[of], saved, begins_ns)
+        for wait, ns in zip(waits, (of_call * change.host_saved).astype(np.int64).tolist(), strict=True):
+            edges[wait.item] = wait.shorter(edges[wait.item], ns)
     fixed = np.array([*graph.fixed], np.int64)
     own[fixed] = np.array(graph.own_ns, np.int64)[fixed]
-    return [max(0, ns) if i < graph.points else ns for i, ns in enumerate(own.tolist())]
+    return [max(0, ns) if i < graph.points else ns for i, ns in enumerate(own.tolist())], edges
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchWait:
+    """A work that waits for the call that launched it, from its begin to its end or to that of the work's delay."""
+
+    item: int
+    edge: int
+    begin_ns: int
+    end_ns: int
+
+    def shorter(self, edges: tuple[Edge, ...], ns: int) -> tuple[Edge, ...]:
+        """Return the edges of the work with a launch that takes less time."""
+        point, delay, why = edges[self.edge]
+        return (*edges[: self.edge], (point, delay - ns, why), *edges[self.edge + 1 :])
+
+
+def _launch_waits(graph: Graph, thread: int) -> list[_LaunchWait]:
+    """Return the works of a thread whose launch lasts for the whole call, and those with which a graph begins."""
+    found, works = [], graph.works
+    for work in np.flatnonzero((works.thread == thread) & (works.call_ns > 0)).tolist():
+        item, called_ns, call_ns = graph.points + work, int(works.called_ns[work]), int(works.call_ns[work])
+        for edge, (_, delay, why) in enumerate(graph.edges[item]):
+            if why == GRAPH_LAUNCH or (why == LAUNCH and delay >= call_ns):
+                found.append(_LaunchWait(item, edge, called_ns, called_ns + min(delay, call_ns)))
+    return found
 
 
 def _passed(begin_ns: Ints, length_ns: Ints, at_ns: Ints) -> Ints:

@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
+from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.checklist import checks
+from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.intervals import Intervals, covered, union
 from training_profiler.trace_analysis.recording_time import cut
+from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
-from training_profiler.trace_analysis.trace_json import trace_data
+from training_profiler.trace_analysis.trace_json import path_data, trace_data
 
 US = 1000  # ns
 FIRST_US, LATER_US = 20_000, 10_000  # of the steps of `captured`
@@ -101,6 +105,25 @@ def test_the_parts_of_steps_still_add_up_and_the_recording_is_named(tmp_path):
     assert "Step time varies by 43.3%, 0.0% without the first step (coefficient of variation)" in text
     assert "  before: 9.000 ms, recording\n  before: 0.060 ms, launch-bound" in render_view("trace", found, "host_self")
     assert trace_data(found)["recording_ms"] == 9.0
+
+
+def test_the_path_begins_after_the_start_of_the_recording(tmp_path):
+    graph = analyse(captured().write(tmp_path), with_graph=True).graph
+    path = critical_path(graph)
+    assert (path.wall_ns, path.recording_ns) == (31_000 * US, 9000 * US)
+    assert "(profiler)" not in {link.name for link in path.links}
+    assert "without 9.000 ms of the recording itself: 31.000 ms, 10.333 ms a step" in " ".join(
+        render_critical_path(graph).split()
+    )
+    assert path_data(graph)["recording_ms"] == 9.0
+
+
+def test_shares_are_of_the_time_without_the_recording(tmp_path):
+    trace = captured().mark("enumerate(DataLoader)#_Iter.__next__", 20_000, 6200)
+    found = trace.analysed(tmp_path)
+    assert (found.scope.wall_ns, found.program_ns) == (40_000 * US, 31_000 * US)
+    assert by_code(found)["data-loading-bound"].message.startswith("20.0% of step time")  # 6.2 of 31 ms
+    assert {check.what: check.measured for check in checks(found)}["data time"] == "20.0%"
 
 
 def test_what_a_trace_without_it_shows_does_not_speak_of_the_recording(tmp_path):

@@ -351,7 +351,7 @@ def test_fewer_launches_need_nothing_that_is_there_or_not_trained(tmp_path):
         return RULES["launch-bound"](trace.kernel(name, 400, 600, launched=(398, 1)).analysed(tmp_path)).fix
 
     assert fix("triton_poi_fused_0", stepped()) == "Use CUDA graphs, larger batches, fused operators"
-    trained = stepped().op("autograd::engine::evaluate_function: MmBackward0", 0, 50)
+    trained = stepped().mark("Optimizer.step#SGD.step", 0, 50)
     assert "a fused optimizer" in fix("k", trained)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.traces import Trace
 from tests.trace_analysis.test_rule import GIB, busy, by_code, frequent_copies, reserved, small_kernels, stepped
+from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
@@ -31,13 +32,18 @@ def test_torch_compile_is_not_advised_where_it_runs(category, name, tmp_path):
     assert "torch.compile" not in RULES["small-kernels"](trace.analysed(tmp_path)).fix
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_an_optimizer_is_advised_where_it_trains(trains, tmp_path):
-    trace = small_kernels(20)
-    if trains:
-        trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 5).kernel("k", 900, 5, launched=(1, 2))
+@pytest.mark.parametrize(
+    ("name", "kernel", "advised"),
+    [
+        ("Optimizer.step#SGD.step", "vectorized_elementwise_kernel", True),
+        ("Optimizer.step#SGD.step", "multi_tensor_apply_kernel", False),  # is one already
+        ("autograd::engine::evaluate_function: MmBackward0", "k", False),
+    ],
+)
+def test_an_optimizer_is_advised_where_one_updates_tensor_by_tensor(name, kernel, advised, tmp_path):
+    trace = small_kernels(20).mark(name, 0, 5).kernel(kernel, 900, 5, launched=(1, 2))
     fix = RULES["small-kernels"](trace.analysed(tmp_path)).fix
-    optimizer = "a foreach or fused optimizer, " if trains else ""
+    optimizer = "a foreach or fused optimizer, " if advised else ""
     assert fix == f"Use torch.compile, which fuses kernels, {optimizer}or larger batches"
 
 
@@ -161,3 +167,36 @@ def test_few_kernels_show_nothing_of_a_program(count, fires, tmp_path):
     for i in range(2 * count):
         trace.kernel("vectorized_elementwise_kernel", 20 * i, 5)
     assert ("small-kernels" in by_code(trace, tmp_path)) == fires
+
+
+def first_of_many(step_us, kernels=50):
+    """Return a trace of one step whose host does nothing for 1.5 ms, and then launches 1 ms of work each 60 us."""
+    trace = Trace().op("aten::earlier", -10, 5).step(1, 0, step_us).op("aten::sort", 0, 1500)
+    for i in range(kernels):
+        at = 1500 + 60 * i
+        trace.op("aten::mm", at, 50).kernel("gemm", 1510 + 1000 * i, 1000, launched=(at + 5, 5))
+    return trace
+
+
+def test_the_first_launch_of_a_host_that_runs_ahead_is_not_what_its_steps_wait_for(tmp_path):
+    found = first_of_many(5000).analysed(tmp_path)
+    assert found.utilization == pytest.approx(0.698)
+    assert not {"gpu-idle", "launch-bound"} & by_code(first_of_many(5000), tmp_path).keys()
+    overview = render_view("overview", found, "host_self")
+    assert "The host runs ahead: the device needs 46.510 ms more for the work of the steps" in overview
+    waits = first_of_many(5000, kernels=3)
+    assert {"gpu-idle", "launch-bound"} <= by_code(waits, tmp_path).keys()
+    assert "runs ahead" not in render_view("overview", waits.analysed(tmp_path), "host_self")
+
+
+def test_what_one_step_shows_is_said_of_one_step(tmp_path):
+    said = "One step is marked: whether others are like it is not known."
+    assert said in render_view("recommendations", first_of_many(5000).analysed(tmp_path), "host_self")
+    two = first_of_many(5000).step(2, 5000, 9).analysed(tmp_path)
+    assert said not in render_view("recommendations", two, "host_self")
+
+
+def test_an_optimizer_that_the_trace_lacks_passes_no_check(tmp_path):
+    trace = Trace().step(1, 0, 900).op("autograd::engine::evaluate_function: MmBackward0", 0, 5)
+    found = trace.kernel("k", 10, 50, launched=(1, 2)).analysed(tmp_path)
+    assert {check.what: check.verdict for check in checks(found)}["optimizer"] == "not measured"

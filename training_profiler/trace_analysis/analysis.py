@@ -213,6 +213,24 @@ class Analysis:
         return None if used is None or wall_ns <= 0 else min(1.0, used * self.scope.wall_ns / wall_ns)
 
     @property
+    def program_ns(self) -> int:
+        """The length of the scope without the time that the recording held up the host."""
+        return max(0, self.scope.wall_ns - self.recording_ns)
+
+    @property
+    def settled_ns(self) -> int:
+        """The same with the time that the device took for the work of the steps after their end.
+
+        A host that runs ahead only fills the queue in few recorded steps, while the device needs longer for them.
+        """
+        return max(self.program_ns, self.phases.wall_ns - self.recording_ns)
+
+    @property
+    def is_one_step(self) -> bool:
+        """Whether shares are of a single step, and nothing shows whether others are like it."""
+        return len(self.steps) == 1
+
+    @property
     def step_variation(self) -> float | None:
         """The coefficient of variation of the steps' lengths; None below 3 steps."""
         if len(self.steps) < 3:

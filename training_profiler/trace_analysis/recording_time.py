@@ -27,6 +27,20 @@ def recording_time(columns: Columns, threads: list[int]) -> Intervals:
     return together(together(own, _overheads(columns, of_program)), _start(columns, of_program))
 
 
+def started_ns(columns: Columns, thread: int, at_ns: int) -> int:
+    """Return when a recording that starts at a time lets this thread go on; that time if nothing shows its start.
+
+    A section of the profiler, or an overhead of CUPTI, shows it. The program can also begin with a pause.
+    """
+    recording = recording_time(columns, [thread])
+    shown = columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))
+    shown |= columns.named(OVERHEADS.__contains__, columns.is_of("overhead"))
+    for begin_ns, end_ns in zip(*(ends.tolist() for ends in recording), strict=True):
+        if begin_ns <= at_ns < end_ns and (shown & (columns.begin_ns < end_ns) & (columns.end_ns > at_ns)).any():
+            return int(end_ns)
+    return at_ns
+
+
 def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals, Ints]:
     """Return the idle times, cut where the recording begins and ends, and which idle time each piece is of.
 

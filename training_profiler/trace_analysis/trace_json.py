@@ -138,6 +138,7 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
         "steps": path.steps or None,
         "wall_ms": ms(path.wall_ns),
         "earlier_ms": ms(path.earlier_ns),
+        "recording_ms": ms(path.recording_ns),
         "kinds_ms": {kind: ms(ns) for kind, ns in path.kinds_ns.items()},
         "links": [link_data(link) for link in path.links],
         "what_if": [outcome_data(found) for found in outcomes(graph, path)],

@@ -29,6 +29,7 @@ from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
+from training_profiler.trace_analysis.recording_time import started_ns
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import main_thread
 
@@ -56,6 +57,7 @@ class Side:
     begin_ns: int  # of the path: of its first step, or later
     main: int  # the thread of the training loop
     earlier_ns: int = 0  # from its first step to where the path begins: the device did earlier work
+    recording_ns: int = 0  # before that, at the begin of the first step: the recording started
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one is equal to itself alone, without a look at its items
@@ -121,14 +123,15 @@ def graph_of(
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
     works = _works(columns, rows, calls, communicates)
-    bounds = _bounds(pieces, main, scope)
+    bounds = _bounds(columns, pieces, main, scope)
     since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
         return since_ns
     waits = waits_of(columns, works, calls)
     handovers = handovers_of(columns, nesting, pieces, main)
     phase = np.concatenate([_phases(columns, nesting, launches, of) for of in (pieces.row, calls)])
-    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, since_ns, phase)
+    recording_ns = bounds[0] - scope.parts[0].begin_ns if scope.is_steps else 0
+    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, since_ns, phase, recording_ns)
     graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
@@ -204,10 +207,14 @@ def _apart(scope: Scope) -> str:
     return "its steps do not follow one another" if scope.is_steps and apart else ""
 
 
-def _bounds(pieces: HostPieces, main: int, scope: Scope) -> tuple[int, int]:
+def _bounds(columns: Columns, pieces: HostPieces, main: int, scope: Scope) -> tuple[int, int]:
+    """Return begin and end of the steps, or of what the thread of the loop recorded.
+
+    A recording that starts within the first step holds up the host there. That time is not the program's.
+    """
     of = pieces.of(main)
     if scope.is_steps:
-        return scope.parts[0].begin_ns, max(part.end_ns for part in scope.parts)
+        return min(started_ns(columns, main, scope.parts[0].begin_ns), scope.end_ns - 1), scope.end_ns
     return int(pieces.begin_ns[of][0]), int(pieces.end_ns[of][-1])
 
 
@@ -225,10 +232,12 @@ class _Builder:
         bounds: tuple[int, int],
         since_ns: int,
         phase: Ints,
+        recording_ns: int,
     ) -> None:
         self._columns, self._pieces, self._works = columns, pieces, works
         self._waits, self._handovers = waits, handovers
         self._main, self._bounds, self._since_ns, self._phase = main, bounds, since_ns, phase
+        self._recording_ns = recording_ns
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
@@ -266,7 +275,7 @@ class _Builder:
             [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
             steps,
             self._phase,
-            (Side(NONE, self._since_ns, self._main, self._since_ns - begin),),
+            (Side(NONE, self._since_ns, self._main, self._since_ns - begin, self._recording_ns),),
             np.zeros(len(at), np.int64),
             np.zeros(len(self._columns.threads), np.int64),
         )

@@ -19,6 +19,7 @@ K = TypeVar("K", bound=Hashable)
 KERNEL: Final = "kernel"
 COMMUNICATION: Final = "communication"
 COPY: Final = "copy"
+_BEFORE: Final = ("earlier_ns", "recording_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Path:
     links: tuple[Link, ...]  # the longest first
     jumps: tuple[Jump, ...] = ()  # the most frequent first
     earlier_ns: int = 0  # from the first step to the begin of the path, while the device did earlier work
+    recording_ns: int = 0  # at the begin of the first step, while the recording started; the path begins after it
 
     @property
     def step_ns(self) -> float | None:
@@ -117,7 +119,8 @@ def critical_path(graph: Graph) -> Path:
     links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items() if ns]
     links.sort(key=lambda link: (-link.ns, link.rank, link.kind, link.name))
     met = tuple(Jump(*between, count) for between, count in jumps.most_common())
-    return Path(until, end_ns - until, graph.steps, tuple(links), met, max(side.earlier_ns for side in graph.sides))
+    earlier_ns, recording_ns = (max(getattr(side, key) for side in graph.sides) for key in _BEFORE)
+    return Path(until, end_ns - until, graph.steps, tuple(links), met, earlier_ns, recording_ns)
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:

@@ -46,6 +46,7 @@ def render_path_over_ranks(graph: Graph | str) -> str:
 def _title(path: Path, ranks: int) -> str:
     over = f" over {ranks} ranks" if ranks > 1 else ""
     after = f", from when the device began with it, after {ms(path.earlier_ns)}" if path.earlier_ns else ""
+    after += f", without {ms(path.recording_ns)} of the recording itself" if path.recording_ns else ""
     if not path.steps:
         what = f"the recording{over} and the work that it launched"
     else:

@@ -27,6 +27,7 @@ from training_profiler.trace_analysis.csv_files import (
     step_rows,
     what_if_rows,
 )
+from training_profiler.trace_analysis.report.warnings import one_step_lines
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
 
@@ -105,6 +106,7 @@ def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
     found = [_finding(trace, finding) for finding in recommendations(trace, thresholds)]
     parts = [element("p", line, class_="note") for line in warned]
     parts.append(element("p", scope + busy))
+    parts += [element("p", line) for line in one_step_lines([trace]) if line]
     parts.append(element("ol", *found) if found else element("p", "The rules that could run found no bottleneck."))
     if missing:
         parts.append(element("p", "Not checked, because the trace lacks:"))

@@ -11,7 +11,7 @@ from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.report.formats import finding_lines, ms, not_checked_lines, percent, us
 from training_profiler.trace_analysis.report.late_ranks import late_lines
-from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
 from training_profiler.units import counted
@@ -122,7 +122,7 @@ def _recommendations(
             ["The rules that could run found no bottleneck." if missing else "No bottleneck found.", *missing]
         )
     largest = {code: max(findings, key=_rank) for code, findings in by_code.items()}
-    lines = [*late]
+    lines = [*one_step_lines(traces), *late]
     for code in sorted(by_code, key=lambda code: -_rank(largest[code])):
         trace, finding = largest[code]
         affected = [names[trace.path] for trace, _ in by_code[code]]

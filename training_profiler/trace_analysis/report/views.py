@@ -25,13 +25,14 @@ from training_profiler.trace_analysis.report.formats import (
 )
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
 from training_profiler.trace_analysis.report.roofline import roofline
-from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
 from training_profiler.units import NS_PER_MS, counted
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
+MUCH_LATER: Final = 0.1  # of the steps
 MOST_MARK: Final = 60  # characters of an annotation's name
 CRITICAL_PATH: Final = "critical-path"  # needs the graph of the trace
 VIEWS: Final = (
@@ -81,6 +82,7 @@ def _overview(analysis: Analysis) -> str:
         if analysis.utilization_in_steps is not None:
             used = f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{_without(analysis)}{mark}"
             lines.append(wrapped(used, rest="  "))
+            lines += _ahead(analysis)
         busy = analysis.device.busy.total_ns
         part = busy / max(1, analysis.span_ns)
         lines += [
@@ -98,6 +100,14 @@ def _overview(analysis: Analysis) -> str:
         if pace is not None and pace < analysis.step_variation:
             lines.append(f"The host runs ahead: the time that the device needs for each step varies by {pace:.1%}")
     return "\n".join(lines)
+
+
+def _ahead(analysis: Analysis) -> list[str]:
+    """Return how long the device works on after the steps, if that is much: their idle time says little then."""
+    later_ns = analysis.settled_ns - analysis.program_ns
+    if later_ns <= MUCH_LATER * analysis.program_ns:
+        return []
+    return [wrapped(f"The host runs ahead: the device needs {ms(later_ns)} more for the work of the steps", rest="  ")]
 
 
 def _without(analysis: Analysis) -> str:
@@ -345,7 +355,7 @@ def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str
     missing = not_checked(analysis)
     if not lines:
         lines = ["No bottleneck found." if not missing else "The rules that could run found no bottleneck."]
-    return "\n".join([*lines, *not_checked_lines(missing)])
+    return "\n".join([*one_step_lines([analysis]), *lines, *not_checked_lines(missing)])
 
 
 _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {

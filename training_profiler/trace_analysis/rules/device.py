@@ -17,7 +17,7 @@ from training_profiler.trace_analysis.rules.registry import (
     TENSOR_CORES_SINCE,
     can_compile,
     computed_ns,
-    has_backward,
+    has_optimizer,
     share_of_scope,
 )
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
@@ -48,7 +48,7 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
 def _fewer_kernels(analysis: Analysis) -> str:
     """Return what makes fewer or longer kernels, without what is used already or trains what is not trained."""
     words = ["torch.compile, which fuses kernels"] if can_compile(analysis) else []
-    words += ["a foreach or fused optimizer"] if has_backward(analysis) else []
+    words += ["a foreach or fused optimizer"] if has_optimizer(analysis) else []
     return f"Use {', '.join([*words, 'or larger batches'] if words else ['larger batches'])}"
 
 

@@ -22,7 +22,8 @@ from training_profiler.trace_analysis.rules.registry import (
     RULES,
     can_compile,
     gap_ns,
-    has_backward,
+    has_optimizer,
+    is_idle_for,
     is_pinned,
     pinning,
     reads_gap_ns,
@@ -82,6 +83,8 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
         return None
     idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
     idle_ns -= analysis.recording_ns + analysis.unseen_ns
+    if not is_idle_for(analysis, idle_ns, 1 - threshold):
+        return None
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
@@ -128,7 +131,7 @@ def _fewer_launches(analysis: Analysis) -> str:
     compiled = 'torch.compile(mode="reduce-overhead")' if analysis.has_graphs else "torch.compile"
     replayed = [compiled] if can_compile(analysis) else []
     replayed += ["CUDA graphs"] if analysis.has_graphs else []
-    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if has_backward(analysis) else ""]
+    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if has_optimizer(analysis) else ""]
     return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
@@ -138,7 +141,7 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
     found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
     ns = gap_ns(analysis, HOST_STALL)
     share = share_of_scope(analysis, ns)
-    if not found or share is None or share <= threshold:
+    if not found or share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
         return None
     found.sort(key=lambda place: -place.in_scope_ns)
     named = ", ".join(_stall_text(place) for place in found[:MOST_STALLS])
@@ -177,7 +180,7 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = gap_ns(analysis, LAUNCH_BOUND, PYTHON)
     share = share_of_scope(analysis, ns)
-    if share is None or share <= threshold:
+    if share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
         return None
     kernels = analysis.kernels
     short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
@@ -213,7 +216,7 @@ def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
     ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
     share = share_of_scope(analysis, ns)
-    if share is None or share <= threshold:
+    if share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
         return None
     is_known = analysis.transfers.exposed_ns is not None
     copies = analysis.transfers.count if is_known else sum(copy.count for copy in analysis.copies)

@@ -25,6 +25,12 @@ def has_backward(analysis: Analysis) -> bool:
     return analysis.phases.times_ns is not None
 
 
+def has_optimizer(analysis: Analysis) -> bool:
+    """Return whether an optimizer launched kernels, not most of them for many tensors at once: those are fused."""
+    phases = analysis.phases
+    return phases.optimizer_kernels > 0 and 2 * phases.multi_tensor_kernels <= phases.optimizer_kernels
+
+
 def is_pinned(analysis: Analysis) -> bool:
     """Return whether all copies to the device are from pinned memory, as far as their names say so."""
     to_device = [copy.name for copy in analysis.copies if "-> Device" in copy.name and "HtoD" in copy.name]
@@ -38,8 +44,19 @@ def pinning(analysis: Analysis) -> str:
 
 
 def share_of_scope(analysis: Analysis, ns: int) -> float | None:
-    """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length."""
-    return ns / analysis.scope.wall_ns if analysis.scope.wall_ns else None
+    """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length.
+
+    Without the time that the recording held up the host: no part of it is the program's.
+    """
+    return min(1.0, ns / analysis.program_ns) if analysis.program_ns else None
+
+
+def is_idle_for(analysis: Analysis, ns: int, threshold: float) -> bool:
+    """Return whether an idle time is more than a share of the time that the device had for the work of the scope.
+
+    Before its first work a device is idle once, and not in each step, if the host runs ahead of it.
+    """
+    return bool(analysis.settled_ns) and ns > threshold * analysis.settled_ns
 
 
 def computed_ns(analysis: Analysis) -> int:

@@ -6,6 +6,8 @@ from tests.support.traces import Trace
 from tests.trace_analysis.test_rule import by_code
 from training_profiler.findings.losses import losses_text
 from training_profiler.trace_analysis.kernel_names import converts_layout, converts_to_nchw
+from training_profiler.trace_analysis.report.page import render_traces
+from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
 
@@ -99,6 +101,13 @@ def test_the_advice_is_channels_last(names, is_rocm, tmp_path):
     assert "x.to(memory_format=torch.channels_last)" in found.fix
     assert ("PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found.fix) == is_rocm
     assert "differ by rounding" in losses_text(found.fix)
+
+
+def test_the_saving_is_said_to_be_the_least(tmp_path):
+    found = converting(900).analysed(tmp_path)
+    text = " ".join(render_view("recommendations", found, "host_self").split())
+    assert "Could save 0.9 ms or more of 1 step." in text
+    assert "Could save 0.9 ms or more of 1 step." in render_traces([found])
 
 
 def test_a_second_of_conversions_is_claimed_once(tmp_path):

@@ -73,7 +73,7 @@ def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
     assert "main cause of idle time: data loader" in codes["gpu-idle"].message
     text = render_view("trace", found, "host_self")
     total_ms = (answer.before_us + 8000) / 1000
-    assert f"before the first work of a device and after its last: {total_ms:.3f} ms" in text
+    assert f"before a device's first work and after its last: {total_ms:.3f} ms" in text
     assert "  after: 8.000 ms, host stall (host in aten::sort)" in text
 
 
@@ -167,6 +167,19 @@ DOUBTS = {
     "work-before-launch": lambda: shifted(whole(), -3000, 2000),
     "clock-jump": lambda: whole().op("aten::mm", 3_600_000_000, 20),
 }
+
+
+@pytest.mark.parametrize(("section", "is_doubted"), [("", True), ("save_checkpoint", False)])
+def test_seconds_that_only_a_step_contains_are_not_a_stall(section, is_doubted, tmp_path):
+    """An excerpt of a trace can have lost what was there; a section that nothing divides shows what it was."""
+    trace = Trace().step(1, 0, 13_600_000)
+    for at in (*range(0, 20_000, 1000), *range(13_400_000, 13_420_000, 1000)):
+        trace.op("aten::mm", at, 800).kernel("gemm", at + 700, 250, launched=(at + 600, 5))
+    if section:
+        trace.mark(section, 20_000, 13_380_000)
+    found = trace.analysed(tmp_path)
+    assert [doubt.code for doubt in found.doubts] == (["clock-jump"] if is_doubted else [])
+    assert ("host-stall" in by_code(found)) != is_doubted
 
 
 @pytest.mark.parametrize("code", DOUBTS)

@@ -158,8 +158,11 @@ def _captures(columns: Columns, scope: Scope) -> Doubt | None:
 
 
 def _hole(columns: Columns) -> Doubt | None:
-    events = union(columns.begin_ns, columns.end_ns)
-    empty = gaps(events)
+    """Return that nothing is recorded for long. What is around other events, as a step is, says nothing of the time."""
+    if not len(columns.begin_ns) or columns.end_ns.max() - columns.begin_ns.min() < HOLE_NS:
+        return None
+    inner = ~_is_around(columns)
+    empty = gaps(union(columns.begin_ns[inner], columns.end_ns[inner]))
     if not len(empty.begin_ns):
         return None
     lengths = empty.end_ns - empty.begin_ns
@@ -169,6 +172,19 @@ def _hole(columns: Columns) -> Doubt | None:
         return None
     return Doubt(
         "clock-jump",
-        f"nothing at all is recorded for {longest / NS_PER_S:.1f} s, and all else takes {rest / NS_PER_S:.3f} s: "
+        f"nothing is recorded for {longest / NS_PER_S:.1f} s, and all else takes {rest / NS_PER_S:.3f} s: "
         "a clock jumped, two recordings were joined, or the program slept",
     )
+
+
+def _is_around(columns: Columns) -> Bools:
+    """Return which events are annotations within which other events of their thread begin."""
+    rows = np.flatnonzero(columns.is_of("user_annotation"))
+    is_around = np.zeros(len(columns.begin_ns), np.bool_)
+    host = ~columns.is_gpu()
+    for thread in np.unique(columns.thread[rows]).tolist():
+        of_thread = rows[columns.thread[rows] == thread]
+        begun_ns = np.sort(columns.begin_ns[host & (columns.thread == thread)])
+        first = np.searchsorted(begun_ns, columns.begin_ns[of_thread], side="right")
+        is_around[of_thread] = np.searchsorted(begun_ns, columns.end_ns[of_thread]) > first
+    return is_around

@@ -27,9 +27,9 @@ from training_profiler.trace_analysis.csv_files import (
     step_rows,
     what_if_rows,
 )
+from training_profiler.trace_analysis.report.formats import saving_text
 from training_profiler.trace_analysis.report.warnings import one_step_lines
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
-from training_profiler.trace_analysis.trace_json import saving_ms
 
 MOST_ROWS: Final = 500  # of a table, those with most time
 _TABLES: Final = (
@@ -115,8 +115,7 @@ def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
 
 
 def _finding(trace: Analysis, finding: Finding) -> Html:
-    saved_ms = saving_ms(finding)
-    saving = "" if saved_ms is None else f" Could save up to {saved_ms:.1f} ms of {trace.scope.extent}."
+    saving = saving_text(finding, trace)
     return element("li", element("strong", f"{finding.message}."), saving, element("br"), f"{finding.fix}.")
 
 

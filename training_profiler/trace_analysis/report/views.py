@@ -32,6 +32,7 @@ from training_profiler.units import NS_PER_MS, counted
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
+UNTRUSTED: Final = "These gaps cannot be trusted: the overview says what is missing or cannot be right."
 MUCH_LATER: Final = 0.1  # of the steps
 MOST_MARK: Final = 60  # characters of an annotation's name
 CRITICAL_PATH: Final = "critical-path"  # needs the graph of the trace
@@ -85,8 +86,9 @@ def _overview(analysis: Analysis) -> str:
             lines += _ahead(analysis)
         busy = analysis.device.busy.total_ns
         part = busy / max(1, analysis.span_ns)
+        extent = f"First to last device work: {ms(analysis.span_ns)}, {part:.1%} of it busy ({ms(busy)}){mark}"
         lines += [
-            f"Whole recording: {ms(analysis.span_ns)}, {part:.1%} of it busy ({ms(busy)}){mark}",
+            wrapped(extent, rest="  "),
             f"Idle time: {counted(len(analysis.gaps), 'gap')} of 30 us or more{mark}",
         ]
     loading = analysis.data_loading
@@ -246,7 +248,7 @@ def _trace(analysis: Analysis) -> str:
     if not analysis.has_gpu:
         return "This trace contains no work of a device, so there are no gaps to explain."
     total = sum(gap.gap.length_ns for gap in analysis.gaps)
-    lines = [] if analysis.is_whole else [wrapped("The device work of this trace is incomplete: so are its gaps.")]
+    lines = [] if analysis.is_whole else [wrapped(UNTRUSTED)]
     lines += [f"{counted(len(analysis.gaps), 'gap')} of 30 us or more, {ms(total)} in total"]
     lines += [
         f"  {cause}: {value:.3f} ms ({percent(value * NS_PER_MS / total)})"
@@ -260,7 +262,7 @@ def _trace(analysis: Analysis) -> str:
         (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
     ]
     gaps = table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3)
-    lines += ["", with_details(gaps, [_around(gap) for gap in longest])]
+    lines += ["", with_details(gaps, [_around(gap) for gap in longest])] if rows else []
     copies = [(copy.name, copy.count, ms(copy.total_ns), amount(copy.bytes)) for copy in analysis.copies]
     if copies:
         lines += ["", table(("copy", "count", "time", "amount"), copies)]
@@ -275,7 +277,8 @@ def _edges(analysis: Analysis) -> list[str]:
     if not analysis.edges:
         return []
     total = sum(edge.in_scope_ns for edge in analysis.edges)
-    lines = ["", f"Idle in the steps before the first work of a device and after its last: {ms(total)}"]
+    said = f"Idle in the steps before a device's first work and after its last: {ms(total)}"
+    lines = ["", wrapped(said, rest="  ")]
     sums: Counter[tuple[int, str, str]] = Counter()  # the recording can hold up the host several times
     for edge in analysis.edges:
         when = "before" if edge.next_name else "after"

@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.cli import main
-from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.rules.recommendations import RULES  # which registers them
 
 
 def reduced(trace, count=5, tid=1):
@@ -60,6 +60,20 @@ def test_late_rank_is_named_with_what_it_does_longer(tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "for the last one to reach all_reduce. Of this rank 2 caused 100%." in out
     assert "Rank 2 has 0.360 ms more of computation." in out
+
+
+def test_a_late_rank_is_named_with_what_it_waits_for_before_its_first_work(tmp_path, capsys):
+    for rank, wait in enumerate((80, 70, 0, 80)):
+        trace = Trace(distributedInfo={"rank": rank, "world_size": 4}).step(1, 0, 115)
+        if not wait:
+            trace.mark("enumerate(DataLoader)#_Iter.__next__", 0, 90).op("aten::mm", 90, 5)
+        launched = (0 if wait else 94, 5)
+        trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 100 - wait, 10 + wait, stream=9, launched=launched)
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert main(["trace", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Rank 2 has 0.090 ms more of idle time of the cause data loader." in out
+    assert "; figures of rank 0) The device is busy for" in out  # which differs between the ranks
 
 
 def test_ranks_that_hardly_wait_are_not_named(tmp_path, capsys):

@@ -9,6 +9,7 @@ import numpy as np
 from training_profiler.findings.tables import wrapped
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
+from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
 from training_profiler.trace_analysis.report.formats import ms
 
 LEAST_SHARE: Final = 0.05  # of the traces' mean time, that the waiting takes
@@ -44,8 +45,9 @@ def _times_ns(trace: Analysis) -> Counter[str]:
             "exposed copies": sum(part.exposed_copies_ns for part in trace.scope.parts),
         }
     )
-    for place in trace.gaps:
-        times[f"gaps of the cause {place.gap.cause}"] += place.in_scope_ns
+    for place in trace.idle_times:
+        if place.gap.cause not in NO_IDLE_TIME:
+            times[f"idle time of the cause {place.gap.cause}"] += round(place.gap.part * place.in_scope_ns)
     return times
 
 

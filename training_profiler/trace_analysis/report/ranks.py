@@ -127,7 +127,8 @@ def _recommendations(
         trace, finding = largest[code]
         affected = [names[trace.path] for trace, _ in by_code[code]]
         on = "all" if len(affected) == len(traces) > 1 else ", ".join(affected)
-        most = f"; most on {names[trace.path]}" if len(affected) > 1 and saving_ms(finding) is not None else ""
+        of = "figures of" if saving_ms(finding) is None else "most on"
+        most = f"; {of} {names[trace.path]}" if len(affected) > 1 else ""
         lines += finding_lines(finding, trace, f"({on}{most}) ")
     return "\n".join([*lines, *missing])
 

@@ -200,3 +200,7 @@ def test_an_optimizer_that_the_trace_lacks_passes_no_check(tmp_path):
     trace = Trace().step(1, 0, 900).op("autograd::engine::evaluate_function: MmBackward0", 0, 5)
     found = trace.kernel("k", 10, 50, launched=(1, 2)).analysed(tmp_path)
     assert {check.what: check.verdict for check in checks(found)}["optimizer"] == "not measured"
+
+
+def test_kernels_that_take_no_time_have_no_share(tmp_path):
+    assert "By kind: unclassified 0.0%" in render_view("kernels", Trace().kernel("k", 0, 0).analysed(tmp_path), "name")

@@ -97,10 +97,11 @@ def _overview(analysis: Analysis) -> str:
     if analysis.host_collectives:
         lines.append(wrapped(_on_host(analysis), rest="  "))
     if analysis.step_variation is not None:
-        lines.append(_variation(analysis))
+        lines.append(wrapped(_variation(analysis), rest="  "))
         pace = analysis.pace_variation
         if pace is not None and pace < analysis.step_variation:
-            lines.append(f"The host runs ahead: the time that the device needs for each step varies by {pace:.1%}")
+            ahead = f"The host runs ahead: the time that the device needs for each step varies by {pace:.1%}"
+            lines.append(wrapped(ahead, rest="  "))
     return "\n".join(lines)
 
 
@@ -238,7 +239,7 @@ def _kernels(analysis: Analysis) -> str:
         lines.append(
             f"Shorter than the call that launched them: {kernels.launch_bound_count} of {kernels.launch_known_count}"
         )
-    by_kind = ", ".join(f"{kind} {percent(ns / kernels.total_ns)}" for kind, ns in kernels.by_kind_ns.items())
+    by_kind = ", ".join(f"{kind} {percent(ns / max(1, kernels.total_ns))}" for kind, ns in kernels.by_kind_ns.items())
     lines += [wrapped(f"By kind: {by_kind}", rest="  ")]
     lines += [f"Unclassified: {percent(kernels.unclassified_share)} of kernel time"]
     return "\n".join(lines)

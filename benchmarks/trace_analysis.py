@@ -56,9 +56,8 @@ ANALYSES: Final[dict[str, dict[str, Any]]] = {
 
 def run() -> list[Figure]:
     """Measure, print and return the figures; takes about two minutes."""
-    source = TRACES / LARGEST
-    if not source.is_file():
-        print(f"Skipped: no real trace to read ({source} is absent)\n")
+    source = _source()
+    if source is None:
         return []
     sides = ["floor", "report", "ours", *(["traceinsight"] if find_spec("hta") else [])]
     if "traceinsight" not in sides:
@@ -79,9 +78,8 @@ def run() -> list[Figure]:
 
 def run_large() -> list[Figure]:
     """Compare ``trace FILE`` with the floor for up to 3.5 million events."""
-    source = TRACES / LARGEST
-    if not source.is_file():
-        print(f"Skipped: no real trace to read ({source} is absent)\n")
+    source = _source()
+    if source is None:
         return []
     best = _medians(source, LARGE, ("floor", "report"))
     rows = [[side, times, f"{cost['cpu_s']:.2f}", f"{cost['peak_mb']:.0f}"] for (side, times), cost in best.items()]
@@ -89,6 +87,15 @@ def run_large() -> list[Figure]:
     figures = [figure for times in LARGE for figure in _over_floor(best, times)]
     print_figures(figures)
     return figures
+
+
+def _source() -> Path | None:
+    """Return the largest real trace; None, and say so, if it is absent."""
+    source = TRACES / LARGEST
+    if source.is_file():
+        return source
+    print(f"Skipped: no real trace to read ({source} is absent)\n")
+    return None
 
 
 def _medians(source: Path, all_times: Sequence[int], sides: Sequence[str]) -> dict[tuple[str, int], dict[str, float]]:

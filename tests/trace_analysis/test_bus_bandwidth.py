@@ -91,6 +91,13 @@ def test_the_link_is_known_for_groups_within_a_node(ranks, devices, name, is_kno
     assert found.mean_gb_s is not None
 
 
+def test_the_link_is_known_of_a_device_that_the_trace_lists_by_another_number(tmp_path):
+    trace = collective(node(), "allreduce", 64, 64, 10, 2, [0, 1])
+    trace.events[-1]["args"]["device"] = 8  # as ROCm does
+    (found,) = trace.analysed(tmp_path).bus_bandwidths
+    assert found.link == link_of(H100)
+
+
 @pytest.mark.parametrize(
     ("name", "gb_s"),
     [

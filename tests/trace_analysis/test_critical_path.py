@@ -313,3 +313,10 @@ def contended(tail_us, **long):
 )
 def test_a_kernel_that_waits_for_room_on_the_device_has_no_launch_delay(trace, kind, tmp_path):
     assert next(iter(critical_path(graph_of(trace, tmp_path)).kinds_ns)) == kind
+
+
+def test_a_change_that_rounds_to_nothing_has_no_sign(tmp_path):
+    graph = graph_of(Trace().step(1, 0, 1_000_000).op("aten::mm", 0, 100).op("aten::sort", 100, 999_800), tmp_path)
+    text = render_critical_path(graph)
+    assert "-0.0%" not in text
+    assert "twice as fast: aten::mm" in text

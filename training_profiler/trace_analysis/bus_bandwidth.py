@@ -134,13 +134,12 @@ def _link(columns: Columns, row: int) -> Link | None:
 
     A trace lists the devices of its node, and launchers number the ranks of a node one after another.
     """
-    devices = len(columns.device_names)
-    index = int(columns.device[row])
-    if not 0 <= index < devices or len(set(columns.device_names)) > 1:
+    devices, name = len(columns.device_names), columns.name_of_device(int(columns.device[row]))
+    if not name or len(set(columns.device_names)) > 1:
         return None
     ranks = _ranks(columns, row)
     if ranks is None:
         is_inside = columns.world_size is not None and 1 < columns.world_size <= devices
     else:
         is_inside = len({rank // devices for rank in ranks}) == 1
-    return link_of(columns.device_names[index]) if is_inside else None
+    return link_of(name) if is_inside else None

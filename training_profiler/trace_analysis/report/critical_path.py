@@ -96,6 +96,11 @@ def _what_if(path: Path, found: list[Outcome]) -> list[str]:
     rows = []
     for change, wall_ns in ((outcome.change, outcome.wall_ns) for outcome in found):
         what = f"{change.what}: {kernel(change.name)}" if change.name else change.what
-        rows.append((what, ms(wall_ns / each), percent((wall_ns - path.wall_ns) / path.wall_ns)))
+        rows.append((what, ms(wall_ns / each), _change(wall_ns / path.wall_ns - 1)))
     of = "it takes" if path.step_ns is None else "a step takes"
     return [table(("if", of, "change"), rows), wrapped(ASSUMED)]
+
+
+def _change(share: float) -> str:
+    """Return a change as a percentage, with a sign unless it rounds to nothing."""
+    return percent(round(share, 3) + 0.0)

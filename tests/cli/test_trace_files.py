@@ -12,6 +12,7 @@ from tests.support.simulated_training import Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.cli import main
 from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.trace_json import trace_data
 
 LOOP = Loop(loader_us=900, kernels=3, kernel_us=100)
@@ -159,14 +160,19 @@ def test_annotated_copy_has_all_events_and_the_gaps_with_their_causes(name, tmp_
     events = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)["traceEvents"]
     added = [event for event in events if event["pid"] == "training-profiler"]
     assert [event for event in events if event["pid"] != "training-profiler"] == trace.events
-    gaps = [event for event in added if event["ph"] == "X"]
-    found = analyse(path)
+    gaps = [event for event in added if event.get("cat") == "gap"]
+    found = analyse(path, with_graph=True)
+    spans = [event for event in added if event.get("cat") == "critical_path"]
+    assert round(sum(event["dur"] for event in spans) * 1000) == critical_path(found.graph).wall_ns
+    assert {(event["name"], event["args"]["kind"]) for event in spans} == {
+        (link.name or link.kind, link.kind) for link in critical_path(found.graph).links
+    }
     assert [(round(e["ts"] * 1000), round(e["dur"] * 1000), e["name"]) for e in gaps] == [
         (place.gap.begin_ns, place.gap.length_ns, place.gap.cause) for place in found.gaps
     ]
     rates = [event["args"]["GB/s"] for event in added if event["name"] == "copies of device 0"]
     assert rates == [3.0, 0.0]  # 6000 bytes in 2 us
-    after = trace_data(analyse(copy))
+    after = trace_data(analyse(copy, with_graph=True))
     before = trace_data(found)
     assert {key for key in before if before[key] != after[key]} == {"file", "n_events"}
 

@@ -1,6 +1,8 @@
 """The critical path and its predictions, against simulations in which the change was really made."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +12,7 @@ from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNE
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path.path import critical_path, spans_of
 from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome, outcomes
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
@@ -320,3 +322,16 @@ def test_a_change_that_rounds_to_nothing_has_no_sign(tmp_path):
     text = render_critical_path(graph)
     assert "-0.0%" not in text
     assert "twice as fast: aten::mm" in text
+
+
+@QUICK
+@given(PROGRAMS)
+def test_spans_of_the_path_follow_one_another_and_have_its_links(tmp_path, program):
+    graph = graph_of(simulated_program(program)[0], tmp_path)
+    path, spans = critical_path(graph), spans_of(graph)
+    assert (spans[0].begin_ns, spans[-1].end_ns) == (path.begin_ns, path.begin_ns + path.wall_ns)
+    assert all(one.end_ns == other.begin_ns for one, other in pairwise(spans))
+    sums = Counter()
+    for span in spans:
+        sums[span.kind, span.name] += span.end_ns - span.begin_ns
+    assert sums == {(link.kind, link.name): link.ns for link in path.links}

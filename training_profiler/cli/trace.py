@@ -84,7 +84,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--annotate",
         type=Path,
         metavar="FILE",
-        help="write a copy of the trace for Perfetto, with the causes of gaps, queue length and copies",
+        help="write a copy of the trace for Perfetto, with the causes of gaps, critical path, queue length and copies",
     )
     parser.add_argument(
         "--threshold",

@@ -1,4 +1,7 @@
-"""A copy of a trace for Perfetto with what the analysis found: gaps with causes, queue length, bandwidth of copies."""
+"""A copy of a trace for Perfetto with what the analysis found.
+
+That is gaps with their causes, the critical path, queue length, and bandwidth of copies.
+"""
 
 import gzip
 import json
@@ -11,8 +14,10 @@ import numpy as np
 
 from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import Analysis, analyse_columns
+from training_profiler.trace_analysis.critical_path.graph import Graph
+from training_profiler.trace_analysis.critical_path.path import spans_of
 from training_profiler.trace_analysis.launches import launches_of
-from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
+from training_profiler.trace_analysis.load.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.load.reader import read_text
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.nesting import nesting_of
@@ -28,7 +33,7 @@ def annotated(path: Path) -> bytes:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
     columns = read_columns(path)
-    analysis = analyse_columns(columns, path)
+    analysis = analyse_columns(columns, path, with_graph=True)
     text = read_text(path)
     begin = _LIST.search(text)
     if begin is None:
@@ -54,7 +59,7 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
         }
         yield {
             "ph": "X",
-            "cat": "gap",
+            "cat": GAP_CATEGORY,
             "name": gap.cause,
             "pid": PROCESS,
             "tid": gap.device,
@@ -62,10 +67,30 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
             "dur": gap.length_ns,
             "args": {key: value for key, value in details.items() if value},
         }
+    yield from _path(analysis)
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     call = launches_of(columns, nesting).call
     for device in analysis.devices:
         yield from _counters(columns, call, device.index)
+
+
+def _path(analysis: Analysis) -> Iterator[dict[str, Any]]:
+    """Yield the critical path; nothing if it is unknown."""
+    if not isinstance(analysis.graph, Graph):
+        return
+    thread = 1 + max((device.index for device in analysis.devices), default=0)
+    yield _named("thread_name", thread, "critical path")
+    for span in spans_of(analysis.graph):
+        yield {
+            "ph": "X",
+            "cat": PATH_CATEGORY,
+            "name": span.name or span.kind,
+            "pid": PROCESS,
+            "tid": thread,
+            "ts": span.begin_ns,
+            "dur": span.end_ns - span.begin_ns,
+            "args": {"kind": span.kind},
+        }
 
 
 def _named(what: str, thread: int, name: str) -> dict[str, Any]:

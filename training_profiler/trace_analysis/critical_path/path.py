@@ -1,8 +1,8 @@
 """The critical path: from the end of the steps back to their begin, each moment given to what was waited for last."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -77,50 +77,98 @@ def _sums(times_ns: Iterable[tuple[K, int]]) -> dict[K, int]:
     return dict(sums.most_common())
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the path, on one side of the graph. What the host does there is in its pieces."""
+
+    side: int
+    begin_ns: int
+    end_ns: int
+    kind: str  # "" for time of the host
+    name: str
+    thread: int  # of the host; -1 otherwise
+
+
 @lru_cache(1)
 def critical_path(graph: Graph) -> Path:
-    """Return the path of the recorded steps. That of the latest graph is kept: its tables need it one after another.
-
-    Each moment belongs to one link: the walk begins at the last item and goes from each item to what it waited for
-    last, over ranks too, until the begin of the first step of the rank that it has come to.
-    """
-    last = replay(graph, graph.own_ns, graph.length_ns)[1]
-    at_ns = graph.at_ns
-    item = max(graph.ends, key=lambda end: at_ns[end])
-    end_ns = until = at_ns[item]
+    """Return the path of the recorded steps. That of the latest graph is kept: its tables need it one after another."""
     sums: Counter[tuple[int, str, str]] = Counter()
     jumps: Counter[tuple[str, int, int]] = Counter()
     on_host: dict[int, list[tuple[int, int, int]]] = {}  # by side: thread, begin, end
-    collective = ""
-    while until > (begin_ns := graph.begin_of(item)):
-        side = int(graph.side[item])
-        if graph.length_ns[item]:
-            # It may end after what waits for it has begun.
-            begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
-            sums[side, *_of_work(graph, item - graph.points)] += until - begin
-            until = begin
-        if item in graph.waiting:
-            collective = graph.names[graph.work_name[item - graph.points]]
-        earlier, why = _waited_for(graph, item, last[item])
-        if earlier == NONE:  # nothing is known to come before it
-            on_host.setdefault(side, []).append((graph.sides[side].main, begin_ns, until))
-            until = begin_ns
-            break
-        if graph.side[earlier] != side:
-            jumps[collective, graph.sides[side].rank, graph.sides[int(graph.side[earlier])].rank] += 1
-        begin = min(until, max(begin_ns, at_ns[earlier]))
-        if why:
-            sums[side, *_of_wait(graph, item, why)] += until - begin
+    begin_ns = end_ns = max(graph.at_ns[end] for end in graph.ends)
+    for span in _walk(graph, jumps):
+        begin_ns = span.begin_ns
+        if span.kind:
+            sums[span.side, span.kind, span.name] += span.end_ns - span.begin_ns
         else:
-            on_host.setdefault(side, []).append((int(graph.thread[item]), begin, until))
-        item, until = earlier, begin
+            on_host.setdefault(span.side, []).append((span.thread, span.begin_ns, span.end_ns))
     for side, spans in on_host.items():
         sums.update({(side, *of): ns for of, ns in _of_host(graph, spans).items()})
     links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items() if ns]
     links.sort(key=lambda link: (-link.ns, link.rank, link.kind, link.name))
     met = tuple(Jump(*between, count) for between, count in jumps.most_common())
     earlier_ns, recording_ns = (max(getattr(side, key) for side in graph.sides) for key in _BEFORE)
-    return Path(until, end_ns - until, graph.steps, tuple(links), met, earlier_ns, recording_ns)
+    return Path(begin_ns, end_ns - begin_ns, graph.steps, tuple(links), met, earlier_ns, recording_ns)
+
+
+def spans_of(graph: Graph) -> list[Span]:
+    """Return the path in order of time, with what the host does in pieces of their own; they add up to it."""
+    spans = []
+    for span in _walk(graph, Counter()):
+        spans += [span] if span.kind else _pieces_of(graph, span)[::-1]
+    return spans[::-1]
+
+
+def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[Span]:
+    """Yield the parts of the path from its end to its begin, and count in ``jumps`` where it goes to another rank.
+
+    Each moment belongs to one part: the walk begins at the last item and goes from each item to what it waited for
+    last, over ranks too, until the begin of the first step of the rank that it has come to.
+    """
+    last = replay(graph, graph.own_ns, graph.length_ns)[1]
+    at_ns = graph.at_ns
+    item = max(graph.ends, key=lambda end: at_ns[end])
+    until, collective = at_ns[item], ""
+    while until > (begin_ns := graph.begin_of(item)):
+        side = int(graph.side[item])
+        if graph.length_ns[item]:
+            # It may end after what waits for it has begun.
+            begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
+            if begin < until:
+                yield Span(side, begin, until, *_of_work(graph, item - graph.points), NONE)
+            until = begin
+        if item in graph.waiting:
+            collective = graph.names[graph.work_name[item - graph.points]]
+        earlier, why = _waited_for(graph, item, last[item])
+        if earlier == NONE:  # nothing is known to come before it
+            if begin_ns < until:
+                yield Span(side, begin_ns, until, "", "", graph.sides[side].main)
+            return
+        if graph.side[earlier] != side:
+            jumps[collective, graph.sides[side].rank, graph.sides[int(graph.side[earlier])].rank] += 1
+        begin = min(until, max(begin_ns, at_ns[earlier]))
+        kind, name = _of_wait(graph, item, why) if why else ("", "")
+        if begin < until:
+            yield Span(side, begin, until, kind, name, NONE if why else int(graph.thread[item]))
+        item, until = earlier, begin
+
+
+def _pieces_of(graph: Graph, span: Span) -> list[Span]:
+    """Return what the host does in a part of the path, in order of time."""
+    pieces, of = graph.pieces, graph.pieces.of(span.thread)
+    first = max(0, int(np.searchsorted(pieces.begin_ns[of], span.begin_ns, side="right")) - 1)
+    end = int(np.searchsorted(pieces.begin_ns[of], span.end_ns))
+    found, at_ns = [], span.begin_ns
+    for i in range(of.start + first, of.start + end):
+        begin_ns, end_ns = max(at_ns, int(pieces.begin_ns[i])), min(span.end_ns, int(pieces.end_ns[i]))
+        if end_ns <= begin_ns:
+            continue
+        if begin_ns > at_ns:
+            found.append(replace(span, begin_ns=at_ns, end_ns=begin_ns, kind=OUTSIDE))
+        name = "" if pieces.name[i] == NONE else graph.names[pieces.name[i]]
+        found.append(replace(span, begin_ns=begin_ns, end_ns=end_ns, kind=KINDS[pieces.kind[i]], name=name))
+        at_ns = end_ns
+    return found if at_ns == span.end_ns else [*found, replace(span, begin_ns=at_ns, kind=OUTSIDE)]
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:

@@ -43,6 +43,8 @@ CATEGORIES: Final = {
 CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
 FEW_NAMES: Final = 0.02  # of events: it takes less time to look at all names than to find out which are used
+GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
+PATH_CATEGORY: Final = "critical_path"
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 
 

@@ -18,8 +18,10 @@ from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.categories import MTIA_WORK, Categories
 from training_profiler.trace_analysis.load.columns import (
     CATEGORY_IDS,
+    GAP_CATEGORY,
     GPU_CATEGORIES,
     NONE,
+    PATH_CATEGORY,
     Columns,
     Ints,
     Memory,
@@ -324,7 +326,8 @@ class _Events:
 
 def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
     """Return a note where a good part of the events has a category that is not known; ``tracks`` are these by track."""
-    is_other = rows["category"] == CATEGORY_IDS["other"]
+    own = [i for i, track in enumerate(tracks) if track in (GAP_CATEGORY, PATH_CATEGORY)]
+    is_other = (rows["category"] == CATEGORY_IDS["other"]) & ~np.isin(rows["track"], own)
     count, all_of_them = int(is_other.sum()), len(is_other)
     if count < LEAST_UNREAD or count <= MOST_UNREAD * all_of_them:
         return ()

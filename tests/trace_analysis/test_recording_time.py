@@ -78,6 +78,11 @@ def captured(stalled_step=0):
     return trace
 
 
+def captured_for(us):
+    """Return a step of an idle device that begins with so little time of the profiler."""
+    return Trace().mark("(profiler)", 0, us).step(1, 0, 1_000_000).op("aten::mm", us, 9).kernel("k", us + 5, 9)
+
+
 def by_code(found):
     return {finding.code: finding for finding in recommendations(found)}
 
@@ -129,6 +134,7 @@ def test_shares_are_of_the_time_without_the_recording(tmp_path):
 def test_what_a_trace_without_it_shows_does_not_speak_of_the_recording(tmp_path):
     found = step_of(Trace().op("aten::mm", -50, 20), 1, 0, 1000).analysed(tmp_path)
     assert found.recording_ns == 0
+    assert "without" not in render_view("overview", captured_for(50).analysed(tmp_path), "host_self")
     assert "recording itself" not in render_view("overview", found, "host_self")
 
 

@@ -182,6 +182,17 @@ def test_seconds_that_only_a_step_contains_are_not_a_stall(section, is_doubted, 
     assert ("host-stall" in by_code(found)) != is_doubted
 
 
+def test_a_step_that_ends_long_after_the_recording_is_doubted(tmp_path):
+    trace = Trace().mark("ProfilerStep#1", 0, 13_336_000, tid=3).op("aten::mm", 10, 1300)
+    found = trace.kernel("k", 1200, 2, launched=(1100, 96)).analysed(tmp_path)
+    expected = (
+        "nothing is recorded for 13.3 s, and all else takes 0.001 s: a clock jumped, recordings were joined, the "
+        "recording had ended, or the program slept"
+    )
+    assert [doubt.message for doubt in found.doubts] == [expected]
+    assert not {"gpu-idle", "host-stall"} & by_code(found).keys()
+
+
 @pytest.mark.parametrize("code", DOUBTS)
 def test_impossible_traces_are_doubted(code, tmp_path):
     assert code in [doubt.code for doubt in DOUBTS[code]().analysed(tmp_path).doubts]

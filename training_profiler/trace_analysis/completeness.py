@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.device_activity import StepParts
+from training_profiler.trace_analysis.device_activity import STEP_NAME, StepParts
 from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
 from training_profiler.trace_analysis.intervals import Intervals, gaps, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, without_work
@@ -159,32 +159,31 @@ def _captures(columns: Columns, scope: Scope) -> Doubt | None:
 
 def _hole(columns: Columns) -> Doubt | None:
     """Return that nothing is recorded for long. What is around other events, as a step is, says nothing of the time."""
-    if not len(columns.begin_ns) or columns.end_ns.max() - columns.begin_ns.min() < HOLE_NS:
+    begin_ns, end_ns = int(columns.begin_ns.min()), int(columns.end_ns.max())
+    if end_ns - begin_ns < HOLE_NS:
         return None
     inner = ~_is_around(columns)
-    empty = gaps(union(columns.begin_ns[inner], columns.end_ns[inner]))
-    if not len(empty.begin_ns):
-        return None
-    lengths = empty.end_ns - empty.begin_ns
-    longest = int(lengths.max())
-    rest = int(columns.end_ns.max() - columns.begin_ns.min()) - longest
+    ends = np.array([begin_ns, end_ns])  # the last step can end long after the recording
+    empty = gaps(union(np.append(columns.begin_ns[inner], ends), np.append(columns.end_ns[inner], ends)))
+    longest = int((empty.end_ns - empty.begin_ns).max(initial=0))
+    rest = end_ns - begin_ns - longest
     if longest < HOLE_NS or longest < HOLE_TO_REST * rest:
         return None
     return Doubt(
         "clock-jump",
         f"nothing is recorded for {longest / NS_PER_S:.1f} s, and all else takes {rest / NS_PER_S:.3f} s: "
-        "a clock jumped, two recordings were joined, or the program slept",
+        "a clock jumped, recordings were joined, the recording had ended, or the program slept",
     )
 
 
 def _is_around(columns: Columns) -> Bools:
-    """Return which events are annotations within which other events of their thread begin."""
+    """Return which events are steps, or annotations within which other events of their thread begin."""
     rows = np.flatnonzero(columns.is_of("user_annotation"))
-    is_around = np.zeros(len(columns.begin_ns), np.bool_)
+    is_around = columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation"))
     host = ~columns.is_gpu()
     for thread in np.unique(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]
         begun_ns = np.sort(columns.begin_ns[host & (columns.thread == thread)])
         first = np.searchsorted(begun_ns, columns.begin_ns[of_thread], side="right")
-        is_around[of_thread] = np.searchsorted(begun_ns, columns.end_ns[of_thread]) > first
+        is_around[of_thread] |= np.searchsorted(begun_ns, columns.end_ns[of_thread]) > first
     return is_around

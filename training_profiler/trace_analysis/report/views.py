@@ -114,7 +114,9 @@ def _ahead(analysis: Analysis) -> list[str]:
 
 
 def _without(analysis: Analysis) -> str:
-    """Return how much of the idle time is none of the program, which no rule counts."""
+    """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
+    if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
+        return ""
     parts = (
         f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
         f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",

@@ -136,6 +136,21 @@ def _is_outermost(name: Ints, parent: Ints, levels: Sequence[Ints]) -> Bools:
     return is_outermost
 
 
+def is_outermost_of_group(nesting: Nesting, rows: Ints, group: Ints) -> Bools:
+    """Return which of ``rows`` are not within another of their group; a group has events of one name."""
+    group_of = np.full(len(nesting.parent), NONE, np.int64)
+    group_of[rows] = group
+    inner = np.flatnonzero(~nesting.is_outermost[rows])
+    is_within = np.zeros(len(inner), np.bool_)
+    around = nesting.parent[rows[inner]]
+    while (around != NONE).any():
+        is_within |= (around != NONE) & (group_of[around] == group[inner])
+        around = np.where(around == NONE, NONE, nesting.parent[around])
+    is_outermost = np.ones(len(rows), np.bool_)
+    is_outermost[inner] = ~is_within
+    return is_outermost
+
+
 def with_children(nesting: Nesting, own: Ints) -> Ints:
     """Return the sum of ``own`` over each event and all events within it."""
     total = own.copy()

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.numbers import numbered
-from training_profiler.trace_analysis.nesting import Nesting, with_children
+from training_profiler.trace_analysis.nesting import Nesting, is_outermost_of_group, with_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,19 @@ def operators(
     by_operator = _device_time(columns, launches.operator)
     by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
     device_total = by_call + with_children(nesting, by_operator)
-    is_outermost = nesting.is_outermost[rows]
-    stats = (
-        nesting.self_ns[rows],
-        np.where(is_outermost, (columns.end_ns - columns.begin_ns)[rows], 0),
-        (by_call + by_operator)[rows],
-        np.where(is_outermost, device_total[rows], 0),
-    )
+
+    def stats(is_outermost: Bools) -> Sequence[Ints]:
+        return (
+            nesting.self_ns[rows],
+            np.where(is_outermost, (columns.end_ns - columns.begin_ns)[rows], 0),
+            (by_call + by_operator)[rows],
+            np.where(is_outermost, device_total[rows], 0),
+        )
+
     sections = launches.section[rows]
     names, shapes = columns.name[rows], columns.shapes[rows]
     labels = [(name, "") for name in columns.names]
-    by_name = _lines(columns, labels, names, stats, sections)
+    by_name = _lines(columns, labels, names, stats(nesting.is_outermost[rows]), sections)
     if not any(columns.shape_texts):
         return by_name, ()
     # One number for each pair of name and shapes.
@@ -61,7 +63,8 @@ def operators(
     pairs, group = numbered((names * width + shapes + 1).tolist())
     texts = ("", *columns.shape_texts)
     labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
-    return by_name, _lines(columns, labels, group, stats, sections)
+    # An operator may call itself with other shapes.
+    return by_name, _lines(columns, labels, group, stats(is_outermost_of_group(nesting, rows, group)), sections)
 
 
 def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:

@@ -22,6 +22,7 @@ def test_these_are_the_thresholds():
         "needless-create-graph": 0.02,
         "unused-gradients": 0.05,
         "unused-graphs": 0.1,
+        "recomputation": 0.10,
         "frozen-forward": 0.15,
         "time-step-loop": 0.10,
         "parameter-loop": 0.10,

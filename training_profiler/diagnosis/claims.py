@@ -28,6 +28,7 @@ from training_profiler.diagnosis.program import (
     REPEATED_BACKWARD,
     SMALL_OPERATORS,
 )
+from training_profiler.diagnosis.recomputation import REPEATS_FORWARD
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
@@ -78,6 +79,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     CREATED_GRAPHS: (BACKWARD_PASS,),
     UNUSED_GRADIENTS: (BACKWARD_PASS,),
     UNUSED_GRAPHS: (FORWARD_PASS,),
+    REPEATS_FORWARD: (BACKWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -114,6 +116,7 @@ _CAUSES: Final = (
     CREATED_GRAPHS,
     UNUSED_GRADIENTS,
     UNUSED_GRAPHS,
+    REPEATS_FORWARD,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
     LOADER_RESTARTED,

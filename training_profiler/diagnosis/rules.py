@@ -28,6 +28,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     parameter_loop,
     program,
     ranks,
+    recomputation,
     recorded,
     repeated_forward,
     samplers,

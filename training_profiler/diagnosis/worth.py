@@ -42,6 +42,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "needless-create-graph": (0.3, 2.8),
     "unused-gradients": (0.5, 1.5),
     "unused-graphs": (0.2, 2.5),
+    "recomputation": (0.6, 1.4),
     "small-operators": (0.5, 1.1),
     "time-step-loop": (0.4, 1.5),
     "python-in-forward": (0.3, 1.1),

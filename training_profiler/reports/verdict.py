@@ -90,6 +90,7 @@ _CLASSES: Final = {
     "needless-create-graph": "NEEDLESS GRAPH",
     "unused-gradients": "UNUSED GRADIENTS",
     "unused-graphs": "UNUSED GRAPHS",
+    "recomputation": "RECOMPUTATION",
     "tiny-batches": "TINY BATCHES",
     "validation-tiny-batches": "TINY VALIDATION BATCHES",
     "repeated-forward": "REPEATED FORWARD",

@@ -23,6 +23,7 @@ def test_these_are_the_thresholds():
         "unused-gradients": 0.05,
         "unused-graphs": 0.1,
         "recomputation": 0.10,
+        "python-in-backward": 0.10,
         "frozen-forward": 0.15,
         "time-step-loop": 0.10,
         "parameter-loop": 0.10,

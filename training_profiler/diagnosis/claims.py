@@ -28,6 +28,7 @@ from training_profiler.diagnosis.program import (
     REPEATED_BACKWARD,
     SMALL_OPERATORS,
 )
+from training_profiler.diagnosis.python_in_backward import PYTHON_IN_BACKWARD
 from training_profiler.diagnosis.recomputation import REPEATS_FORWARD
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
@@ -80,6 +81,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     UNUSED_GRADIENTS: (BACKWARD_PASS,),
     UNUSED_GRAPHS: (FORWARD_PASS,),
     REPEATS_FORWARD: (BACKWARD_PASS,),
+    PYTHON_IN_BACKWARD: (BACKWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -123,6 +125,7 @@ _CAUSES: Final = (
     SAMPLER_SLOW,
     RECOMPILES,
     PYTHON_IN_FORWARD,
+    PYTHON_IN_BACKWARD,
     DOUBLE_PRECISION,
     SLOW_PRECISION,
     FULL_PRECISION,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from training_profiler.diagnosis.called_functions import MAKING_TENSORS
+from training_profiler.diagnosis.in_python import in_python
 from training_profiler.diagnosis.loops import loops
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.parameter_loop import parameter_loop
@@ -14,7 +14,7 @@ from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, ProgramFacts
-from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
 SMALL_OPERATORS: Final = "small-operators"
@@ -40,13 +40,6 @@ MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
 SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
-# By the names under which programs import them.
-OTHER_LIBRARIES: Final = frozenset(
-    (
-        *("random", "np", "numpy", "re", "json", "itertools", "copy", "bisect", "heapq", "collections", "string"),
-        *("nx", "networkx", "sp", "scipy", "sklearn", "pd", "pandas", "cv2", "Image", "PIL", "nltk", "tokenizer"),
-    )
-)
 BETWEEN: Final = 0.5  # of the kept graphs; fewer are those of each step's last backward pass
 RECOMPILED_OFTEN: Final = 2
 TOO_BUSY: Final = 0.1  # of the run without a CPU; then how fast a model computes depends on what ran beside it
@@ -180,8 +173,11 @@ def _line_of_most(snapshot: Snapshot) -> dict[str, str]:
     return {"lines": " ".join([forward.place, *functions[:1]])}
 
 
-def _runs_mostly_python(line: LineStats) -> bool:
-    return sum(share for name, share in line.called.items() if _runs_python(name)) >= MOSTLY * line.share
+def _mostly_in_python(snapshot: Snapshot) -> list[LineStats]:
+    """Return the lines of forward passes that mostly run Python or other libraries."""
+    lines = snapshot.lines_of_steps(FORWARD_PASS)
+    shares = {(line.place, line.function): line.share for line in in_python(lines)}
+    return [line for line in lines if shares.get((line.place, line.function), 0.0) >= MOSTLY * line.share > 0]
 
 
 def _most_of(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, str]:
@@ -292,8 +288,7 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     share = potential_saving_s / step.settled_s
     if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    in_python = [line for line in snapshot.lines_of_steps(FORWARD_PASS) if _runs_mostly_python(line)]
-    lines = _most_of(loops(snapshot) if program.forward is None else in_python, snapshot)
+    lines = _most_of(loops(snapshot) if program.forward is None else _mostly_in_python(snapshot), snapshot)
     what = "is not in torch's operators, but in Python or in other libraries"
     if program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
@@ -311,13 +306,12 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
 def _sampled_in_python(snapshot: Snapshot) -> float:
     """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown.
 
-    Functions of libraries that do not compute with torch, and making tensors of lists, are such.
+    Functions of libraries that do not compute with torch, and making tensors of lists, are such; see ``in_python``.
     """
     section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
     if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return 0.0
-    seconds = sum(share for line in lines for name, share in line.called.items() if _runs_python(name))
-    return min(1.0, seconds / section.share)
+    return min(1.0, sum(line.share for line in in_python(lines)) / section.share)
 
 
 def _sampled_in_loops(snapshot: Snapshot) -> float:
@@ -326,10 +320,6 @@ def _sampled_in_loops(snapshot: Snapshot) -> float:
     if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
         return 0.0
     return min(1.0, sum(line.share for line in loops(snapshot)) / section.share)
-
-
-def _runs_python(name: str) -> bool:
-    return name == PYTHON or name.split(".")[0] in OTHER_LIBRARIES or MAKING_TENSORS.matches(name)
 
 
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:

@@ -27,6 +27,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     page_faults,
     parameter_loop,
     program,
+    python_in_backward,
     ranks,
     recomputation,
     recorded,

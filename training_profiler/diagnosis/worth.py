@@ -46,6 +46,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "small-operators": (0.5, 1.1),
     "time-step-loop": (0.4, 1.5),
     "python-in-forward": (0.3, 1.1),
+    "python-in-backward": (0.3, 1.1),
     "double-precision": (0.6, 1.3),
     "tiny-batches": (0.5, 1.1),
     "repeated-backward": (0.0, 1.4),

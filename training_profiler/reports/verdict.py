@@ -74,6 +74,7 @@ _CLASSES: Final = {
     "small-operators": "SMALL OPERATORS",
     "time-step-loop": "TIME STEP LOOP",
     "python-in-forward": "PYTHON",
+    "python-in-backward": "PYTHON",
     "lock-held-by-thread": "BUSY THREAD",
     "garbage-collection": "GARBAGE COLLECTION",
     "page-faults": "PAGE FAULTS",

@@ -1,0 +1,70 @@
+"""The rule about Python in the backward passes of own autograd functions, and how such lines are known."""
+
+import pytest
+
+from tests.diagnosis.test_backward_rules import CALL, SGD, findings_of, run_with
+from training_profiler.diagnosis.in_python import in_python
+from training_profiler.snapshot.program import CompileFacts, ProgramFacts
+from training_profiler.snapshot.snapshot import LineStats
+
+
+def line(number: int, share: float, samples: int = 50, phase: str = "custom backward", **called: float) -> LineStats:
+    """Return a line of a ``backward``; ``called`` has shares by function, with ``_`` for dots."""
+    names = {name.replace("_", "."): part for name, part in called.items()}
+    return LineStats("ops.py", number, "Gelu.backward", share, samples, phase=phase, called=names)
+
+
+def spent(*lines: LineStats) -> float:
+    return sum(each.share for each in in_python(lines))
+
+
+TANH = line(22, 0.2, np_tanh=0.02)  # 0.5 * (1 + np.tanh(a ** 3)) * ...
+
+
+def test_arithmetic_in_a_function_that_calls_numpy_is_numpys():
+    assert spent(TANH, line(23, 0.1)) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        ((line(22, 0.2, torch_tanh=0.02),), 0.0),
+        ((line(22, 0.2, np_tanh=0.02), line(23, 0.1, torch_matmul=0.05)), 0.02),
+        ((line(22, 0.2, np_random_permutation=0.02), line(23, 0.1)), 0.02),
+        ((line(22, 0.2, samples=20, np_tanh=0.02), line(23, 0.1)), 0.02),
+        ((line(22, 0.2, re_sub=0.1),), 0.1),
+    ],
+    ids=["torch", "both", "random numbers", "few calls seen", "another library"],
+)
+def test_arithmetic_beside_other_calls_may_be_torchs(lines, seconds):
+    assert spent(*lines) == pytest.approx(seconds)
+
+
+def test_numpy_in_the_backward_pass_of_an_own_function_is_found():
+    found = findings_of(run_with(TANH, line(23, 0.1), CALL))
+    assert next(iter(found)) == "python-in-backward"
+    finding = found["python-in-backward"]
+    assert (
+        "run Python or other libraries for 30% of step time (30.0 ms per step), above all in ops.py:22"
+        in finding.message
+    )
+    assert finding.potential_saving_s == pytest.approx(3.0)
+    assert finding.losses == "differ by rounding"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_with(line(22, 0.3, torch_sign=0.3), CALL),
+        run_with(line(22, 0.1, np_tanh=0.1), CALL),
+        run_with(line(22, 0.3, samples=19, np_tanh=0.3), CALL),
+        run_with(line(22, 0.3, phase="backward hook", np_tanh=0.3), CALL),
+        run_with(line(22, 0.3, phase="recomputation", np_tanh=0.3), CALL),
+        run_with(TANH, facts=ProgramFacts(SGD._replace(devices=("cuda",)))),
+        run_with(TANH, facts=ProgramFacts(SGD, compiled=CompileFacts(1, 2.0))),
+        run_with(TANH, steps=9),
+    ],
+    ids=["torch", "at the threshold", "few samples", "a hook", "recomputed", "a GPU", "compiled", "few steps"],
+)
+def test_other_backward_passes_run_no_python(run):
+    assert "python-in-backward" not in findings_of(run)

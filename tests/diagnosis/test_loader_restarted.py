@@ -42,6 +42,41 @@ def test_a_pass_for_each_batch_is_named_instead_of_more_workers():
     assert "data-loading-bound" not in found
 
 
+FETCH = LineStats("train.py", 9, "main", 0.6, 600, called={"next": 0.6})
+
+
+def with_unattributed(*lines, share=0.2):
+    """Return a run with a pass for each batch, and 2 s in no section, which these lines have."""
+    run = run_with(100, first_share=0.5, lines={"first_fetch": (FETCH,), "other": lines})
+    sections = {**run.sections, **snapshot_of({"other": share}, steps=100).sections}
+    return replace(run, sections={name: sections[name] for name in (*run.sections, "other")})
+
+
+def test_dropping_the_iterator_of_each_batch_counts_as_well():
+    dropping = replace(FETCH, share=0.18, samples=180, called={"next": 0.18})
+    rest = LineStats("train.py", 12, "main", 0.02, 20)
+    found = findings_of(with_unattributed(dropping, rest))
+    assert next(iter(found)) == "loader-restarted"
+    finding = found["loader-restarted"]
+    assert "68.0 ms each, 68% of step time" in finding.message
+    assert finding.potential_saving_s == pytest.approx(5.0 + 1.8)
+    assert "unexplained" not in found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LineStats("train.py", 20, "main", 0.18, 180, called={"next": 0.18}),  # of another iterator
+        replace(FETCH, share=0.18, called={"augment": 0.18}),
+    ],
+    ids=["another line", "another call"],
+)
+def test_other_unattributed_time_is_not_the_loaders(line):
+    found = findings_of(with_unattributed(line))
+    assert found["loader-restarted"].potential_saving_s == pytest.approx(5.0)
+    assert "unexplained" in found
+
+
 def loader(name, cut_passes, wait_s, batches=100, **others):
     return LoaderStats(name, batches, None, wait_s, data_avg_s=wait_s / batches, cut_passes=cut_passes, **others)
 

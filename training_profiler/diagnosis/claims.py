@@ -15,7 +15,7 @@ from training_profiler.diagnosis.frozen_forward import FROZEN_FORWARD
 from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 from training_profiler.diagnosis.layout import CHANNELS_FIRST
-from training_profiler.diagnosis.loaders import LOADER_RESTARTED
+from training_profiler.diagnosis.loaders import LOADER_RESTARTED, OUTSIDE_FETCHES_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.memory import KEPT_GRAPHS
 from training_profiler.diagnosis.page_faults import PAGE_FAULTS
@@ -163,6 +163,8 @@ def _sections_of(finding: Finding) -> tuple[str, ...]:
         return FORWARD_WITHOUT_GRAD, ROLLOUT, FORWARD_PASS
     if finding.code == SMALL_OPERATORS and "outside_modules" in finding.evidence:
         return OTHER, BACKWARD_PASS
+    if finding.code == LOADER_RESTARTED and OUTSIDE_FETCHES_S in finding.evidence:
+        return DATA_LOADING, OTHER
     return _SECTIONS.get(finding.code, ())
 
 

@@ -6,7 +6,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LoaderStats, Snapshot
 from training_profiler.units import ms_text
 
 LOADER_RESTARTED: Final = "loader-restarted"
@@ -14,6 +14,8 @@ PASSES_NEEDED: Final = 10
 NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass
 BATCHES_NEEDED: Final = 8  # of a loader before its mean is compared: the first batches fill queues
 SLOW_SHARE: Final = 0.01  # of the run, spent waiting for the loader
+BEGINS_A_PASS: Final = ("iter", "next")  # calls that make an iterator, and drop the one before
+OUTSIDE_FETCHES_S: Final = "outside_fetches_s"  # of the evidence
 CHANCE: Final = 3.0  # standard deviations of a random mix; exceeded by chance in 0.3 % of runs
 
 
@@ -68,23 +70,40 @@ def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     step, restarts = snapshot.step, _restarts_of_one(snapshot) or _restarts_of_all(snapshot)
     if step is None or restarts is None or not has_enough_steps(snapshot) or not step.total_s:
         return None
-    share = min(1.0, restarts.spent_s / step.total_s)
+    outside_s = _outside_fetches_s(snapshot)
+    share = min(1.0, restarts.spent_s / step.total_s + (outside_s / step.settled_s if step.settled_s else 0.0))
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     passes, batches = restarts.passes, restarts.batches
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "passes": passes, "batches": batches}
+    if outside_s:
+        evidence = {**evidence, OUTSIDE_FETCHES_S: outside_s}
     of = f" of loader {restarts.loader}" if restarts.loader else ""
     return Finding(
         code=LOADER_RESTARTED,
         message=f"{passes} of {batches} batches{of} are the first of a new pass over the data loader, as "
-        f"next(iter(loader)) makes it: {ms_text(restarts.spent_s / passes)} each, {share:.0%} of step time. A pass "
+        f"next(iter(loader)) makes it: {ms_text(share * step.total_s / passes)} each, {share:.0%} of step time. A pass "
         f"begins with {'starting workers' if restarts.starts_workers else 'an order of all samples'}",
         evidence={**evidence, "loader": restarts.loader} if restarts.loader else evidence,
         potential_saving_s=potential_saving_s,
         fix="Take all batches of a pass: for batch in loader, or batches = iter(loader) once and next(batches) in each "
         "step, and iter(loader) again at StopIteration",
     )
+
+
+def _outside_fetches_s(snapshot: Snapshot) -> float:
+    """Return the unattributed time of the lines that fetch batches, in which they make iterators and drop them."""
+    other = snapshot.sections.get(OTHER)
+    places = {line.place for name in (DATA_LOADING, FIRST_FETCH) for line in snapshot.lines_of_steps(name)}
+    share = sum(
+        part
+        for line in snapshot.lines_of_steps(OTHER)
+        if line.place in places
+        for name, part in line.called.items()
+        if name in BEGINS_A_PASS
+    )
+    return 0.0 if other is None or not other.share else min(1.0, share / other.share) * other.settled_total_s
 
 
 def _restarts_of_all(snapshot: Snapshot) -> _Restarts | None:

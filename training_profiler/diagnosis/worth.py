@@ -23,7 +23,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "channels-first": (0.1, 1.6),
     "gpu-utilization": (0.1, 1.0),
     "validation-tiny-batches": (0.5, 1.1),
-    "loader-restarted": (0.5, 1.0),
+    "loader-restarted": (0.5, 1.3),
     "few-threads": (0.2, 1.25),
     "sampler-slow": (0.5, 1.0),
     "data-generation-bound": (0.5, 1.0),

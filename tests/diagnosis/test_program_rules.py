@@ -261,6 +261,7 @@ def test_how_fast_a_model_computes_is_unknown_on_a_busy_machine():
     assert "not checked: how fast the model" in findings_of(replace(slow, machine=busy))["healthy"].message
 
 
+OWN = ADAM._replace(has_fused=False, has_foreach=False, name="Own")
 HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
 
 
@@ -274,7 +275,11 @@ HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
         (ADAM._replace(has_fused=False, numbers=100_000), "Pass foreach=True", "fused=True"),
         (ADAM._replace(has_fused=False, numbers=100_001), "Nothing is left to set", "=True"),  # slower on the CPU
         (ADAM._replace(has_fused=False, foreach=True), "Nothing is left to set", "=True"),
-        (ADAM._replace(has_fused=False, has_foreach=False, name="Own"), "Own updates 20 tensors one by one", "Pass"),
+        (OWN, "Own updates 20 tensors one by one", "Pass"),
+        (OWN, "use torch._foreach functions in it", "in place"),
+        (OWN._replace(numbers=100_001), "compute in place in it", "_foreach"),
+        (OWN._replace(numbers=100_001, devices=("cuda",)), "use torch._foreach functions in it", "in place"),
+        (OWN._replace(name="SparseAdam"), "Nothing is left to set", "fused"),
         (ADAM._replace(devices=("cpu", "cuda")), "Pass foreach=True", "fused=True"),
         (ADAM._replace(has_fused=False, has_foreach=False, name="LBFGS"), "lower history_size", "batch"),
     ],
@@ -295,6 +300,11 @@ def test_fix_of_the_optimizer_is_none_that_is_set(optimizer, said, unsaid):
         (ADAM._replace(name="RMSprop", has_fused=False), 0.25),
         (ADAM._replace(name="RMSprop", has_fused=False, numbers=10_000_000), 0.5),  # accumulated gradients
         (ADAM._replace(fused=True), 0.5),
+        (OWN, 0.7),
+        (OWN._replace(numbers=10_000_000), 0.7),
+        (OWN._replace(tensors=7), 0.5),
+        (OWN._replace(name="Muon"), 0.5),
+        (OWN._replace(devices=("cuda",)), 0.5),
         (ADAM._replace(devices=("cuda",)), 0.5),
         (ADAM._replace(devices=("cuda",), foreach=False), 0.9),
         (ADAM._replace(devices=("cuda",), foreach=False, has_fused=False), 0.5),

@@ -99,6 +99,7 @@ ADVISED: Final = (
     Price("weight decay", CLOSE, "and the loss has no penalty in it", "weight_decay of"),
     Price("no graph of gradients", EXACT, words="create_graph=True out"),
     Price("less in a queue", EXACT, words="into the queue"),
+    Price("updates in place", EXACT, words="compute in place"),
     Price("memory made once", EXACT, words="room for all"),
     Price("cheaper hooks", EXACT_IF, "if they change no value", "hooks that only watch"),
     Price("a shorter lock", EXACT, words="shorten what holds"),

@@ -6,7 +6,7 @@ import pytest
 
 from training_profiler.aggregation.step_totals import StepSums
 from training_profiler.aggregation.trend import Series
-from training_profiler.aggregation.work import StepPoint, explained_by_calls, work_growth
+from training_profiler.aggregation.work import InputWork, StepPoint, explained_by_calls, work_growth
 
 
 def points(calls_of, ns_of, steps=200):
@@ -73,6 +73,57 @@ def test_episodes_of_different_length_explain_step_times():
     lengths = [draw.randint(10, 300) for _ in range(201)]
     assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[step])) > 0.9
     assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[-step])) < 0.1
+
+
+LENGTHS = [random.Random(step).randint(10, 300) for step in range(200)]
+MS = 1_000_000
+
+
+def work_of(durations_ns, sizes, stretch=50):
+    """Return the work of steps that arrive in stretches, with the inputs of updates counted from 1."""
+    work = InputWork()
+    for first in range(0, len(durations_ns), stretch):
+        seen = [(1, float(step + 1), float(size)) for step, size in sizes if first <= step < first + stretch]
+        work.add(first, durations_ns[first : first + stretch], seen)
+    return work
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_inputs_of_any_length_explain_step_times(power):
+    durations = [5 * MS + MS * length**power // 100 for length in LENGTHS]
+    some = [(step, LENGTHS[step]) for step in range(200) if step < 64 or step % 16 == 0]
+    assert work_of(durations, some).explained() > 0.9
+
+
+def test_inputs_of_several_forward_passes_are_work_of_their_step():
+    durations = [MS * length for length in LENGTHS]
+    halves = [(step, part) for step in range(60) for part in (LENGTHS[step] // 3, LENGTHS[step] - LENGTHS[step] // 3)]
+    assert work_of(durations, halves).explained() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("durations", "sizes"),
+    [
+        ([MS * length for length in LENGTHS], [(step, 64) for step in range(64)]),
+        ([MS * (40 if step % 10 == 0 else 5) for step in range(200)], list(enumerate(LENGTHS[:64]))),
+        ([5 * MS] * 200, list(enumerate(LENGTHS[:64]))),
+        ([MS * length for length in LENGTHS], list(enumerate(LENGTHS[:19]))),
+        ([MS * length for length in LENGTHS], []),
+        (
+            [(90 if step < 10 else 5) * MS for step in range(200)],
+            [(step, 99 if step < 10 else 64) for step in range(64)],
+        ),
+    ],
+    ids=["inputs of one size", "stalls", "steps of one length", "few are known", "none is known", "warm-up"],
+)
+def test_other_steps_are_not_explained_by_their_inputs(durations, sizes):
+    assert work_of(durations, sizes).explained() < 0.1
+
+
+def test_means_of_the_inputs_of_several_steps_are_left_out():
+    work = InputWork()
+    work.add(0, [MS * length for length in LENGTHS], [(2, 2.0 * step, 2.0 * LENGTHS[step]) for step in range(1, 99)])
+    assert work.explained() == 0.0
 
 
 @pytest.mark.parametrize("calls", [0, 4])

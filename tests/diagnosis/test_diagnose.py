@@ -61,6 +61,11 @@ def test_variation_without_cost_leaves_a_run_healthy():
     )
 
 
+def test_a_healthy_run_whose_steps_vary_as_their_work_does_says_so():
+    finding = diagnose(snapshot_of(HEALTHY, std_s=0.5, median_s=0.05, explained_by_inputs=0.8))[0]
+    assert "varying by 500%, as their work does); " in finding.message
+
+
 def test_no_slowest_section_if_most_time_is_unattributed():
     found = codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.2}))
     assert found == ["unexplained"]

@@ -342,6 +342,7 @@ def step_stats(
         unit_rise=work.unit_rise if work else 0.0,
         unit_rise_p_value=work.unit_p_value if work else 1.0,
         explained_by_calls=0.0 if is_interval else explained_by_calls(points),
+        explained_by_inputs=0.0 if is_interval else totals.input_work.explained(),
         change=change,
         around_capture=None if is_interval else steps.around_capture.compared(),
         halves=halves(points, totals, names, warmup) if rises else None,

@@ -14,6 +14,7 @@ from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
 from training_profiler.aggregation.trend import Series
+from training_profiler.aggregation.work import InputWork
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, is_compared
 from training_profiler.recording.step_flops import StepFlops
 
@@ -45,6 +46,7 @@ class Totals:
         self.slowed_by_capture: list[int] = []
         self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
         self.input_sizes = Series()  # (step, elements) of the inputs of single forward passes
+        self.input_work = InputWork()  # of sums of stretches alone
         self.with_grad = (0, 0)  # forward passes of evaluations that recorded gradients: their number and time in ns
         self.training_spans = 0  # spans that ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
@@ -113,6 +115,7 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
+        self.input_work.add(self.steps.count, durations_ns, later.input_sizes.points)
         self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
         self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)

@@ -1,17 +1,19 @@
 """The work of each step: how many forward passes it makes, and how large their inputs are."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.trend import Series, trend
+from training_profiler.aggregation.trend import Point, Series, trend
 from training_profiler.snapshot.snapshot import FORWARD_PASSES, INPUT_ELEMENTS
 
 GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
 P_VALUE: Final = 0.001
 SIZES_NEEDED: Final = 8
 POINTS_NEEDED: Final = 10
+FIRST: Final = 10  # steps that are left out: they are longer for other reasons
 
 
 class StepPoint(NamedTuple):
@@ -29,6 +31,44 @@ class WorkGrowth(NamedTuple):
     rise: float  # of the work of a step over the run; 1: twice as much
     unit_rise: float  # of the time for one unit of work
     unit_p_value: float
+
+
+class InputWork:
+    """How the sizes of inputs and the times of steps vary together, where both are known for a step."""
+
+    def __init__(self) -> None:
+        self._pairs = 0
+        self._sums = np.zeros(5)  # of elements, seconds, elements squared, seconds squared, and their products
+
+    def add(self, first_step: int, durations_ns: Sequence[int], sizes: Sequence[Point]) -> None:
+        """Add a stretch of steps.
+
+        Args:
+            first_step: steps before it.
+            durations_ns: of its steps.
+            sizes: inputs of forward passes by the number of their update, which is that of the step if each step has
+                one update; counted from 1. Means of several are left out.
+        """
+        of_steps: Counter[int] = Counter()
+        for count, at, elements in sizes:
+            if count == 1:
+                of_steps[int(at) - 1 - first_step] += int(elements)
+        for index, elements in of_steps.items():
+            if 0 <= index < len(durations_ns) and first_step + index >= FIRST:
+                seconds = durations_ns[index] * 1e-9
+                self._pairs += 1
+                self._sums += (elements, seconds, elements**2, seconds**2, elements * seconds)
+
+    def explained(self) -> float:
+        """Return the part of the variance of step times that the sizes explain, 0 to 1; 0 where they do not vary.
+
+        That part is the squared correlation.
+        """
+        if self._pairs < POINTS_NEEDED:
+            return 0.0
+        elements, seconds, elements_2, seconds_2, products = self._sums / self._pairs
+        apart = (elements_2 - elements**2) * (seconds_2 - seconds**2)
+        return float(min(1.0, (products - elements * seconds) ** 2 / apart)) if apart > 0 else 0.0
 
 
 def explained_by_calls(points: Sequence[StepPoint]) -> float:

@@ -172,11 +172,12 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
     elif snapshot.throughput is None or snapshot.throughput.mfu is None:
         checked = "; not checked: how fast the model could compute"
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
-    negligible = ", at negligible cost" if variation > threshold_of("step-time-varies", snapshot) else ""
+    why = ", as their work does" if steps.varies_with_work(step) else ", at negligible cost"
+    why = why if variation > threshold_of("step-time-varies", snapshot) else ""
     return Finding(
         code="healthy",
         message=f"No bottleneck found ({step.count} steps, mean {ms_text(step.avg_s)}, "
-        f"varying by {variation:.0%}{negligible}){checked}",
+        f"varying by {variation:.0%}{why}){checked}",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         potential_saving_s=0.0,
         fix="",

@@ -62,7 +62,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up.
 
     Steps before which the model acts are longer than others by the order of the program, and so are those with more
-    forward passes, as of longer episodes.
+    forward passes, as of longer episodes, or with larger inputs, as of sequences of any length.
     """
     step = snapshot.step
     if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
@@ -75,7 +75,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
         return None
-    if steps_do_more(snapshot, snapshot.thresholds) is not None or step.explained_by_calls >= BY_WORK:
+    if steps_do_more(snapshot, snapshot.thresholds) is not None or varies_with_work(step):
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
@@ -105,6 +105,11 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         potential_saving_s=potential_saving_s,
         fix=fix,
     )
+
+
+def varies_with_work(step: StepStats) -> bool:
+    """Return whether steps are mostly longer where they have more forward passes, or larger inputs."""
+    return max(step.explained_by_calls, step.explained_by_inputs) >= BY_WORK
 
 
 def _waits_in(snapshot: Snapshot, cause: str) -> str:

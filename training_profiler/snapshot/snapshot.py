@@ -140,6 +140,7 @@ class StepStats:
     unit_rise: float = 0.0  # of the time for one unit of this work
     unit_rise_p_value: float = 1.0
     explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
+    explained_by_inputs: float = 0.0  # the same by the sizes of their inputs
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
     halves: StepChange | None = None  # of a run whose steps rise without such a change
     around_capture: AroundCapture | None = None  # None without a capture, or with too few steps on a side

@@ -22,7 +22,7 @@ TANH = line(22, 0.2, np_tanh=0.02)  # 0.5 * (1 + np.tanh(a ** 3)) * ...
 
 
 def test_arithmetic_in_a_function_that_calls_numpy_is_numpys():
-    assert spent(TANH, line(23, 0.1)) == pytest.approx(0.3)
+    assert spent(TANH, line(23, 0.1, np_exp=0.01)) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,17 @@ def test_arithmetic_in_a_function_that_calls_numpy_is_numpys():
         ((line(22, 0.2, np_random_permutation=0.02), line(23, 0.1)), 0.02),
         ((line(22, 0.2, samples=20, np_tanh=0.02), line(23, 0.1)), 0.02),
         ((line(22, 0.2, re_sub=0.1),), 0.1),
+        ((line(22, 0.1, np_mean=0.1), line(23, 0.2)), 0.1),
+        ((line(22, 0.1, np_exp=0.01), line(24, 0.1, torch_norm=0.1)), 0.01),
     ],
-    ids=["torch", "both", "random numbers", "few calls seen", "another library"],
+    ids=["torch", "both", "random numbers", "few calls seen", "another library", "another line", "a norm"],
 )
 def test_arithmetic_beside_other_calls_may_be_torchs(lines, seconds):
     assert spent(*lines) == pytest.approx(seconds)
 
 
 def test_numpy_in_the_backward_pass_of_an_own_function_is_found():
-    found = findings_of(run_with(TANH, line(23, 0.1), CALL))
+    found = findings_of(run_with(TANH, line(23, 0.1, np_exp=0.01), CALL))
     assert next(iter(found)) == "python-in-backward"
     finding = found["python-in-backward"]
     assert (

@@ -17,7 +17,7 @@ OTHER_LIBRARIES: Final = frozenset(
 )
 ARRAYS: Final = ("np", "numpy", "scipy", "sp")
 RANDOM: Final = "random"  # np.random takes no arrays: what is between its calls may be torch's
-OF_EITHER: Final = ("numpy", "detach", "cpu")  # what comes before arrays are used
+OF_EITHER: Final = ("numpy", "from_numpy", "detach", "cpu")  # between tensors and arrays
 MOSTLY_ARRAYS: Final = 0.8  # of the time in calls of a function
 LEAST_OF_ARRAYS: Final = 3  # samples of its calls; fewer may be chance
 
@@ -30,17 +30,23 @@ def runs_python(name: str) -> bool:
 def in_python(lines: Sequence[LineStats]) -> list[LineStats]:
     """Return the lines that run Python or other libraries, with the time in these.
 
-    In ``a ** 3`` no function is called. It counts where the functions that its function calls are mostly NumPy's.
+    In ``a ** 3`` no function is called, and ``a`` may be a tensor. It counts beside a call of NumPy in its line, in
+    a function that hardly calls anything else.
     """
     of_arrays = _functions_of_arrays(lines)
     found = []
     for line in lines:
         share = sum(its_share for name, its_share in line.called.items() if runs_python(name))
-        if (line.file, line.function) in of_arrays and not line.inside:
+        if (line.file, line.function) in of_arrays and not line.inside and any(map(_takes_arrays, line.called)):
             share += max(0.0, line.share - sum(line.called.values()))
         if share:
             found.append(replace(line, share=min(line.share, share)))
     return found
+
+
+def _takes_arrays(name: str) -> bool:
+    library, *path = name.split(".")
+    return library in ARRAYS and RANDOM not in path
 
 
 def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
@@ -51,8 +57,7 @@ def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
     for line in lines:
         function = line.file, line.function
         for name, share in line.called.items():
-            library, *path = name.split(".")
-            if library in ARRAYS and RANDOM not in path:
+            if _takes_arrays(name):
                 arrays[function] += share
                 samples[function] += line.samples * share / line.share if line.share else 0.0
             elif not runs_python(name) and name.rpartition(".")[2] not in OF_EITHER:

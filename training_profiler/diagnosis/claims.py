@@ -29,7 +29,7 @@ from training_profiler.diagnosis.program import (
     SMALL_OPERATORS,
 )
 from training_profiler.diagnosis.python_in_backward import PYTHON_IN_BACKWARD
-from training_profiler.diagnosis.recomputation import REPEATS_FORWARD
+from training_profiler.diagnosis.recomputation import NEEDLESS_RECOMPUTATION
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
@@ -80,7 +80,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     CREATED_GRAPHS: (BACKWARD_PASS,),
     UNUSED_GRADIENTS: (BACKWARD_PASS,),
     UNUSED_GRAPHS: (FORWARD_PASS,),
-    REPEATS_FORWARD: (BACKWARD_PASS,),
+    NEEDLESS_RECOMPUTATION: (BACKWARD_PASS,),
     PYTHON_IN_BACKWARD: (BACKWARD_PASS,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
@@ -118,7 +118,7 @@ _CAUSES: Final = (
     CREATED_GRAPHS,
     UNUSED_GRADIENTS,
     UNUSED_GRAPHS,
-    REPEATS_FORWARD,
+    NEEDLESS_RECOMPUTATION,
     ANOMALY_DETECTION,
     DENSE_EMBEDDING,
     LOADER_RESTARTED,

@@ -11,14 +11,14 @@ from training_profiler.snapshot.pass_phases import RECOMPUTATION
 from training_profiler.snapshot.snapshot import BETWEEN, LineStats, Snapshot
 from training_profiler.units import ms_text
 
-REPEATS_FORWARD: Final = "recomputation"
+NEEDLESS_RECOMPUTATION: Final = "recomputation"
 MEMORY_LEFT: Final = 0.5  # of all; activations that are kept may take as much again as everything else
 MEMORY_SAMPLES: Final = 5  # of the system monitor
 CALLS: Final = ("checkpoint", "checkpoint_sequential")
 MOST_NAMED: Final = 2
 
 
-@RULES.rule(REPEATS_FORWARD, threshold=0.10)  # of step time
+@RULES.rule(NEEDLESS_RECOMPUTATION, threshold=0.10)  # of step time
 def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training on the CPU that computes parts of the forward pass again, for over 10 % of step time.
 
@@ -39,7 +39,7 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     lines = _checkpointed(snapshot)
     texts = places_text(lines[:MOST_NAMED], sum(line.share for line in lines))
     return Finding(
-        code=REPEATS_FORWARD,
+        code=NEEDLESS_RECOMPUTATION,
         message=f"Backward passes compute parts of the forward pass again, for {share:.0%} of step time "
         f"({ms_text(spent_s / step.settled_count)} per step): activation checkpointing"
         f"{f', called at {texts}' if texts else ''}. At most {machine.ram_share.max:.0%} of the memory was used",

@@ -81,6 +81,19 @@ def test_ranks_that_hardly_wait_are_not_named(tmp_path, capsys):
     assert "for the last one" not in capsys.readouterr().out
 
 
+def test_rules_that_cannot_run_on_some_ranks_are_listed_with_these(tmp_path, capsys):
+    for rank in range(6):
+        trace = Trace(distributedInfo={"rank": rank, "world_size": 6}).step(1, 0, 1000).kernel("k", 0, 5)
+        if rank == 3:
+            trace.memory(10, 2**20, **{"Total Allocated": 2**20, "Total Reserved": 2**21})
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert main(["trace", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    lacking = "memory events (profile_memory=True) (on rank 0, rank 1, rank 2 and 2 more): memory-grows, fragmentation"
+    assert lacking in out
+    assert "- three steps (profiler.step()): step-time-varies" in out
+
+
 def test_several_late_ranks_have_their_shares(tmp_path, capsys):
     for rank, waits in enumerate(((0, 80, 80), (80, 0, 0), (80, 80, 80))):
         trace = Trace(distributedInfo={"rank": rank, "world_size": 3}).step(1, 0, 1000)

@@ -193,6 +193,41 @@ def test_a_step_that_ends_long_after_the_recording_is_doubted(tmp_path):
     assert not {"gpu-idle", "host-stall"} & by_code(found).keys()
 
 
+def numbered(count, apart=lambda i: 100 * i):
+    """Return a loop whose operators have numbers of torch, of which most were filtered out."""
+    trace = Trace()
+    for step in range(2):
+        trace.step(step, 100_000 * step, 99_000)
+    for i in range(count):
+        at = 200_000 // count * i + 10
+        trace.op("aten::mm", at, 20, **{"External id": 1 + apart(i)})
+        trace.kernel("gemm", at + 20, 5, launched=(at + 10, 5))
+    return trace
+
+
+def test_a_filtered_trace_is_an_excerpt_whose_idle_time_says_nothing(tmp_path):
+    """Torch numbers its operators, so that those which were left out show; the device was busy with them."""
+    found = numbered(40).analysed(tmp_path)
+    assert [(doubt.code, doubt.message) for doubt in found.doubts] == [
+        ("excerpt", "40 operators are left of 3,901 events that torch numbered: the others are not in this file")
+    ]
+    assert not {"gpu-idle", "host-stall", "launch-bound"} & by_code(found).keys()
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        lambda i: i,  # whole
+        lambda i: 5 * i,  # other events take numbers, too
+        lambda i: 20 * i,  # few are left out
+        lambda i: 2_654_435_761 * (i + 1) % 2**31,  # not numbers of operators at all
+        lambda i: -1,  # no numbers
+    ],
+)
+def test_a_trace_with_other_numbers_is_no_excerpt(apart, tmp_path):
+    assert "excerpt" not in [doubt.code for doubt in numbered(40, apart).analysed(tmp_path).doubts]
+
+
 @pytest.mark.parametrize("code", DOUBTS)
 def test_impossible_traces_are_doubted(code, tmp_path):
     assert code in [doubt.code for doubt in DOUBTS[code]().analysed(tmp_path).doubts]

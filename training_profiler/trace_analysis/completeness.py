@@ -20,6 +20,9 @@ LEAST_EARLIER: Final = 0.01  # of the work whose launch is known
 MOST_STEPS: Final = 2  # that one kernel may take
 MOST_UNSEEN: Final = 0.1  # of the steps, or of the recording
 MOST_CAPTURED: Final = 0.5  # of the same
+LEAST_KEPT: Final = 0.05  # of the operators that torch has numbered; whole public traces have 13% or more
+LEAST_LEFT_OUT: Final = 1000  # numbers between the first and the last
+LEAST_ASCENDING: Final = 0.9  # of neighbours; numbers that do not follow the time count no operators
 HOLE_NS: Final = NS_PER_S
 HOLE_TO_REST: Final = 10  # an empty time that is so many times as long as everything else is not part of the program
 
@@ -50,6 +53,7 @@ def doubts_of(
         _before_launch(columns, launches),
         _unseen_work(unseen, scope),
         _captures(columns, scope),
+        _excerpt(columns),
         _hole(columns),
     )
     return tuple(doubt for doubt in found if doubt is not None)
@@ -154,6 +158,20 @@ def _captures(columns: Columns, scope: Scope) -> Doubt | None:
         return None
     return Doubt(
         "graphs-captured", f"graphs are captured for {share:.0%} of {scope.time}: what is captured does not run then"
+    )
+
+
+def _excerpt(columns: Columns) -> Doubt | None:
+    """Torch numbers operators one after another as they begin; a tool that filters a trace leaves their numbers."""
+    number = columns.external[columns.is_of("cpu_op") & (columns.external > 0)]
+    if len(number) < 2 or (np.diff(number) > 0).mean() < LEAST_ASCENDING:
+        return None
+    kept, numbered = len(np.unique(number)), int(number.max() - number.min()) + 1
+    if numbered - kept < LEAST_LEFT_OUT or kept >= LEAST_KEPT * numbered:
+        return None
+    return Doubt(
+        "excerpt",
+        f"{kept:,} operators are left of {numbered:,} events that torch numbered: the others are not in this file",
     )
 
 

@@ -115,7 +115,7 @@ def _recommendations(
     for trace in traces:
         for finding in recommendations(trace, thresholds):
             by_code.setdefault(finding.code, []).append((trace, finding))
-    missing = not_checked_lines(_missing_everywhere(traces))
+    missing = not_checked_lines(_missing(traces))
     late = late_lines(traces, over_ranks)
     if not by_code and not late:
         return "\n".join(
@@ -133,10 +133,24 @@ def _recommendations(
     return "\n".join([*lines, *missing])
 
 
-def _missing_everywhere(traces: Sequence[Analysis]) -> dict[str, list[str]]:
-    """Return the rules that could not run on any of the traces, by what they need."""
-    first, *others = (not_checked(trace) for trace in traces)
-    return {what: codes for what, codes in first.items() if all(other.get(what) == codes for other in others)}
+def _missing(traces: Sequence[Analysis]) -> dict[str, list[str]]:
+    """Return the rules that could not run, by what they need and, unless that is true of all, on which traces."""
+    names = _names(traces)
+    lacking: dict[str, dict[str, list[str]]] = {}
+    for trace in traces:
+        for what, codes in not_checked(trace).items():
+            for code in codes:
+                lacking.setdefault(what, {}).setdefault(code, []).append(names[trace.path])
+    found: dict[str, list[str]] = {}
+    for what, on_traces in lacking.items():
+        for code, on in on_traces.items():
+            found.setdefault(what if len(on) == len(traces) else f"{what} (on {_shortened(on)})", []).append(code)
+    return found
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - MOST_LATE
+    return ", ".join(names[:MOST_LATE]) + (f" and {more} more" if more > 0 else "")
 
 
 def _rank(trace_and_finding: tuple[Analysis, Finding]) -> float:

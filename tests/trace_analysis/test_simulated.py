@@ -224,7 +224,7 @@ def test_a_filtered_trace_is_an_excerpt_whose_idle_time_says_nothing(tmp_path):
         lambda i: -1,  # no numbers
     ],
 )
-def test_a_trace_with_other_numbers_is_no_excerpt(apart, tmp_path):
+def test_a_trace_with_other_numbers_is_whole(apart, tmp_path):
     assert "excerpt" not in [doubt.code for doubt in numbered(40, apart).analysed(tmp_path).doubts]
 
 

@@ -40,7 +40,7 @@ from training_profiler.trace_analysis.intervals import NOTHING, covered, gaps, o
 from training_profiler.trace_analysis.kernels import Kernels, kernels_of
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_section, launches_of, lost_launches
 from training_profiler.trace_analysis.layout_conversions import LayoutConversions, layout_conversions
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
 from training_profiler.trace_analysis.nesting import Nesting, nesting_of
@@ -341,12 +341,12 @@ def _conversions(columns: Columns, nesting: Nesting, launches: Launches, scope: 
 
 def _streams(columns: Columns, rows: Ints) -> int:
     device, stream = columns.device[rows], columns.stream[rows]
-    return sum(len(np.unique(stream[device == each])) for each in np.unique(device).tolist())
+    return sum(len(distinct(stream[device == each])) for each in distinct(device).tolist())
 
 
 def _of_file(columns: Columns, communicates: Bools) -> dict[str, Any]:
     """Return the fields of an analysis that the file itself has."""
-    calls = np.unique(columns.name[columns.is_of("cuda_runtime")]).tolist()
+    calls = distinct(columns.name[columns.is_of("cuda_runtime")]).tolist()
     return {
         "events": columns.events,
         "gpu_events": int(columns.is_gpu().sum()),

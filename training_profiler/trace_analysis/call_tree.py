@@ -7,9 +7,8 @@ from typing import Final
 import numpy as np
 
 from training_profiler.recording.known_sections import CLOCK_MARK
-from training_profiler.trace_analysis.device_activity import STEP_NAME
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, STEP_NAME, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.nesting import Nesting, nesting_of
 from training_profiler.trace_analysis.step_work import EventSteps, PerStep

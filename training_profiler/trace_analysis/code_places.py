@@ -11,7 +11,7 @@ from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.launches import Launches, is_section
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.nesting import nesting_of, with_children
 from training_profiler.trace_analysis.program_frames import is_of_program
@@ -195,7 +195,7 @@ def _device_ns(columns: Columns) -> Ints:
     """Return how long each work is the newest on its device: the sum is the time in which devices are busy."""
     ns = np.zeros(len(columns.begin_ns), np.int64)
     works = columns.is_gpu()
-    for device in np.unique(columns.device[works]).tolist():
+    for device in distinct(columns.device[works]).tolist():
         of_device = timeline_of(columns, works & (columns.device == device))
         is_work = of_device.row[:-1] != NONE
         np.add.at(ns, of_device.row[:-1][is_work], np.diff(of_device.begin_ns)[is_work])
@@ -251,7 +251,7 @@ class _Stacks:
         self._main = main_thread(columns)
         self._timelines = {
             thread: timeline_of(columns, which & (columns.thread == thread))
-            for thread in np.unique(columns.thread[which]).tolist()
+            for thread in distinct(columns.thread[which]).tolist()
         }
 
     def at(self, threads: Ints, at_ns: Ints) -> Ints:
@@ -316,10 +316,10 @@ def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequenc
     thread = np.where(call == NONE, NONE, columns.thread[call])
     rest = np.flatnonzero(launched_ns < end_ns)
     pieces = [(rest, stacks.at(thread[rest], columns.begin_ns[call[rest]]), (end_ns - launched_ns)[rest])]
-    for on_thread, on_device in np.unique(np.stack([thread, device]), axis=1).T.tolist():
+    for on_thread, on_device in sorted(set(zip(thread.tolist(), device.tolist(), strict=True))):
         which = np.flatnonzero((thread == on_thread) & (device == on_device))  # these do not overlap
         begins, ends = begin_ns[which], launched_ns[which]
-        cuts = np.unique(np.concatenate([stacks.changes_ns(on_thread), begins, ends]))
+        cuts = distinct(np.concatenate([stacks.changes_ns(on_thread), begins, ends]))
         cut_ns, length_ns = cuts[:-1], np.diff(cuts)
         inside = np.searchsorted(begins, cut_ns, side="right") - 1
         is_idle = (inside >= 0) & (cut_ns < ends[inside])

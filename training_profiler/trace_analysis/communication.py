@@ -10,7 +10,7 @@ import numpy as np
 
 from training_profiler.trace_analysis.device_activity import Device
 from training_profiler.trace_analysis.intervals import covered
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 
 _KINDS: Final = (
     ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
@@ -144,7 +144,7 @@ def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective
 def _matched(runs: Sequence[Runs]) -> Ints | None:
     """Return the places of the runs that all ranks have, one row a rank; None if they cannot be matched."""
     numbers = [run.sequence for run in runs]
-    if all((number != NONE).all() and len(np.unique(number)) == len(number) for number in numbers):
+    if all((number != NONE).all() and len(distinct(number)) == len(number) for number in numbers):
         common = reduce(np.intersect1d, numbers)
         if len(common):
             return np.stack([np.argsort(number)[np.searchsorted(np.sort(number), common)] for number in numbers])

@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.device_activity import STEP_NAME, StepParts
+from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
 from training_profiler.trace_analysis.intervals import Intervals, gaps, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, without_work
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.unseen_work import LEAST_UNSEEN_NS
 from training_profiler.units import NS_PER_MS, NS_PER_S, counted
@@ -166,7 +166,7 @@ def _excerpt(columns: Columns) -> Doubt | None:
     number = columns.external[columns.is_of("cpu_op") & (columns.external > 0)]
     if len(number) < 2 or (np.diff(number) > 0).mean() < LEAST_ASCENDING:
         return None
-    kept, numbered = len(np.unique(number)), int(number.max() - number.min()) + 1
+    kept, numbered = len(distinct(number)), int(number.max() - number.min()) + 1
     if numbered - kept < LEAST_LEFT_OUT or kept >= LEAST_KEPT * numbered:
         return None
     return Doubt(
@@ -197,9 +197,9 @@ def _hole(columns: Columns) -> Doubt | None:
 def _is_around(columns: Columns) -> Bools:
     """Return which events are steps, or annotations within which other events of their thread begin."""
     rows = np.flatnonzero(columns.is_of("user_annotation"))
-    is_around = columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation"))
+    is_around = columns.is_step()
     host = ~columns.is_gpu()
-    for thread in np.unique(columns.thread[rows]).tolist():
+    for thread in distinct(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]
         begun_ns = np.sort(columns.begin_ns[host & (columns.thread == thread)])
         first = np.searchsorted(begun_ns, columns.begin_ns[of_thread], side="right")

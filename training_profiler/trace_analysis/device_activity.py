@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from training_profiler.trace_analysis import kernel_names
 from training_profiler.trace_analysis.intervals import Intervals, covered, together, union
-from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
-
-STEP_NAME: Final = "ProfilerStep#"
+from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints, distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def utilization(steps: Sequence[StepParts]) -> float | None:
 
 def is_communication(columns: Columns) -> Bools:
     """Return which events are kernels that communicate."""
-    return columns.named(lambda name: kernel_names.kind_of(name) == kernel_names.COMMUNICATION, columns.is_of("kernel"))
+    return columns.named(kernel_names.communicates, columns.is_of("kernel"), takes_long=True)
 
 
 def is_communication_apart(columns: Columns, communicates: Bools) -> bool:
@@ -87,7 +84,7 @@ def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = 
 def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
     """Return each active device of the file, by index; ``everything`` is all of them together."""
     is_gpu = columns.is_gpu()
-    used = np.unique(columns.device[is_gpu]).tolist()
+    used = distinct(columns.device[is_gpu]).tolist()
     devices = []
     for index in used:
         device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
@@ -101,7 +98,7 @@ def _union(columns: Columns, which: Bools) -> Intervals:
 
 def step_windows(columns: Columns) -> tuple[list[str], Ints, Ints]:
     """Return names, begins and ends of the steps that the profiler marked on the host."""
-    which = columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation"))
+    which = columns.is_step()
     rows = np.flatnonzero(which)
     return [columns.names[i] for i in columns.name[rows].tolist()], columns.begin_ns[rows], columns.end_ns[rows]
 

@@ -11,7 +11,7 @@ from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_launched_before
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.recording_time import cut, recording_time
 from training_profiler.trace_analysis.timeline import main_thread
 
@@ -154,7 +154,7 @@ def _cut(
 ) -> tuple[Intervals, Ints]:
     """Return idle times with the work that ends each, cut where the recording holds up the host and at unseen work."""
     calls = launches.calls_of(following)
-    threads = np.unique(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist()
+    threads = distinct(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist()
     begin_ns, end_ns = (np.concatenate(ends) for ends in zip(recording_time(columns, threads), unseen, strict=True))
     pieces, of = cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
     return pieces, following[of]
@@ -251,12 +251,12 @@ def _is_slow_call(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, lau
     Its work can begin at once, before the gap, so the work that ends the gap may have another call. The launch
     of a graph with much work takes that long each time.
     """
-    rows = np.unique(made[made != NONE])
-    rows = rows[columns.end_ns[rows] - columns.begin_ns[rows] >= LEAST_SLOW_CALL_NS]
+    rows = made[made != NONE]
+    rows = distinct(rows[columns.end_ns[rows] - columns.begin_ns[rows] >= LEAST_SLOW_CALL_NS])
     rows = rows[~is_graph_launch(columns)[rows]]
     is_slow = np.zeros(len(calls), np.bool_)
     threads = np.where(calls != NONE, columns.thread[calls], NONE)
-    for thread in np.unique(columns.thread[rows]).tolist():
+    for thread in distinct(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]  # one after another
         middle_ns = (begin_ns + end_ns) // 2  # what takes most of a gap is in its middle
         at = of_thread[np.maximum(np.searchsorted(columns.begin_ns[of_thread], middle_ns, side="right") - 1, 0)]
@@ -277,7 +277,7 @@ def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -
     named = {cause: columns.named(calls.search, is_host) for cause, calls in _CALLS.items()}
     named[LAUNCH_BOUND] = columns.is_of("cpu_op", "cuda_runtime")
     parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
-    for thread in np.unique(threads).tolist():
+    for thread in distinct(threads).tolist():
         relevant = [number for number in dict.fromkeys((thread, main)) if number != NONE]
         which = threads == thread
         if relevant:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 
 LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's
 
@@ -56,7 +56,7 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
         _inside(columns, makes_node, *window) for window in zip(begin_ns.tolist(), end_ns.tolist(), strict=True)
     ]
     works = np.flatnonzero(np.isin(call, replays) & columns.is_gpu())
-    for replay in np.unique(call[works]).tolist():
+    for replay in distinct(call[works]).tolist():
         of_replay = works[call[works] == replay]  # in order of time
         pairs = _matched(columns, captured, of_replay)
         if pairs is not None:

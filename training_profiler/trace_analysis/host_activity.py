@@ -10,7 +10,7 @@ from training_profiler.recording.known_sections import DATA_LOADING, EMA_UPDATE,
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, union
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
@@ -183,7 +183,7 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
     by = launches.operator[to_host]
     calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
-    return np.unique(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
+    return distinct(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
 
 
 def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:

@@ -140,6 +140,11 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _ROWS if pattern.search(lower)), UNCLASSIFIED)
 
 
+def communicates(name: str) -> bool:
+    """Return whether the kernel with that name communicates."""
+    return kind_of(name) == COMMUNICATION
+
+
 @cache
 def is_flash(name: str) -> bool:
     """Return whether the kernel with that name computes attention without storing all scores."""

@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.device_activity import STEP_NAME
 from training_profiler.trace_analysis.graphs import captured_calls, captures_of
 from training_profiler.trace_analysis.intervals import covered_before, union
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -145,7 +144,7 @@ def is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
 
 def is_section(columns: Columns) -> Bools:
     """Return which events are annotations of the host, steps excluded."""
-    return columns.is_of("user_annotation") & ~columns.named(lambda name: name.startswith(STEP_NAME))
+    return columns.is_of("user_annotation") & ~columns.is_step()
 
 
 def sections_of(columns: Columns, nesting: Nesting) -> Ints:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct
 
 # If a trace rounds begin and duration to whole us, an inner event may end up to 2 us after the outer one.
 ROUNDING_NS: Final = 2000
@@ -67,7 +67,7 @@ def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
     ends_late = np.flatnonzero((parents != NONE) & (ends > ends[parents]))
     if len(ends_late):
         outermost = np.append(np.flatnonzero(depths == 0), len(rows))
-        for group in np.unique(np.searchsorted(outermost, ends_late, side="right")).tolist():
+        for group in distinct(np.searchsorted(outermost, ends_late, side="right")).tolist():
             _walk(begins, ends, parents, depths, range(*outermost[group - 1 : group + 1].tolist()))
     return parents, depths
 

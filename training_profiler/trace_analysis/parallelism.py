@@ -4,11 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from training_profiler.trace_analysis.communication import Collective
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.phases import BACKWARD, MARKS, OPTIMIZER
 
@@ -51,7 +49,7 @@ def parallelism_of(
     """Return the kinds of parallelism that the trace shows."""
     kinds = {collective.kind for collective in collectives}
     is_host = columns.is_of("cpu_op", "user_annotation")
-    names = [columns.names[i] for i in np.unique(columns.name[is_host]).tolist()] if communicates.any() else []
+    names = [columns.names[i] for i in distinct(columns.name[is_host]).tolist()] if communicates.any() else []
     seen = [kind for kind, pattern in _NAMES.items() if any(map(pattern.search, names))]
     if FSDP not in seen and kinds >= _SHARDED:
         seen.append(FSDP)

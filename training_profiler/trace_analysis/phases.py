@@ -10,7 +10,7 @@ import numpy as np
 from training_profiler.trace_analysis import kernel_names
 from training_profiler.trace_analysis.intervals import covered, together, union
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.pace import free_since
 from training_profiler.trace_analysis.scope import Scope
@@ -105,5 +105,5 @@ def _device_ns(columns: Columns, rows: Ints) -> int:
     devices = columns.device[rows]
     return sum(
         union(columns.begin_ns[of], columns.end_ns[of]).total_ns
-        for of in (rows[devices == device] for device in np.unique(devices))
+        for of in (rows[devices == device] for device in distinct(devices))
     )

@@ -5,10 +5,9 @@ from typing import Final
 import numpy as np
 
 from training_profiler.recording.known_sections import CLOCK_MARK, PROFILER
-from training_profiler.trace_analysis.device_activity import STEP_NAME
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, together, union
-from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import STEP_NAME, Bools, Columns, Ints, distinct
 
 # What CUPTI needs for itself (CUpti_ActivityOverheadKind), as Kineto names it. Loading a kernel is work of CUDA.
 OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")
@@ -47,7 +46,7 @@ def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals
     What would be shorter than ``least_ns`` stays with the piece beside it.
     """
     is_long = recording.end_ns - recording.begin_ns >= least_ns
-    cuts = np.unique(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
+    cuts = distinct(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
     begins, ends, of = [], [], []
     for i, (begin_ns, end_ns) in enumerate(zip(idle.begin_ns.tolist(), idle.end_ns.tolist(), strict=True)):
         for cut_ns in cuts[(cuts >= begin_ns + least_ns) & (cuts <= end_ns - least_ns)].tolist():
@@ -65,14 +64,17 @@ def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals
 def _is_host(columns: Columns) -> Bools:
     """Return which events of the host are not marks of the recording."""
     is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
-    marks = (STEP_NAME, CLOCK_MARK)
-    return is_host & ~columns.named(lambda name: name.startswith(marks), columns.is_of("user_annotation"))
+    return is_host & ~columns.named(_is_mark, columns.is_of("user_annotation"))
+
+
+def _is_mark(name: str) -> bool:
+    return name.startswith((STEP_NAME, CLOCK_MARK))
 
 
 def _overheads(columns: Columns, of_program: Ints) -> Intervals:
     """Return the overheads during which the program begins nothing: traces do not name the thread of an overhead."""
     rows = np.flatnonzero(columns.named(OVERHEADS.__contains__, columns.is_of("overhead")))
-    begun_ns = np.sort(columns.begin_ns[of_program])
+    begun_ns = columns.begin_ns[of_program]  # ascending, as all rows are
     begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
     is_alone = np.searchsorted(begun_ns, begin_ns, side="right") == np.searchsorted(begun_ns, end_ns, side="left")
     return union(begin_ns[is_alone], end_ns[is_alone])
@@ -83,7 +85,7 @@ def _start(columns: Columns, of_program: Ints) -> Intervals:
 
     A section that is open at the begin, and may have been for long, shows the program only at its end.
     """
-    steps = np.flatnonzero(columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation")))
+    steps = np.flatnonzero(columns.is_step())
     if not len(steps) or not len(of_program):
         return NOTHING
     begin_ns = columns.begin_ns[steps[0]]

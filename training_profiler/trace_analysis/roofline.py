@@ -13,7 +13,7 @@ import numpy as np
 from training_profiler.device.peaks import peak_memory_of, peak_of
 from training_profiler.trace_analysis import kernel_names, runtime_calls
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.work_formulas import (
     ELEMENTWISE,
@@ -109,14 +109,15 @@ def roofline_of(columns: Columns, launches: Launches, communicates: Bools) -> Ro
     is_counted = np.array([name in FORMULAS for name in columns.names], np.bool_)
     works = np.flatnonzero(columns.is_gpu() & (launches.operator != NONE))
     works = works[is_counted[columns.name[launches.operator[works]]]]
-    others = np.unique(launches.operator[works[~computes[works]]])
-    works = works[~np.isin(launches.operator[works], others)]
+    also_copies = np.zeros(len(computes), np.bool_)
+    also_copies[launches.operator[works[~computes[works]]]] = True
+    works = works[~also_copies[launches.operator[works]]]
     operator = launches.operator[works]
     keys = (columns.name[operator], columns.inputs[operator], columns.device[works])
     groups, group = numbered(list(zip(*(key.tolist() for key in keys), strict=True)))
     runs = _runs(columns, launches, works, group, len(groups))
     total_ns = np.bincount(group, length_ns[works], len(groups))
-    uses_tensor_cores = columns.named(kernel_names.uses_tensor_cores, columns.is_of("kernel"))[works]
+    uses_tensor_cores = columns.named(kernel_names.uses_tensor_cores, columns.is_of("kernel"), takes_long=True)[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))
     rates = [
         _rate(columns, key, int(total_ns[i]), int(runs[i]), tensor_ns[i] > total_ns[i] / 2)
@@ -134,7 +135,7 @@ def _runs(columns: Columns, launches: Launches, works: Ints, group: Ints, size: 
     is_graph = columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
     replay = np.where((call != NONE) & is_graph[call], call, NONE)
     _, run = np.unique(launches.operator[works] * (len(is_graph) + 1) + replay + 1, return_inverse=True)
-    return np.bincount(np.unique(run * size + group) % size, minlength=size)
+    return np.bincount(distinct(run * size + group) % size, minlength=size)
 
 
 def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses_tensor_cores: bool) -> Rate:

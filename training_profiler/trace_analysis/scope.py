@@ -10,7 +10,7 @@ from training_profiler.recording.known_sections import OPTIMIZER_STEP
 from training_profiler.trace_analysis.device_activity import Device, StepParts, parts_of, utilization
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.intervals import Intervals, covered, union
-from training_profiler.trace_analysis.load.columns import Columns
+from training_profiler.trace_analysis.load.columns import Columns, distinct
 from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.units import NS_PER_MS, counted
 
@@ -93,7 +93,7 @@ def _repetition(columns: Columns) -> Repetition | None:
     counts = np.bincount(columns.name[rows], minlength=len(columns.names))
     lengths = np.zeros(len(columns.names), np.int64)
     np.add.at(lengths, columns.name[rows], (columns.end_ns - columns.begin_ns)[rows])
-    often = [i for i in np.unique(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
+    often = [i for i in distinct(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
     if not often:
         return None
 

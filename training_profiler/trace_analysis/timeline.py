@@ -34,7 +34,7 @@ def main_thread(columns: Columns) -> int:
     with most operators, which may be that of the backward pass.
     """
     for which in (
-        columns.named(lambda name: name.startswith("ProfilerStep#"), columns.is_of("user_annotation")),
+        columns.is_step(),
         columns.named(lambda name: name.startswith(_OF_THE_LOOP), columns.is_of("user_annotation")),
         columns.is_of("cpu_op", "user_annotation"),
     ):

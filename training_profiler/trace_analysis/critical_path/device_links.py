@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis.intervals import covered, union
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints, distinct
 from training_profiler.trace_analysis.unseen_work import LEAST_UNSEEN_NS
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
@@ -208,7 +208,7 @@ def event_waits(works: Works, thread: Ints, at_ns: Ints) -> list[tuple[int, int]
     """
     pairs = []
     streams = [(of[0], of, np.maximum.accumulate(works.called_ns[of])) for of in works.streams()]
-    for one in np.unique(thread).tolist():
+    for one in distinct(thread).tolist():
         launched = np.flatnonzero((works.thread == one) & (works.called_ns != LONG_AGO))
         launched = launched[np.argsort(works.called_ns[launched], kind="stable")]
         times = at_ns[thread == one]

@@ -26,7 +26,7 @@ from training_profiler.trace_analysis.critical_path.host_pieces import HostPiece
 from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.recording_time import started_ns
@@ -162,7 +162,7 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
         return doubts[0].message
     if main == NONE:
         return "it has no events of the host"
-    if len(np.unique(columns.device[rows])) > 1:
+    if len(distinct(columns.device[rows])) > 1:
         return "it has work of several devices: record each rank in a file of its own"
     # What runs before all work with a known launch was launched before the recording began.
     known = np.flatnonzero(calls != NONE)
@@ -335,7 +335,7 @@ class _Builder:
         """Add what works wait for; return the work before each on its stream, and the delay after it."""
         works, points = self._works, len(self._thread)
         links = device_links(works, ~self._columns.is_of("kernel")[works.row])
-        for thread in np.unique(works.thread[works.thread != NONE]).tolist():
+        for thread in distinct(works.thread[works.thread != NONE]).tolist():
             launched = np.flatnonzero(works.thread == thread)
             called = self._points_of(thread, works.called_ns[launched])
             delays = links.launch_delay_ns[launched].tolist()

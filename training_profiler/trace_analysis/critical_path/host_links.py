@@ -8,7 +8,7 @@ import numpy as np
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works
 from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, OUTSIDE, HostPieces
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, MARKS
 
@@ -93,7 +93,7 @@ def _is_copied_within(columns: Columns, works: Works, calls: Ints) -> Bools:
 
 def _full_queue(columns: Columns, works: Works, calls: Ints) -> list[tuple[int, int]]:
     """Return the calls that launched into a full queue, each with the last work that ended meanwhile."""
-    rows = np.unique(calls[calls != NONE])
+    rows = distinct(calls[calls != NONE])
     begins = columns.begin_ns[rows]
     by_end = np.argsort(works.end_ns, kind="stable")
     ends = works.end_ns[by_end]
@@ -116,7 +116,7 @@ def handovers_of(columns: Columns, nesting: Nesting, pieces: HostPieces, main: i
     outermost = nesting.levels[0]
     outermost = outermost[columns.end_ns[outermost] > columns.begin_ns[outermost]]
     found = []
-    for thread in np.unique(columns.thread[is_backward]).tolist():
+    for thread in distinct(columns.thread[is_backward]).tolist():
         if thread == main:
             continue
         on_thread = is_host & (columns.thread == thread)

@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.device_activity import STEP_NAME
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
@@ -84,5 +83,5 @@ def _labels(columns: Columns, nesting: Nesting, row: Ints) -> tuple[Ints, Ints]:
     waiting, allocating, called = (at(which) == 1 for which in (waits, allocates, is_call))
     kind = np.select([loaded, waiting, allocating, within, called], range(len(KINDS) - 1), len(KINDS) - 1)
     named = np.select([loaded, waiting | allocating, within], [at(loads), row, at(operator)], row)
-    is_step = columns.named(lambda name: name.startswith(STEP_NAME))
+    is_step = columns.is_step()
     return kind, np.where(known & ~is_step[named], columns.name[named], NONE)

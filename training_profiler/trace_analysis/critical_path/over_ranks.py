@@ -15,7 +15,7 @@ from training_profiler.trace_analysis.communication import Runs, RunsOf, matched
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works
 from training_profiler.trace_analysis.critical_path.graph import OTHER_RANK, Edge, Graph, replayed_exactly
 from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces
-from training_profiler.trace_analysis.load.columns import NONE, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Ints, distinct
 
 # All ranks leave these at about the same time: none has its result before the last one has sent.
 LEFT_TOGETHER: Final = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))
@@ -213,7 +213,7 @@ class _Join:
         arrivals = {i: self._arrival(works[i], int(begins[i])) for i in taking.tolist()}
         sorted_ns = np.sort(begins[taking])
         latest_ns = sorted_ns[np.searchsorted(sorted_ns, ends[taking]) - 1]
-        for met_ns in np.unique(latest_ns).tolist():
+        for met_ns in distinct(latest_ns).tolist():
             came = [i for i in taking.tolist() if begins[i] <= met_ns]
             met = self._new(met_ns, self._side[works[came[int(np.argmax(begins[came]))]]], 3)
             self._edges[met] = tuple((arrivals[i], 0, OTHER_RANK) for i in came)

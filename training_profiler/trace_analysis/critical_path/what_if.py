@@ -16,7 +16,7 @@ from training_profiler.trace_analysis.critical_path.path import (
     critical_path,
     work_kind,
 )
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints, distinct
 from training_profiler.trace_analysis.phases import PHASES
 
 MOST_EACH: Final = 3  # operators and kernels that changes are computed for
@@ -129,7 +129,7 @@ def _host(graph: Graph, change: Change) -> tuple[list[int], list[tuple[Edge, ...
     at = np.array(graph.at_ns[: graph.points], np.int64)
     pieces = graph.pieces
     is_changed = _chosen_pieces(graph, change)
-    for thread in np.unique(graph.thread).tolist():
+    for thread in distinct(graph.thread).tolist():
         of = pieces.of(thread)
         points = np.flatnonzero(graph.thread == thread)
         if not is_changed[of].any():

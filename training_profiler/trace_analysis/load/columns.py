@@ -1,7 +1,7 @@
 """The events of a trace as columns: one numpy array per field, names as numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,7 @@ FEW_NAMES: Final = 0.02  # of events: it takes less time to look at all names th
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
+STEP_NAME: Final = "ProfilerStep#"
 
 
 def is_of(category: Ints, *names: str) -> Bools:
@@ -53,6 +54,16 @@ def is_of(category: Ints, *names: str) -> Bools:
     is_wanted = np.zeros(len(CATEGORY_NAMES), np.bool_)
     is_wanted[[CATEGORY_IDS[name] for name in names]] = True
     return is_wanted[category]
+
+
+def _is_name_of_step(name: str) -> bool:
+    return name.startswith(STEP_NAME)
+
+
+def distinct(values: Ints) -> Ints:
+    """Return the different values, ascending. The first call of numpy.unique would import numpy.ma for 15 ms."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +145,19 @@ class Columns:
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
     lost_halves: int  # of device work: begins without an end, and ends without a begin
     notes: tuple[str, ...]  # what of the file could not be read
+    # What was asked of the same columns before; arrays are not to be changed.
+    _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _of_names: dict[Callable[[str], Any], tuple[Bools, Bools]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def is_of(self, *categories: str) -> Bools:
-        """Return which events are of one of these categories."""
-        return is_of(self.category, *categories)
+        """Return which events are of one of these categories; the array cannot be changed."""
+        known = self._of_categories.get(categories)
+        if known is None:
+            known = self._of_categories[categories] = is_of(self.category, *categories)
+            known.setflags(write=False)
+        return known
 
     def name_of_device(self, index: int) -> str:
         """Return the name of a device; "" if unknown. Some traces of ROCm list one device by another number."""
@@ -149,13 +169,24 @@ class Columns:
         """Return which events are device work. Other events can have a stream as well."""
         return self.is_of(*GPU_CATEGORIES)
 
-    def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
-        """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true."""
-        table = np.zeros(len(self.names), np.bool_)
-        is_used = np.full(len(self.names), among is None or len(self.names) < FEW_NAMES * len(self.name))
+    def is_step(self) -> Bools:
+        """Return which events are marked steps."""
+        return self.named(_is_name_of_step, self.is_of("user_annotation"))
+
+    def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None, *, takes_long: bool = False) -> Bools:
+        """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true.
+
+        A function that ``takes_long`` is only asked of names that these events have.
+        """
+        if is_wanted not in self._of_names:
+            self._of_names[is_wanted] = np.zeros(len(self.names), np.bool_), np.zeros(len(self.names), np.bool_)
+        table, is_decided = self._of_names[is_wanted]
+        are_few = len(self.names) < FEW_NAMES * len(self.name) and not takes_long
+        is_used = np.full(len(self.names), among is None or are_few)
         if not is_used.all():
             is_used[self.name[among]] = True
-        for i in np.flatnonzero(is_used).tolist():
+        for i in np.flatnonzero(is_used & ~is_decided).tolist():
             table[i] = bool(is_wanted(self.names[i]))
+        is_decided |= is_used
         has_name = table[self.name]
         return has_name if among is None else has_name & among

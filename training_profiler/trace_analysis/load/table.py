@@ -28,6 +28,7 @@ from training_profiler.trace_analysis.load.columns import (
     Messages,
     Recorded,
     Samples,
+    distinct,
     is_of,
 )
 from training_profiler.trace_analysis.load.numbers import Numbers, numbered
@@ -191,7 +192,7 @@ class _Table:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
         names, name, nameless = self._shown_names(rows["name"])
         threads, thread = self._threads(rows["track"])
-        _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
+        _check_number(len(distinct(rows["device"])), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
         inputs, input_texts = _inputs((shapes, types, values))
         return Columns(

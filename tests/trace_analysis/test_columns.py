@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.traces import Trace
+from training_profiler.trace_analysis.load.columns import distinct
+from training_profiler.trace_analysis.load.table import read_columns
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_distinct_values_are_ascending(values):
+    assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
+
+
+def test_names_are_decided_once_and_only_those_that_were_asked_for(tmp_path):
+    columns = read_columns(Trace().op("aten::mm", 0, 5).kernel("gemm", 2, 5).op("aten::mm", 8, 5).write(tmp_path))
+    asked = []
+
+    def is_wanted(name):
+        asked.append(name)
+        return name == "gemm"
+
+    for among in (columns.is_of("kernel"), columns.is_of("kernel"), columns.is_of("cpu_op"), None):
+        expected = [among is None or bool(among[1])]
+        assert [columns.named(is_wanted, among, takes_long=True)[1]] == expected
+    assert asked == ["gemm", "aten::mm"]
+
+
+def test_what_was_asked_of_columns_cannot_be_changed(tmp_path):
+    columns = read_columns(Trace().op("aten::mm", 0, 5).write(tmp_path))
+    with pytest.raises(ValueError, match="read-only"):
+        columns.is_of("cpu_op")[0] = False

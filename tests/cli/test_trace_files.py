@@ -135,7 +135,7 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert "is spent waiting for batches" in text
     assert "Not checked, because the trace lacks:" in text
     assert text.count("<table>") == 9
-    assert text.count("<td>data loader</td>") == len(analyse(path).idle_times)
+    assert text.count(">data loader</td>") == len(analyse(path).idle_times)
 
 
 def test_page_of_incomplete_trace_says_so_and_escapes_names(tmp_path, capsys):

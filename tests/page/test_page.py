@@ -239,3 +239,10 @@ def test_elements_escape_what_they_get_once():
 def test_the_snapshot_of_the_tests_is_deterministic():
     assert page_of(ranks=2) == page_of(ranks=2)
     assert snapshot() == snapshot()
+
+
+def test_columns_of_words_begin_on_the_left_and_numbers_end_on_the_right():
+    rows = [["a", Cell("1.2", 1.2), "3 ms", "[[4]]", ""], ["b", Cell(""), "", "", ""]]
+    shown = table("t", ["name", "number", "time", "shapes", "none"], rows)
+    assert re.findall(r'<th scope="col"( class="words")?>', shown) == [' class="words"', "", "", ' class="words"', ""]
+    assert re.findall(r"<td( class=\"words\")?", shown) == ["", "", ' class="words"', ""] * 2

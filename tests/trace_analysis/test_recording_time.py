@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
+from training_profiler.cli import main
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.critical_path.path import critical_path
@@ -110,6 +111,16 @@ def test_the_parts_of_steps_still_add_up_and_the_recording_is_named(tmp_path):
     assert "Step time varies by 43.3%, 0.0% without the first step (coefficient of\n  variation)" in text
     assert "  before: 9.000 ms, recording\n  before: 0.060 ms, launch-bound" in render_view("trace", found, "host_self")
     assert trace_data(found)["recording_ms"] == 9.0
+
+
+def test_page_and_comparison_say_how_busy_the_device_is_without_the_recording(tmp_path, capsys):
+    trace = captured().write(tmp_path)
+    page = tmp_path / "page.html"
+    assert main(["trace", str(trace), "--html", str(page)]) == 0
+    busy = "busy for 77.0% of step time, 99.4% without 9.000 ms of the recording itself."
+    assert busy in page.read_text("utf-8")
+    assert main(["trace", str(trace), "--compare", str(trace)]) == 0
+    assert "Before: 99.4% without 9.000 ms of the recording itself\nAfter: 99.4%" in capsys.readouterr().out
 
 
 def test_the_path_begins_after_the_start_of_the_recording(tmp_path):

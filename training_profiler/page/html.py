@@ -53,14 +53,32 @@ def table(caption: str, headers: Sequence[str], rows: Sequence[Sequence[Cell | o
     """Return a table whose columns can be sorted; nothing without rows. The first column heads its row."""
     if not rows:
         return Html("")
-    head = element("tr", *(element("th", element("button", header, type="button"), scope="col") for header in headers))
-    body = [element("tr", *(_cell(cell, is_head=not at) for at, cell in enumerate(row))) for row in rows]
-    whole = element("table", element("caption", caption), element("thead", head), element("tbody", *body))
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    kinds = ["words" if any(map(_is_words, column)) else None for column in zip(*cells, strict=True)]
+    head = (
+        element("th", element("button", header, type="button"), scope="col", class_=kind)
+        for header, kind in zip(headers, kinds, strict=True)
+    )
+    body = [
+        element(
+            "tr", *(_cell(cell, kind, is_head=not at) for at, (cell, kind) in enumerate(zip(row, kinds, strict=True)))
+        )
+        for row in cells
+    ]
+    whole = element(
+        "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body)
+    )
     return element("div", whole, class_="wide", tabindex="0", role="region", aria_label=caption)
 
 
-def _cell(cell: Cell | object, is_head: bool) -> Html:
-    shown, number = cell if isinstance(cell, Cell) else (cell, None)
-    tag = "th" if is_head else "td"
-    value = None if number is None else f"{number:.9g}"
-    return element(tag, shown, scope="row" if is_head else None, data_value=value)
+def _is_words(cell: Cell) -> bool:
+    """Return whether a cell shows words, which begin on the left, and not a number with its unit."""
+    shown = str(cell.shown)
+    return cell.number is None and bool(shown) and shown[0] not in "0123456789+-.<>~"
+
+
+def _cell(cell: Cell, kind: str | None, is_head: bool) -> Html:
+    value = None if cell.number is None else f"{cell.number:.9g}"
+    return element(
+        "th" if is_head else "td", cell.shown, scope="row" if is_head else None, class_=kind, data_value=value
+    )

@@ -15,7 +15,7 @@ from training_profiler.trace_analysis.compare import (
     Difference,
     WorkDifference,
 )
-from training_profiler.trace_analysis.report.formats import kernel, ms, ms_number, percent, us
+from training_profiler.trace_analysis.report.formats import kernel, ms, ms_number, percent, us, without_text
 from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.trace_json import gpu_name
 
@@ -49,7 +49,10 @@ def render_comparison(comparison: Comparison) -> str:
     ]
     before, after = comparison.utilization
     if before is not None and after is not None:
-        lines += ["", f"GPU utilization in steps: {percent(before)} before, {percent(after)} after"]
+        lines += ["", wrapped(f"GPU utilization in steps: {percent(before)} before, {percent(after)} after", rest="  ")]
+        for when, trace in (("Before", comparison.before), ("After", comparison.after)):
+            without = without_text(trace).removeprefix(", ")
+            lines += [wrapped(f"{when}: {without}", rest="  ")] if without else []
     for name, differences in comparison.work.items():
         if differences:
             lines += ["", _work(name, differences)]

@@ -65,6 +65,18 @@ def saving_text(finding: Finding, analysis: Analysis) -> str:
     return f" Could save {saved} of {analysis.scope.extent}."
 
 
+def without_text(analysis: Analysis) -> str:
+    """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
+    if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
+        return ""
+    parts = (
+        f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
+        f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",
+    )
+    said = " and ".join(filter(None, parts))
+    return f", {percent(analysis.utilization)} without {said}" if said else ""
+
+
 def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """Return which rules could not run, a line for what each of them needs."""
     if not missing:

@@ -27,7 +27,7 @@ from training_profiler.trace_analysis.csv_files import (
     step_rows,
     what_if_rows,
 )
-from training_profiler.trace_analysis.report.formats import saving_text
+from training_profiler.trace_analysis.report.formats import saving_text, without_text
 from training_profiler.trace_analysis.report.warnings import one_step_lines
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 
@@ -101,7 +101,7 @@ def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
     warned = [f"Incomplete: {doubt.message}." for doubt in trace.doubts] + [f"File: {note}." for note in trace.notes]
     scope = "Shares are of the steps." if trace.scope.is_steps else "No steps are marked: shares are of the recording."
     used = trace.scope.utilization if trace.has_gpu else None
-    busy = "" if used is None else f" The device is busy for {used:.1%} of {trace.scope.time}."
+    busy = "" if used is None else f" The device is busy for {used:.1%} of {trace.scope.time}{without_text(trace)}."
     missing = [f"{what}: {', '.join(codes)}" for what, codes in not_checked(trace).items()]
     found = [_finding(trace, finding) for finding in recommendations(trace, thresholds)]
     parts = [element("p", line, class_="note") for line in warned]

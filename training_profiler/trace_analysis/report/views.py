@@ -22,6 +22,7 @@ from training_profiler.trace_analysis.report.formats import (
     not_checked_lines,
     percent,
     us,
+    without_text,
 )
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
 from training_profiler.trace_analysis.report.roofline import roofline
@@ -81,7 +82,7 @@ def _overview(analysis: Analysis) -> str:
     if analysis.has_gpu:
         mark = "" if analysis.is_whole else " (incomplete, see above)"
         if analysis.utilization_in_steps is not None:
-            used = f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{_without(analysis)}{mark}"
+            used = f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{without_text(analysis)}{mark}"
             lines.append(wrapped(used, rest="  "))
             lines += _ahead(analysis)
         busy = analysis.device.busy.total_ns
@@ -111,18 +112,6 @@ def _ahead(analysis: Analysis) -> list[str]:
     if later_ns <= MUCH_LATER * analysis.program_ns:
         return []
     return [wrapped(f"The host runs ahead: the device needs {ms(later_ns)} more for the work of the steps", rest="  ")]
-
-
-def _without(analysis: Analysis) -> str:
-    """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
-    if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
-        return ""
-    parts = (
-        f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
-        f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",
-    )
-    said = " and ".join(filter(None, parts))
-    return f", {percent(analysis.utilization)} without {said}" if said else ""
 
 
 def _variation(analysis: Analysis) -> str:

@@ -55,7 +55,7 @@ def test_trace_is_reported_in_three_views(path, capsys):
         "=== Overview ===", "=== Trace ===", "=== Recommendations ==="
     ]  # fmt: skip
     assert "GPU utilization: 60.0% of the steps" in out
-    assert "data loader: 0.160 ms (100.0%)" in out
+    assert "data loader: 0.120 ms (75.0%)\n  python between launches: 0.020 ms (12.5%)" in out
     assert "30.0% of step time is spent waiting for batches from a DataLoader without" in out
 
 

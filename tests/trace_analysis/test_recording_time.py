@@ -109,7 +109,7 @@ def test_the_parts_of_steps_still_add_up_and_the_recording_is_named(tmp_path):
     text = render_view("overview", found, "host_self")
     assert "GPU utilization: 77.0% of the steps, 99.4% without 9.000 ms of the recording\n  itself\n" in text
     assert "Step time varies by 43.3%, 0.0% without the first step (coefficient of\n  variation)" in text
-    assert "  before: 9.000 ms, recording\n  before: 0.060 ms, launch-bound" in render_view("trace", found, "host_self")
+    assert "  before: 9.000 ms, recording\n  before: 0.055 ms, launch-bound" in render_view("trace", found, "host_self")
     assert trace_data(found)["recording_ms"] == 9.0
 
 

@@ -142,7 +142,7 @@ def test_cause_of_gaps_is_the_loader_before_and_the_host_after():
     before, after = (data(f"v100_resnet50_workers{count}.pt.trace.json.gz")["gap_causes_ms"] for count in (0, 4))
     assert next(iter(before)) == "data loader"
     assert before["data loader"] > 0.7 * sum(before.values())
-    assert "data loader" not in after
+    assert after["data loader"] < 0.02 * sum(after.values())
     assert next(iter(after)) == "launch-bound"
 
 

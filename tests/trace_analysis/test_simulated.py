@@ -11,7 +11,7 @@ from tests.support.traces import Trace
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
-from training_profiler.trace_analysis.trace_json import saving_ms, trace_data
+from training_profiler.trace_analysis.trace_json import gap_causes, saving_ms, trace_data
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 US = 1000
@@ -109,6 +109,19 @@ def test_a_short_read_is_not_worth_what_the_loader_takes(tmp_path):
     reads = found.get("synchronizing-reads")
     assert saving_ms(found["data-loading-bound"]) > 0.99 * answer.idle_us["data loader"] / 1000
     assert reads is None or saving_ms(reads) < 1
+
+
+def test_a_gap_with_two_causes_is_divided_between_their_findings(tmp_path):
+    """Batches that come at once end the wait, and not what the host then does until its first launch."""
+    trace = Trace()
+    for i in range(4):
+        trace.step(i, 10_000 * i, 10_000).mark("enumerate(DataLoader)#_Iter.__next__", 10_000 * i, 5000)
+        for k in range(20):
+            trace.op("aten::mm", 10_000 * i + 5000 + 200 * k, 200)
+        trace.kernel("gemm", 10_000 * i + 9000, 1000, launched=(10_000 * i + 8990, 10))
+    found = by_code(trace.analysed(tmp_path))
+    assert saving_ms(found["data-loading-bound"]) == pytest.approx(4 * 5, rel=0.01)
+    assert saving_ms(found["launch-bound"]) == pytest.approx(4 * 4, rel=0.01)
 
 
 def test_what_could_not_run_is_named(tmp_path):
@@ -255,6 +268,10 @@ def test_whole_traces_are_not_doubted_and_add_up(tmp_path, loop):
     assert not found.doubts
     assert (found.device.busy.total_ns, found.span_ns) == (answer.busy_us * US, answer.span_us * US)
     assert sum(found.gap_lengths_ns) == sum(answer.idle_us.values()) * US
+    assert sum(gap_causes(found).values()) == pytest.approx(sum(gap.gap.length_ns for gap in found.gaps) / 1e6)
+    for place in found.idle_times:
+        assert sum(share for _, share in place.gap.shares) == pytest.approx(1)
+        assert place.gap.share_of(place.gap.cause) == max(share for _, share in place.gap.shares)
     if loop.is_marked:
         edges_ns = [us * US for us in (answer.before_us, answer.after_us) if us >= 30]
         assert [edge.in_scope_ns for edge in found.edges] == edges_ns

@@ -77,6 +77,10 @@ class AttributedGap:
     in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
     stall: Stall
 
+    def ns_of(self, *causes: str) -> int:
+        """Return how much of it lies within the scope and has one of these causes."""
+        return round(self.in_scope_ns * self.gap.share_of(*causes))
+
     @property
     def where(self) -> str:
         """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
@@ -203,7 +207,7 @@ class Analysis:
         return self._idle_ns(NOT_RECORDED)
 
     def _idle_ns(self, cause: str) -> int:
-        of_cause = sum(place.in_scope_ns for place in self.idle_times if place.gap.cause == cause)
+        of_cause = sum(place.ns_of(cause) for place in self.idle_times)
         return of_cause // max(1, len(self.devices))
 
     @property

@@ -74,7 +74,7 @@ def _idle_rows(trace: Analysis, places: Sequence[AttributedGap]) -> list[Row]:
             "at_ms": ms(place.gap.begin_ns - trace.begin_ns),
             "length_ms": ms(place.gap.length_ns),
             "cause": place.gap.cause,
-            "share_of_cause": place.gap.part,
+            "share_of_cause": place.gap.share_of(place.gap.cause),
             "step": place.step,
             "section": place.section,
             "module": place.module,

@@ -1,6 +1,7 @@
 """Why a device was idle: every gap of at least 30 us, with the activity of the host during it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,8 @@ _CALLS: Final = {
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
+_SLOW_HOST: Final = (LAUNCH_BOUND, PYTHON)  # a host stall, if it is long
+_UNDIVIDED: Final = (*NO_IDLE_TIME, IN_GRAPH)  # the rest of the gap says nothing of the program either
 CAUSES: Final = (
     *_IN_ORDER[1:-1],
     HOST_STALL,
@@ -61,14 +64,18 @@ class Gap:
     device: int
     begin_ns: int
     end_ns: int
-    cause: str  # of most of the gap
-    part: float  # share of the gap with that cause, 0 to 1
+    cause: str  # of the largest part
+    shares: tuple[tuple[str, float], ...]  # of each cause; together 1
     next_row: int  # the work that ended it; -1 for none
 
     @property
     def length_ns(self) -> int:
         """The length of the gap."""
         return self.end_ns - self.begin_ns
+
+    def share_of(self, *causes: str) -> float:
+        """Return the part of the gap with one of these causes, 0 to 1."""
+        return sum(share for cause, share in self.shares if cause in causes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,27 +196,36 @@ def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Id
     _leave_unknown(parts, (calls == NONE) & (following != NONE) & (made != NONE).any())
     parts = np.vstack([parts, end_ns - launched_ns])
     which = parts.argmax(axis=0)
-    shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
+    shares = (parts / (end_ns - begin_ns)).T.tolist()
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(around.busy, launched_ns, end_ns) > end_ns - launched_ns
-    by_host = _by_host(parts) / (end_ns - begin_ns)
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
     is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
     is_stall |= _is_slow_call(columns, made, calls, begin_ns, launched_ns, end_ns)
     long = []
-    for i, cause in enumerate(which.tolist()):
-        name, part = (*_IN_ORDER, "")[cause], float(shares[i])
-        if unseen[i] > MOST_OF_TIME and name != RECORDING:
-            name, part = NOT_RECORDED, float(unseen[i])
-        elif idle.is_in_graph[i]:
-            name, part = IN_GRAPH, 1.0
-        elif cause == len(_IN_ORDER):
-            on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
-            name = UNKNOWN if following[i] == NONE else on_device
-        elif name in (LAUNCH_BOUND, PYTHON) and is_stall[i]:
-            name, part = HOST_STALL, float(by_host[i])
-        long.append(Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
+    for i, (main, parts_of_gap) in enumerate(zip(which.tolist(), shares, strict=True)):
+        on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
+        names = (*_IN_ORDER, UNKNOWN if following[i] == NONE else on_device)
+        cause = names[main]
+        if cause != RECORDING:
+            cause = NOT_RECORDED if unseen[i] > MOST_OF_TIME else IN_GRAPH if idle.is_in_graph[i] else cause
+        divided = {cause: 1.0}
+        if cause not in _UNDIVIDED:
+            divided = _divided(names, parts_of_gap)
+            if cause in _SLOW_HOST and is_stall[i]:
+                cause, divided[HOST_STALL] = HOST_STALL, sum(divided.pop(slow, 0.0) for slow in _SLOW_HOST)
+        long.append(
+            Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), cause, tuple(divided.items()), int(following[i]))
+        )
     return long
+
+
+def _divided(names: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
+    divided: dict[str, float] = {}
+    for name, share in zip(names, shares, strict=True):
+        if share:
+            divided[name] = divided.get(name, 0.0) + share
+    return divided
 
 
 def _leave_unknown(parts: Ints, which: Bools) -> None:
@@ -217,13 +233,13 @@ def _leave_unknown(parts: Ints, which: Bools) -> None:
 
     It may have been launched long before, as a copy that a device makes for itself.
     """
-    for cause in (LAUNCH_BOUND, PYTHON):
+    for cause in _SLOW_HOST:
         parts[_IN_ORDER.index(UNKNOWN), which] += parts[_IN_ORDER.index(cause), which]
         parts[_IN_ORDER.index(cause), which] = 0
 
 
 def _by_host(parts: Ints) -> Ints:
-    total: Ints = parts[_IN_ORDER.index(LAUNCH_BOUND)] + parts[_IN_ORDER.index(PYTHON)]
+    total: Ints = sum(parts[_IN_ORDER.index(cause)] for cause in _SLOW_HOST)
     return total
 
 

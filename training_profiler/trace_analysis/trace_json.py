@@ -1,6 +1,6 @@
 """The figures of a trace as plain data, for ``training-profiler trace --json``; ms are floats of exact nanoseconds."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -172,10 +172,11 @@ def outcome_data(found: Outcome) -> dict[str, Any]:
 
 def gap_causes(analysis: Analysis) -> dict[str, float]:
     """Return the ms of gaps of 30 us or more by their cause, the largest first."""
-    causes: Counter[str] = Counter()
+    causes: dict[str, float] = defaultdict(float)
     for place in analysis.gaps:
-        causes[place.gap.cause] += place.gap.length_ns
-    return {cause: ms(ns) for cause, ns in causes.most_common()}
+        for cause, share in place.gap.shares:
+            causes[cause] += share * place.gap.length_ns
+    return {cause: ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
 
 
 def saving_ms(finding: Finding) -> float | None:
@@ -255,7 +256,7 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "at_ms": ms(place.gap.begin_ns - analysis.begin_ns),
         "ms": ms(place.gap.length_ns),
         "cause": place.gap.cause,
-        "covered_pct": 100 * place.gap.part,
+        "covered_pct": 100 * place.gap.share_of(place.gap.cause),
         "next": place.next_name[:MOST_NAME] or None,
         "operator": place.operator[:MOST_NAME] or None,
         "section": place.section[:MOST_NAME] or None,

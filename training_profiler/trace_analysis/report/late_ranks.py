@@ -46,8 +46,9 @@ def _times_ns(trace: Analysis) -> Counter[str]:
         }
     )
     for place in trace.idle_times:
-        if place.gap.cause not in NO_IDLE_TIME:
-            times[f"idle time of the cause {place.gap.cause}"] += round(place.gap.part * place.in_scope_ns)
+        for cause, _ in place.gap.shares:
+            if cause not in NO_IDLE_TIME:
+                times[f"idle time of the cause {cause}"] += place.ns_of(cause)
     return times
 
 

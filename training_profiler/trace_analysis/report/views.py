@@ -246,8 +246,6 @@ def _trace(analysis: Analysis) -> str:
         f"  {cause}: {value:.3f} ms ({percent(value * NS_PER_MS / total)})"
         for cause, value in gap_causes(analysis).items()
     ]
-    if len({gap.gap.cause for gap in analysis.gaps}) > 1:
-        lines.append("  (each gap counts whole for the cause of most of it)")
     lines += _edges(analysis)
     longest = sorted(analysis.gaps, key=lambda gap: -gap.gap.length_ns)[:MOST_GAPS]
     rows = [
@@ -275,7 +273,9 @@ def _edges(analysis: Analysis) -> list[str]:
     for edge in analysis.edges:
         when = "before" if edge.next_name else "after"
         around = ", ".join(filter(None, (edge.stall.by and f"host in {edge.stall.by}", edge.where)))
-        sums[edge.gap.device, when, edge.gap.cause + (f" ({around})" if around else "")] += edge.in_scope_ns
+        for cause, _ in edge.gap.shares:
+            at = f" ({around})" if around and cause == edge.gap.cause else ""
+            sums[edge.gap.device, when, cause + at] += edge.ns_of(cause)
     for (_, when, what), ns in sums.items():
         lines.append(wrapped(f"{when}: {ms(ns)}, {what}", first="  ", rest="    "))
     return lines

@@ -64,7 +64,6 @@ def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
     reason = " (0 loads batches in the training process)" if is_synchronous else ""
     waited_ns = sum(analysis.waiting.data_ns)
     saved_ns = gap_ns(analysis, DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
-    # A gap counts whole for its cause, though the host may have done other things in it, too.
     saved_ns = max(0, min(saved_ns, waited_ns) - analysis.waiting.worker_start_ns)  # more workers start no faster
     return Finding(
         "data-loading-bound",
@@ -104,7 +103,9 @@ def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in NO_IDLE_TIME]
     causes: dict[str, int] = {}
     for place in places:
-        causes[place.gap.cause] = causes.get(place.gap.cause, 0) + place.in_scope_ns
+        for cause, _ in place.gap.shares:
+            if cause not in NO_IDLE_TIME:
+                causes[cause] = causes.get(cause, 0) + place.ns_of(cause)
     short_ns = idle_ns - sum(causes.values())
     main = max(causes, key=lambda cause: causes[cause], default="")
     fix = "Fix the main cause first: --view trace shows the cause of every gap"
@@ -143,12 +144,12 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
     share = share_of_scope(analysis, ns)
     if not found or share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
         return None
-    found.sort(key=lambda place: -place.in_scope_ns)
+    found.sort(key=lambda place: -place.ns_of(HOST_STALL))
     named = ", ".join(_stall_text(place) for place in found[:MOST_STALLS])
     more = f" and {len(found) - MOST_STALLS} more" if len(found) > MOST_STALLS else ""
-    first_ns = sum(place.in_scope_ns for place in found if place.stall.is_first)
+    first_ns = sum(place.ns_of(HOST_STALL) for place in found if place.stall.is_first)
     fix = "Look at what the host does there: move it off the training thread, or do it less often"
-    if 2 * first_ns > sum(place.in_scope_ns for place in found):
+    if 2 * first_ns > ns * len(analysis.devices):
         fix = (
             "Before its first run a kernel is loaded, chosen or compiled, once in a run: record later, with "
             "torch.profiler.schedule(wait=..., warmup=...)"
@@ -172,7 +173,7 @@ def _stall_text(place: AttributedGap) -> str:
     elif stall.section:
         what += f" in {stall.section}"
     when = " (before the first run of a kernel)" if place.stall.is_first else ""
-    return f"{place.in_scope_ns / NS_PER_MS:.1f} ms {what}{when}"
+    return f"{place.ns_of(HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 
 @RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, HOST))

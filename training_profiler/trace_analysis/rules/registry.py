@@ -1,5 +1,6 @@
 """The rules about a trace, and what they have in common."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from training_profiler.findings.registry import Registry
@@ -66,7 +67,7 @@ def computed_ns(analysis: Analysis) -> int:
 
 def gap_ns(analysis: Analysis, *causes: str) -> int:
     """Return the idle time of these causes within the scope; of several devices the mean."""
-    return _mean_ns(analysis, [place for place in analysis.idle_times if place.gap.cause in causes])
+    return _mean_ns(analysis, analysis.idle_times, causes)
 
 
 def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
@@ -79,11 +80,10 @@ def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
         for place in analysis.idle_times
         if place.follows_read
         and place.gap.next_row != NONE  # after the last work there is none that a read could delay
-        and place.gap.cause in _AFTER_READ
-        and (not causes or place.gap.cause in causes)
     ]
-    return min(_mean_ns(analysis, chosen), analysis.waiting.read_ns)
+    among = [cause for cause in _AFTER_READ if not causes or cause in causes]
+    return min(_mean_ns(analysis, chosen, among), analysis.waiting.read_ns)
 
 
-def _mean_ns(analysis: Analysis, places: list[AttributedGap]) -> int:
-    return sum(place.in_scope_ns for place in places) // max(1, len(analysis.devices))
+def _mean_ns(analysis: Analysis, places: Iterable[AttributedGap], causes: Iterable[str]) -> int:
+    return sum(place.ns_of(*causes) for place in places) // max(1, len(analysis.devices))

@@ -112,6 +112,9 @@ def test_two_activities_are_named_with_both_fixes() -> None:
         (".log_prob", "making and asking probability distributions"),
         ("torch.zeros_like", "filling tensors with zeros"),
         ("tensor.clone", "copying objects"),
+        ("plt.pause", "drawing figures"),
+        ("fig.canvas.draw", "drawing figures"),
+        ("plt.savefig", "drawing figures"),
     ],
 )
 def test_what_no_step_needs_is_named(name: str, spent: str) -> None:

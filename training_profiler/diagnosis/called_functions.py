@@ -22,10 +22,11 @@ class Activity(NamedTuple):
     text: str  # "most of it spent ..."
     functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
     fix: str
+    of: tuple[str, ...] = ()  # all functions of these objects and modules
 
     def matches(self, name: str) -> bool:
         """Return whether a function of this name is one of these."""
-        return name in self.functions or name.rpartition(".")[2] in self.functions
+        return name in self.functions or name.rpartition(".")[2] in self.functions or name.startswith(self.of)
 
 
 MAKING_TENSORS: Final = Activity(
@@ -45,6 +46,12 @@ ACTIVITIES: Final = (
         frozenset({PYTHON}),
         "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
     ),
+    Activity(
+        "drawing figures",
+        frozenset({"savefig", "tight_layout", "imshow", "add_figure"}),
+        "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
+        of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
+    ),
     Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
     COPYING,
     Activity(
@@ -52,7 +59,7 @@ ACTIVITIES: Final = (
         frozenset(
             (
                 *("print", "write", "writelines", "writerow", "flush", "fsync", "dump", "dumps", "save", "savez"),
-                *("savetxt", "savefig", "to_csv", "commit", "executemany", "info", "debug", "warning", "add_scalar"),
+                *("savetxt", "to_csv", "commit", "executemany", "info", "debug", "warning", "add_scalar"),
                 *(
                     "add_scalars",
                     "add_histogram",

@@ -138,6 +138,26 @@ def test_with_ten_steps_the_rules_have_enough():
     assert too_little_data(snapshot_of(HEALTHY, steps=10)) is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "step_s", "passes", "is_enough"),
+    [(1, 40.0, 20, True), (1, 40.0, 19, False), (4, 1.0, 20, True), (4, 0.2, 100, False), (9, 10.0, 9, False)],
+)
+def test_few_steps_of_many_backward_passes_are_enough(steps, step_s, passes, is_enough) -> None:
+    """With LBFGS, or with gradients that are accumulated, one step holds as much as many of other trainings."""
+    run = snapshot_of(HEALTHY, steps=steps, step_s=step_s)
+    backward = replace(run.sections["backward_pass"], count=passes)
+    run = replace(run, sections={**run.sections, "backward_pass": backward})
+    assert (too_little_data(run) is None) == is_enough
+    assert any(finding.code == "healthy" for finding in diagnose(run)) == is_enough
+
+
+def test_one_step_does_not_vary() -> None:
+    run = snapshot_of(HEALTHY, steps=1, step_s=40.0)
+    run = replace(run, sections={**run.sections, "backward_pass": replace(run.sections["backward_pass"], count=20)})
+    healthy = next(finding for finding in diagnose(run) if finding.code == "healthy")
+    assert healthy.message.startswith("No bottleneck found (1 step, mean 40.0 s);")
+
+
 def epoch(**self_s) -> EpochStats:
     return EpochStats(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
 

@@ -5,19 +5,27 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Registry, Saving
+from training_profiler.recording.known_sections import BACKWARD_PASS
 from training_profiler.snapshot.snapshot import Snapshot
 
 RULES: Final[Registry[Snapshot]] = Registry()
 
-# Steps after warm-up. A share of fewer steps means little.
+# Steps after warm-up. A share of fewer steps means little, unless they are long: with LBFGS, or accumulated gradients.
 STEPS_NEEDED: Final = 10
+LONG_S: Final = 1.0  # of all these steps
+PASSES_NEEDED: Final = 20  # backward passes in them
 # A saving of less than this over the whole run is not reported, whatever its share.
 MIN_SAVING_S: Final = 0.02
 
 
 def has_enough_steps(snapshot: Snapshot) -> bool:
-    """Return whether shares of the step can be trusted."""
-    return snapshot.step is not None and snapshot.step.settled_count >= STEPS_NEEDED
+    """Return whether shares of the step can be trusted: of many steps, or of few ones with many passes."""
+    step, backward = snapshot.step, snapshot.sections.get(BACKWARD_PASS)
+    if step is None or step.settled_count >= STEPS_NEEDED:
+        return step is not None
+    if backward is None or step.settled_s < LONG_S:
+        return False
+    return backward.count * step.settled_count >= PASSES_NEEDED * step.count
 
 
 def threshold_of(code: str, snapshot: Snapshot) -> float:

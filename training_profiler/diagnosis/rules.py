@@ -57,7 +57,7 @@ from training_profiler.recording.known_sections import (
     OPTIMIZER_STEP,
 )
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
-from training_profiler.units import ms_text, time_text
+from training_profiler.units import counted, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
 # Before all others: a lost rank saves no known time, but fails the run; under another
@@ -174,10 +174,10 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     why = ", as their work does" if steps.varies_with_work(step) else ", at negligible cost"
     why = why if variation > threshold_of("step-time-varies", snapshot) else ""
+    varying = f", varying by {variation:.0%}{why}" if step.count > 1 else ""
     return Finding(
         code="healthy",
-        message=f"No bottleneck found ({step.count} steps, mean {ms_text(step.avg_s)}, "
-        f"varying by {variation:.0%}{why}){checked}",
+        message=f"No bottleneck found ({counted(step.count, 'step')}, mean {time_text(step.avg_s)}{varying}){checked}",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         potential_saving_s=0.0,
         fix="",

@@ -67,6 +67,22 @@ def test_time_that_recording_alone_may_take_is_not_reported() -> None:
     assert [finding.code for finding in diagnose(busy) if finding.code == "unexplained"] == []
 
 
+def test_checks_of_distributions_are_what_leaving_them_out_saves() -> None:
+    run = run_with(({"<checks>": 0.5, "Categorical": 0.125}, 0.65), ({"<checks>": 0.1, ".log_prob": 0.125}, 0.35))
+    finding = unexplained(run)
+    assert (
+        "most of it spent checking the arguments of probability distributions (60%) and making and asking probability "
+        "distributions (Categorical(), .log_prob(), 25%): train.py:10 main (65% of it), train.py:11 main (35% of it)"
+    ) in finding.message
+    assert finding.fix.startswith("torch.distributions.Distribution.set_default_validate_args(False)")
+
+
+def test_checks_that_do_not_run_are_not_advised_against() -> None:
+    finding = unexplained(run_with(({"Categorical": 0.5, ".log_prob": 0.3}, 0.9)))
+    assert "making and asking probability distributions (Categorical(), .log_prob(), 80%)" in finding.message
+    assert finding.fix == "Where a step makes several, make one distribution for a whole batch"
+
+
 def test_opening_a_file_is_not_called_reading() -> None:
     """It may be opened to write: which is not known."""
     finding = unexplained(run_with(({"open": 0.6}, 0.7)))

@@ -15,6 +15,7 @@ from training_profiler.sampling.location import Location
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.startup_frames import STARTUP
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.snapshot.snapshot import CHECKS
 
 SITE = "/usr/lib/python3.11/site-packages"
 TORCH = f"{SITE}/torch"
@@ -59,6 +60,17 @@ def test_frames_of_torch_and_of_python_are_not_inside() -> None:
     assert read(TRAIN, (f"{TORCH}/_tensor.py", "Tensor.backward"), ("/usr/lib/python3.11/copy.py", "deepcopy")) == (
         Location("train.py", 2, "main")
     )
+
+
+@pytest.mark.parametrize("function", ["Distribution.__init__", "Distribution._validate_sample"])
+def test_checks_of_a_distribution_are_not_what_the_line_calls(function) -> None:
+    distributions = f"{TORCH}/distributions"
+    own = f"{distributions}/categorical.py", "Categorical.log_prob"
+    checks = f"{distributions}/distribution.py", function
+    assert read(TRAIN, own, checks, (f"{distributions}/constraints.py", "_Simplex.check")).called == CHECKS
+    assert read(TRAIN, own).called != CHECKS
+    # Lines of a distribution of the program do more than check.
+    assert read(TRAIN, checks, ("/project/own.py", "Mixture.support")).called != CHECKS
 
 
 def test_a_library_is_known_by_its_first_and_last_frame() -> None:

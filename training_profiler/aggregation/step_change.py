@@ -13,7 +13,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import StepPoint
 from training_profiler.sampling.location import Location
-from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineChange, LineStats, StepChange
+from training_profiler.snapshot.snapshot import CHECKS, OTHER, PYTHON, LineChange, LineStats, StepChange
 from training_profiler.units import NS_PER_S
 
 LINES_KEPT: Final = 3  # of a section
@@ -111,7 +111,7 @@ def _lines(
 def _called(line: LineStats) -> str:
     """Return the function that a line calls for most of its time; "" where it does something else."""
     name, share = max(line.called.items(), key=lambda item: item[1], default=("", 0.0))
-    return name if share >= MOSTLY_CALLED * line.share and name != PYTHON else ""
+    return name if share >= MOSTLY_CALLED * line.share and name not in (CHECKS, PYTHON) else ""
 
 
 def _by_section(counts: LineCounts, names: Mapping[int, str]) -> SamplesBySection:

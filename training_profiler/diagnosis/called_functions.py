@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.snapshot.snapshot import PYTHON, LineStats
+from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
 
 TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
 MOSTLY: Final = 0.5  # of a line's time: then all of the line is for that
@@ -109,6 +109,11 @@ ACTIVITIES: Final = (
         "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
     ),
     Activity(
+        "checking the arguments of probability distributions",
+        frozenset({CHECKS}),
+        "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
+    ),
+    Activity(
         "making and asking probability distributions",
         frozenset(
             (
@@ -116,8 +121,7 @@ ACTIVITIES: Final = (
                 *("Independent", "TransformedDistribution", "log_prob", "kl_divergence"),
             )
         ),
-        "torch.distributions.Distribution.set_default_validate_args(False) leaves out the checks of their arguments, "
-        "which take most of that time where they are on; or make one distribution for a whole batch",
+        "Where a step makes several, make one distribution for a whole batch",
     ),
     Activity(
         "filling tensors with zeros",
@@ -210,7 +214,7 @@ def _computes_loss(name: str) -> bool:
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}()" for name in names if name != PYTHON)
+    return tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
 
 
 def spent_text(spent: Sequence[Spent]) -> str:

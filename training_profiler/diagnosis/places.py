@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from typing import Final
 
-from training_profiler.snapshot.snapshot import PYTHON, LineStats
+from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
 
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
 NEARLY_ALL: Final = 0.9
-SAY_NOTHING: Final = (PYTHON, "step", "backward")  # no call, and calls that are a section themselves
+SAY_NOTHING: Final = (
+    CHECKS,
+    PYTHON,
+    "step",
+    "backward",
+)  # no call of the line, and calls that are a section themselves
 
 
 def places_text(places: Sequence[LineStats], share: float) -> str:

@@ -23,6 +23,7 @@ MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_pha
 HANDLERS: Final = "handlers"
 ENGINE: Final = "gradients"  # where autograd runs a backward pass
 MODULE_CALL: Final = "call of a module"  # its hooks, and its forward
+CHECKING: Final = "checks of arguments"  # of a distribution, where they are on
 NO_PHASE: Final = ""
 
 ANY: Final = "*"
@@ -65,6 +66,9 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/torch/utils/data/dataloader.py", ("_BaseDataLoaderIter._next_index",), SAMPLER),
     LibraryFrame("/torch/utils/data/_utils/fetch.py", ("fetch",), MAKING),
     LibraryFrame("/torch/utils/data/_utils/pin_memory.py", ("pin_memory",), MAKING),
+    LibraryFrame(
+        "/torch/distributions/distribution.py", ("Distribution.__init__", "Distribution._validate_sample"), CHECKING
+    ),
     LibraryFrame("/torch/fx/traceback.py", ("format_stack",), ANOMALIES),
     LibraryFrame("/torch/autograd/graph.py", ("_engine_run_backward",), ENGINE),
     LibraryFrame("/torch/nn/modules/module.py", ("Module._call_impl*",), MODULE_CALL),

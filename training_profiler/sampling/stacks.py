@@ -11,6 +11,7 @@ from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, is_short, runs_python
 from training_profiler.sampling.framework_frames import (
     CALLBACK,
+    CHECKING,
     ENGINE,
     LOOP,
     MAKING,
@@ -23,7 +24,7 @@ from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, ST
 from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
 from training_profiler.snapshot.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
-from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
+from training_profiler.snapshot.snapshot import BETWEEN, CHECKS, PYTHON
 from training_profiler.text import printable
 
 MOST_LOCATIONS: Final = 5000
@@ -77,6 +78,7 @@ class Place(NamedTuple):
     holder: Instruction | None = None  # where another thread has the lock that this one waits for
     making: tuple[Instruction, ...] = ()  # from the innermost frame to torch's that makes a batch
     waits_for: str = ""  # work elsewhere that is not sampled
+    is_check: bool = False  # a distribution checks its arguments
 
 
 class _Code(NamedTuple):
@@ -110,7 +112,7 @@ class StackReader:
         """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
         codes, innermost = self._codes, frame
         users = loop = outer = inner = making = None
-        activity, is_import, waits_for, has_gradients = "", False, "", False
+        activity, is_import, waits_for, has_gradients, is_check = "", False, "", False, False
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
         while frame is not None and (code := frame.f_code) is not until:
@@ -140,6 +142,8 @@ class StackReader:
                         loop = code, frame.f_lasti
                 elif phase == MAKING:
                     making = frame
+                elif phase == CHECKING:
+                    is_check = is_check or users is None
                 elif phase == ENGINE:
                     if users is not None and not (phases and phases[-1][0] in _CALLED_BY_AUTOGRAD):
                         phases.append((BACKWARD_HOOK, code))
@@ -155,7 +159,9 @@ class StackReader:
         made = () if making is None else _frames(innermost, making)
         # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
         unseen = "" if waits_for == SEEN or phases or is_import else waits_for
-        return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen)
+        return Place(
+            users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen, is_check
+        )
 
     def is_ours(self, frame: Frame) -> bool:
         """Return whether the profiler itself works in the innermost frame: no line of the program takes that time."""
@@ -201,6 +207,7 @@ class StackReader:
         waits, called = self._call_at(code, instruction)
         if place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
             called = PYTHON
+        called = CHECKS if place.is_check else called
         location = Location(
             file,
             *self._line_at(code, instruction),

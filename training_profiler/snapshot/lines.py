@@ -7,6 +7,7 @@ from typing import Final
 
 HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
+CHECKS: Final = "<checks>"  # the same: no function of the line, but torch.distributions checking arguments
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 

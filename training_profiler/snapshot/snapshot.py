@@ -8,6 +8,7 @@ from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PA
 from training_profiler.recording.known_sections import PROFILER as PROFILER
 from training_profiler.snapshot.cost import Price as Price
 from training_profiler.snapshot.lines import BETWEEN as BETWEEN
+from training_profiler.snapshot.lines import CHECKS as CHECKS
 from training_profiler.snapshot.lines import HOT_PLACES as HOT_PLACES
 from training_profiler.snapshot.lines import HOT_SHARE as HOT_SHARE
 from training_profiler.snapshot.lines import PYTHON as PYTHON

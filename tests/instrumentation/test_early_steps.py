@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from training_profiler.instrumentation import early_steps
+from training_profiler.instrumentation.early_steps import EarlySteps
 from training_profiler.instrumentation.repeated_forward import RepeatedForward
 from training_profiler.snapshot.program import KeptGraphs
 
@@ -587,3 +588,20 @@ def test_comparing_calls_ends_after_a_time(instrumented, monkeypatch):
     monkeypatch.setattr(early_steps, "MOST_NS", 0)
     training = Training(instrumented)
     assert training.run(after=lambda x, loss: without_grad(training.model)(x)).repeats is None
+
+
+def test_modules_are_looked_through_once(instrumented, monkeypatch):
+    walks = []
+    modules_within = early_steps.modules_within
+    monkeypatch.setattr(early_steps, "modules_within", lambda module: [walks.append(module), modules_within(module)][1])
+    training = Training(instrumented)
+    training.run(again=nn.Linear(4, 2))
+    assert len(walks) == 2
+
+
+def test_a_module_that_is_compiled_meanwhile_is_recognized(instrumented):
+    steps = EarlySteps(instrumented.instrumentation.context)
+    model = nn.Linear(4, 2)
+    assert not steps._may_be_compiled(model)
+    model._compiled_call_impl = model._call_impl
+    assert steps._may_be_compiled(model)

@@ -18,11 +18,13 @@ from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.sliced_batches import SlicedBatches
 from training_profiler.instrumentation.unused_gradients import GradientUse
 from training_profiler.instrumentation.unused_graphs import GraphUse
+from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import COMPILE, ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns
 INPUTS: Final = 5  # where torch.autograd.backward takes the tensors that alone get a gradient
 MOST_CALLS: Final = 2_000  # of a program whose updates are not seen
+MOST_MODULES: Final = 64  # of which it is remembered that they have no compiled ones
 MOST_NS: Final = 300_000_000  # for comparing them, which takes milliseconds a call where models have many modules
 
 
@@ -38,6 +40,7 @@ class EarlySteps:
         self._frozen = FrozenForward(context.optimizers, context.calls.place, self._may_be_compiled)
         self._graph_use = GraphUse(context.calls.place, self._may_be_compiled)
         self._recurrent = RecurrentSteps(context.calls.place, self._may_be_compiled)
+        self._plain: dict[int, ObjectIdentity] = {}  # modules without compiled ones in them, by their ids
         self._shadow: Shadow | None = None
         self._is_done = False
         self._steps = self._calls = 0
@@ -139,9 +142,18 @@ class EarlySteps:
         }
 
     def _may_be_compiled(self, module: Any) -> bool:
-        """Return whether hooks inside a call could make dynamo compile again."""
-        has_compiled = any(call.kind == COMPILE for call in self._context.calls.facts())
-        return has_compiled or any(map(is_compiled, modules_within(module)))
+        """Return whether hooks inside a call could make dynamo compile again; looks through a module once."""
+        if is_compiled(module) or any(call.kind == COMPILE for call in self._context.calls.facts()):
+            return True
+        known = self._plain.get(id(module))
+        if known is not None and known.matches(module):
+            return False
+        if any(map(is_compiled, modules_within(module))):
+            return True
+        if len(self._plain) >= MOST_MODULES:
+            self._plain.clear()
+        self._plain[id(module)] = ObjectIdentity(module)
+        return False
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, trains: bool) -> None:
         """Handle the begin of a backward pass, as a ``BackwardWatch``."""

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.reports.findings import important
+from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import Health, LineStats, Snapshot
 
 
@@ -175,3 +177,23 @@ def test_a_loop_of_functional_code_may_be_its_forward_pass() -> None:
     run = snapshot_of({"backward_pass": 0.25}, steps=64, step_s=0.125)
     line = LineStats("train.py", 10, "main", 0.7, 100, called={"<python>": 0.7})
     assert "spent" not in unexplained(replace(run, lines={"other": (line,)})).message
+
+
+def test_time_without_a_line_is_shown_and_no_saving_is_claimed() -> None:
+    run = run_with()
+    finding = unexplained(run)
+    assert finding.message == "50.0% of step time is unattributed (62.5 ms per step)"
+    assert (finding.potential_saving_s, finding.saving_range_s, finding.evidence["unknown_s"]) == (0.0, None, 4.0)
+    assert important(run, [finding]) == [finding]
+    assert verdict(run, [finding])[:3] == ("UNATTRIBUTED: 50.0% of step time is unattributed", "", "")
+
+
+def test_a_line_of_which_nothing_is_known_may_save_nothing() -> None:
+    finding = unexplained(run_with(({"f": 0.9}, 0.9)))
+    assert finding.potential_saving_s == 4.0
+    assert finding.saving_range_s == (0.0, 4.0 * 1.1)
+
+
+def test_functional_code_without_a_line_that_only_computes_is_not_shown() -> None:
+    run = snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125)
+    assert important(run, [unexplained(run)]) == []

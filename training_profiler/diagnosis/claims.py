@@ -144,6 +144,7 @@ _CAUSES: Final = (
 # In which of their sections the seconds lie is not measured.
 _IN_ANY_SECTION: Final = (PAGE_FAULTS, LOCK_HELD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
+UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
 FAULTS_OF_COPIES: Final = 0.5  # of the time of a copy, which fills new memory
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
-from training_profiler.diagnosis.claims import COPYING_S, section_of
+from training_profiler.diagnosis.claims import COPYING_S, UNKNOWN_S, section_of
 from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -77,14 +77,13 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
     Time that ``waits-for-device`` reports does not count, nor do computing the loss and recording sections. Functional
-    code has its forward pass there: as much time as the backward pass takes is none that could be saved.
+    code has its forward pass there: as much time as the backward pass takes is none that could be saved. Without a line
+    it is not known whether anything can be.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
         return None
-    total_s = other.settled_total_s
-    if waits_for_device(snapshot, snapshot.thresholds) is not None:
-        total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
+    total_s = other.settled_total_s - _reported_waits_s(snapshot)
     has_forward, all_lines = _has_hidden_forward(snapshot), snapshot.lines_of_steps(OTHER)
     its_lines = all_lines if has_forward else without_losses(all_lines)
     loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
@@ -107,9 +106,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
-    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording})"
-    if loss_s:
-        message += f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed"
+    beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
+    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording}){beside}"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
     of_run = max(0.0, other.share - loss)
     spent = activities(of_run, its_lines, has_forward)
@@ -132,7 +130,16 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         saving_s = min(saving_s, sum(each.lines_part for each in spent) * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
+    elif not lines:  # a saving needs a cause
+        evidence[UNKNOWN_S], saving_s = saving_s, 0.0
     return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)
+
+
+def _reported_waits_s(snapshot: Snapshot) -> float:
+    """Return the unattributed time that ``waits-for-device`` reports."""
+    if waits_for_device(snapshot, snapshot.thresholds) is None:
+        return 0.0
+    return sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
 
 
 def _recording_s(snapshot: Snapshot) -> float:

@@ -90,7 +90,7 @@ def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
         error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
         limit_s = max(saving_s, step.total_s)
     least, most = _PARTS.get(finding.code, _UNLISTED)
-    if finding.code == UNEXPLAINED and not {"spent_on", "lines"} & finding.evidence.keys():
+    if finding.code == UNEXPLAINED and "spent_on" not in finding.evidence:  # its lines may do what a step needs
         least = 0.0
     most = max(most, _most_s(finding, step) / saving_s)
     low_s, high_s = saving_s * max(0.0, least - error), min(limit_s, saving_s * (most + error))

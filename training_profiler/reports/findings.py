@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.claims import STEP_TIME_VARIES, section_of
+from training_profiler.diagnosis.claims import STEP_TIME_VARIES, UNKNOWN_S, section_of
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import THE_MACHINE
 from training_profiler.diagnosis.rules import too_little_data
@@ -34,7 +34,7 @@ def _matters(snapshot: Snapshot, finding: Finding) -> bool:
         return False
     if finding.code in RISKS:
         return True
-    saving_s = finding.potential_saving_s
+    saving_s = finding.potential_saving_s or float(finding.evidence.get(UNKNOWN_S, 0.0))
     least = UNEVEN_MATTERS_FROM if _is_uneven_by_chance(finding) else MATTERS_FROM
     of_steps = snapshot.step is not None and saving_s >= least * snapshot.step.total_s
     return saving_s > 0 and (saving_s >= least * snapshot.wall_s or of_steps)

@@ -48,6 +48,7 @@ def test_these_are_the_thresholds():
         "host-slow": 0.10,
         "uneven-work": 0.10,
         "validation-heavy": 0.10,
+        "passes-before-training": 0.10,
         "sampling-heavy": 0.10,
         "checkpointing-heavy": 0.05,
         "workers-restarted": 0.02,

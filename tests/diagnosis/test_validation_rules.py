@@ -7,6 +7,7 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.validation import validation_with_gradients
+from training_profiler.snapshot.program import PassesBefore
 from training_profiler.snapshot.snapshot import LineStats
 
 
@@ -65,3 +66,32 @@ def test_a_costlier_cause_comes_before_both():
 @pytest.mark.parametrize(("count", "spent_s"), [(0, 0.0), (1, 0.02)])
 def test_validation_without_gradients_has_no_finding(count, spent_s):
     assert validation_with_gradients(run_with(count, spent_s)) is None
+
+
+def prepared(count, spent_s, of=10, share=0.5):
+    run = validating(share, 0.0, {"optimizer_step": 0.2, "backward_pass": 0.8})
+    section = replace(run.sections["validation_epoch"], count=of)
+    run = replace(run, sections={**run.sections, "validation_epoch": section}, with_grad_count=0)
+    return replace(run, program=run.program._replace(passes_before=PassesBefore(count, spent_s)))
+
+
+def test_passes_before_the_training_are_no_validation_that_could_be_less_often():
+    findings = {each.code: each for each in diagnose(prepared(1, 5.0, of=1))}
+    assert "validation-heavy" not in findings
+    finding = findings["passes-before-training"]
+    assert finding.message == (
+        "50.0% of the run is one pass without gradients over a data loader before the first step (5.00 s)"
+    )
+    assert (finding.potential_saving_s, finding.saving_range_s) == (5.0, (0.0, 5.0))
+    assert "often" not in finding.fix
+
+
+def test_validations_beside_these_passes_count_without_them():
+    findings = {each.code: each for each in diagnose(prepared(2, 3.0))}
+    assert "2 passes without gradients" in findings["passes-before-training"].message
+    assert "(validation_epoch: 8 times, 250 ms on average)" in findings["validation-heavy"].message
+    assert findings["validation-heavy"].potential_saving_s == pytest.approx(1.0)
+
+
+def test_a_short_pass_before_the_training_is_not_worth_a_word():
+    assert "passes-before-training" not in [each.code for each in diagnose(prepared(1, 0.5))]

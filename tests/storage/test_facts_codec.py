@@ -13,6 +13,7 @@ from training_profiler.snapshot.program import (
     LongOperators,
     OptimizerFacts,
     OutsideModules,
+    PassesBefore,
     ProgramFacts,
     RecurrentFacts,
     RowFacts,
@@ -44,6 +45,7 @@ FACTS = ProgramFacts(
     rows=RowFacts(300, 290, 1.0, 768.0, 280, 275, 3, 64.0, 768.0),
     convolutions=ConvolutionFacts(17, 0, True),
     unused_graphs=UnusedGraphs(24, 200, 230, 0.75, "Policy", "train.py:22"),
+    passes_before=PassesBefore(2, 1.5),
 )
 
 
@@ -84,4 +86,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         rows=None,
         convolutions=None,
         unused_graphs=None,
+        passes_before=None,
     )

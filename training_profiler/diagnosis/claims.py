@@ -38,7 +38,7 @@ from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.diagnosis.time_steps import TIME_STEP_LOOP
 from training_profiler.diagnosis.unused_gradients import UNUSED_GRADIENTS
 from training_profiler.diagnosis.unused_graphs import UNUSED_GRAPHS
-from training_profiler.diagnosis.validation import VALIDATION_WITH_GRADIENTS
+from training_profiler.diagnosis.validation import PASSES_BEFORE_TRAINING, VALIDATION_WITH_GRADIENTS
 from training_profiler.diagnosis.validation_batches import SMALL_VALIDATION_BATCHES
 from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
 from training_profiler.findings.finding import Finding
@@ -160,6 +160,8 @@ def _sections_of(finding: Finding) -> tuple[str, ...]:
     """Return the sections that have the seconds of a finding; none where it is about all."""
     if finding.code == REPEATED_FORWARD and finding.evidence["without_gradients"]:
         return (VALIDATION_EPOCH,) if finding.evidence["in_validation"] else (FORWARD_WITHOUT_GRAD, ROLLOUT)
+    if finding.code == PASSES_BEFORE_TRAINING and finding.evidence["is_all"]:
+        return (VALIDATION_EPOCH,)
     if finding.code == FROZEN_FORWARD and not finding.evidence["with_gradients"]:
         return FORWARD_WITHOUT_GRAD, ROLLOUT, FORWARD_PASS
     if finding.code == SMALL_OPERATORS and "outside_modules" in finding.evidence:

@@ -119,14 +119,17 @@ class RunShare:
     fix: Text
     least_count: int = 1  # fewer times than this cannot be less often
     needed_count: int = 0  # of its times; 0 if that is not known
+    # Returns the section without what another rule is about.
+    without: Callable[[Snapshot, SectionStats], SectionStats] | None = None
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
         section = snapshot.sections.get(self.section)
         if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
             return None
+        section = section if self.without is None else self.without(snapshot, section)
         share = section.total_s / snapshot.wall_s
-        if share <= threshold or section.total_s < MIN_SAVING_S or section.count < self.least_count:
+        if share <= threshold or section.total_s < MIN_SAVING_S or section.count < max(1, self.least_count):
             return None
         return Finding(
             code=self.code,
@@ -163,6 +166,15 @@ def _may_be_sampling(snapshot: Snapshot) -> bool:
     """Return whether validation has more forward passes than batches: generating samples looks the same."""
     passes, batches = (snapshot.sections.get(f"{VALIDATION_EPOCH}/{name}") for name in (FORWARD_PASS, DATA_LOADING))
     return passes is not None and (batches is None or passes.count > batches.count)
+
+
+def _without_passes_before(snapshot: Snapshot, section: SectionStats) -> SectionStats:
+    """Return validation without the passes before the training that nothing repeats: features, perhaps."""
+    before = snapshot.program.passes_before
+    if before is None:
+        return section
+    count, total_s = max(0, section.count - before.passes), max(0.0, section.total_s - before.seconds)
+    return replace(section, count=count, total_s=total_s, avg_s=total_s / count if count else 0.0)
 
 
 def _validating(snapshot: Snapshot) -> str:
@@ -288,6 +300,7 @@ RUN_SHARES: Final = (
         threshold=0.10,
         activity=_validating,
         fix=_less_validation,
+        without=_without_passes_before,
     ),
     RunShare(
         code="sampling-heavy",

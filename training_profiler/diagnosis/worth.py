@@ -34,6 +34,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "backward-slow": (0.0, 1.5),
     "optimizer-heavy": (0.4, 1.3),
     "validation-heavy": (0.5, 1.1),
+    "passes-before-training": (0.0, 1.0),
     "validation-with-gradients": (0.2, 2.3),
     "sampling-heavy": (0.5, 1.8),
     "checkpointing-heavy": (0.5, 1.1),

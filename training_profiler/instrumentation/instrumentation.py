@@ -41,7 +41,7 @@ from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
-from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
@@ -103,6 +103,7 @@ class Instrumentation:
         self.epochs = EpochDetector()
         self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
+        self._passes_before: PassesBefore | None = None  # of the detectors that have ended
         self._works: list[Work] = []  # of detectors that no longer record
 
     def install(self, torch: Any) -> None:
@@ -152,7 +153,7 @@ class Instrumentation:
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        torch = sys.modules.get("torch")
+        torch, detector = sys.modules.get("torch"), self.context.detector
         facts = self.program.facts()._replace(
             operators=self.flops.operators,
             uncounted=self.flops.uncounted,
@@ -161,6 +162,7 @@ class Instrumentation:
             long_backward=self.flops.long_backward,
             outside=self.flops.outside,
             calls=self.context.calls.facts(),
+            passes_before=self._passes_before if detector is None else detector.phases.first_evaluations.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
         )
         return self.early_steps.add_to(facts)
@@ -239,6 +241,7 @@ class Instrumentation:
             self._inferred_updates += detector.inferred_updates
             self._forwards += detector.phases.forwards_without_grad
             self._has_manual_steps |= detector.has_manual_steps
+            self._passes_before = detector.phases.first_evaluations.facts()
 
     @property
     def is_training(self) -> bool:
@@ -343,6 +346,7 @@ class Instrumentation:
     def after_fork_in_child(self) -> None:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
+        self._passes_before = None
         self._works.clear()
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)

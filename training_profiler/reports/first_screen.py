@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
+from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
@@ -21,6 +22,8 @@ LABEL_WIDTH: Final = 26
 NEGLIGIBLE: Final = 0.001  # of the time in no section
 WAITING: Final = "waiting for the device"
 SHOWN_WAITING: Final = 0.1  # of unattributed time
+MOST_OF_IT: Final = 0.9
+PASSES_BEFORE: Final = "passes before training"  # that no validation repeats
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 INDENT: Final = 10  # of what follows VERDICT
 
@@ -185,7 +188,7 @@ def _bar_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -
         return []
     shares = percentages([bar.self_s / whole_s for bar in bars])
     marks = [_mark(snapshot, bar, changes) for bar in bars]
-    labels = [shortened(bar_label(bar.name), LABEL_WIDTH) for bar in bars]
+    labels = [shortened(_label(snapshot, bar), LABEL_WIDTH) for bar in bars]
     label_width = max(len(label) for label in labels)
     bar_width = max(5, layout.width - label_width - 23 - max(len(mark) for mark in marks))
     steps = 0 if snapshot.step is None else snapshot.step.count
@@ -197,6 +200,12 @@ def _bar_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -
         drawn = layout.color(_drawn(share / max(shares), bar_width, layout).ljust(bar_width), "cyan")
         lines.append(f"   {label:<{label_width}} {drawn}{per_step:>10}{share:>8.1f}%{mark}")
     return lines
+
+
+def _label(snapshot: Snapshot, bar: Bar) -> str:
+    before = snapshot.program.passes_before
+    is_before = bar.name == VALIDATION_EPOCH and before is not None and before.seconds >= MOST_OF_IT * bar.self_s
+    return PASSES_BEFORE if is_before else bar_label(bar.name)
 
 
 def _folded(bars: list[Bar]) -> list[Bar]:

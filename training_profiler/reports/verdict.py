@@ -60,6 +60,7 @@ _CLASSES: Final = {
     "logging-heavy": "LOGGING",
     "ema-heavy": "EMA",
     "validation-heavy": "VALIDATION",
+    "passes-before-training": "BEFORE TRAINING",
     "validation-with-gradients": "VALIDATION",
     "sampling-heavy": "SAMPLING",
     "checkpointing-heavy": "CHECKPOINTS",

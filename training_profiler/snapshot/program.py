@@ -196,6 +196,13 @@ class RowFacts(NamedTuple):
     training_elements: float
 
 
+class PassesBefore(NamedTuple):
+    """Passes without gradients over data loaders before the training, of loaders that are not evaluated later."""
+
+    passes: int
+    seconds: float
+
+
 class ConvolutionFacts(NamedTuple):
     """The order in which weights of dense 2d convolutions lie, where it is defined, and the inputs of the model."""
 
@@ -245,6 +252,7 @@ class ProgramFacts(NamedTuple):
     rows: RowFacts | None = None  # None: no evaluation calls the model with few rows
     convolutions: ConvolutionFacts | None = None  # None: there are none
     unused_graphs: UnusedGraphs | None = None  # None: all graphs are used, or it is not known
+    passes_before: PassesBefore | None = None  # None: there were none
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -15,6 +15,7 @@ from training_profiler.snapshot.program import (
     LongOperators,
     OptimizerFacts,
     OutsideModules,
+    PassesBefore,
     ProgramFacts,
     RecurrentFacts,
     RepeatFacts,
@@ -62,6 +63,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.rows is None else _rows(facts.rows),
         None if facts.convolutions is None else _convolutions(facts.convolutions),
         None if facts.unused_graphs is None else _unused_graphs(facts.unused_graphs),
+        None if facts.passes_before is None else _passes_before(facts.passes_before),
     )
 
 
@@ -145,6 +147,10 @@ def _rows(facts: RowFacts) -> RowFacts:
         _number(facts.training_rows),
         _number(facts.training_elements),
     )
+
+
+def _passes_before(facts: PassesBefore) -> PassesBefore:
+    return PassesBefore(int(_number(facts.passes)), _number(facts.seconds))
 
 
 def _long(facts: LongOperators) -> LongOperators:

@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.callers import Purpose
+from training_profiler.instrumentation.loop_detection.first_evaluations import FirstEvaluations
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, Phase
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     EvalModeCalls,
@@ -38,7 +39,8 @@ class PhaseDetector:
         self._pending = pending
         self._codes = codes
         self._is_open = False  # validation_epoch has been entered
-        self._last_ns = 0  # end of the last event of the evaluation
+        self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
+        self.first_evaluations = FirstEvaluations()
         self._no_grad = NoGradDecisions(was_trained)
         self._run: NoGradRun | None = None  # calls without gradients since the last training event
         self._run_end_ns = 0
@@ -100,6 +102,7 @@ class PhaseDetector:
 
     def _evaluates(self, loader_pass: LoaderPass, now_ns: int) -> None:
         self.passes.resolve(loader_pass, Phase.EVALUATION)
+        self.first_evaluations.passes(loader_pass)
         if self._is_open:
             if loader_pass.fetches:
                 self._recode(loader_pass.begin_ns)
@@ -229,6 +232,7 @@ class PhaseDetector:
             self._close()
         self._eval_mode.clear()
         self.is_unresolved = False
+        self.first_evaluations.training_begins()
         return step_begin_ns
 
     def _resolve_run(self, run: NoGradRun, fed_by: LoaderPass | None, step_begin_ns: int) -> int:
@@ -353,7 +357,7 @@ class PhaseDetector:
         if not self._is_open:
             self._pending.insert_before(begin_ns, firsts, self._codes.validation)
             self._is_open = True
-            self._last_ns = begin_ns
+            self._begin_ns = self._last_ns = begin_ns
         self.is_unresolved = True
         self._recode(begin_ns)
 
@@ -369,7 +373,7 @@ class PhaseDetector:
     def _open_before_next(self, now_ns: int) -> None:
         self._pending.events.extend((now_ns, self._codes.validation))
         self._is_open = self.is_unresolved = True
-        self._last_ns = now_ns
+        self._begin_ns = self._last_ns = now_ns
 
     def _continue(self, now_ns: int) -> None:
         self._last_ns = now_ns
@@ -378,4 +382,5 @@ class PhaseDetector:
     def _close(self) -> None:
         self._pending.insert_exit(self._last_ns, self._codes.validation)
         self._is_open = False
+        self.first_evaluations.ended(self._last_ns - self._begin_ns)
         self._evaluated = 0

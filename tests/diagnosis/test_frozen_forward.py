@@ -48,6 +48,13 @@ def test_all_epochs_but_the_first_can_do_without_it():
     assert section_of(finding) == "forward_pass"
 
 
+def test_kept_outputs_may_also_be_read_faster_than_inputs_are_loaded():
+    quick = findings_of(run_with(FROZEN))["frozen-forward"]
+    assert quick.saving_range_s == pytest.approx((0.6 * 2.25, 1.3 * 2.25))
+    slow = findings_of(run_with(FROZEN, forward_pass=0.6, backward_pass=0.1, data_loading=0.2))["frozen-forward"]
+    assert slow.saving_range_s == pytest.approx((0.6 * 2.25, 2.25 + 2.0 * 3 / 4))
+
+
 def test_a_pass_without_gradients_lies_in_its_own_section():
     run = run_with(FROZEN._replace(has_grad=False), forward_pass=0.2, forward_without_grad=0.4)
     finding = findings_of(run)["frozen-forward"]

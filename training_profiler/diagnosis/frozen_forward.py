@@ -5,13 +5,14 @@ from typing import Final
 
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
+from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 from training_profiler.snapshot.snapshot import EpochStats, Snapshot
 from training_profiler.units import ms_text
 
 FROZEN_FORWARD: Final = "frozen-forward"
 BATCHES_NEEDED: Final = 8  # that were looked at
 PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
+LOADING_S: Final = "loading_s"  # of the evidence: kept outputs take the place of the inputs, and may be read faster
 GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of later epochs take at least
 
 
@@ -19,7 +20,8 @@ GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of 
 def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a module that is not trained and has a batch as its input, in over 15 % of step time, from epoch to epoch.
 
-    Silent with less than two epochs, and where later epochs do without it: they may read what the first one kept.
+    Inputs need not be loaded either then: at most, that time is saved as well. Silent with less than two epochs, and
+    where later epochs do without it: they may read what the first one kept.
     """
     step, facts = snapshot.step, snapshot.program.frozen
     epochs = max(len(snapshot.epochs), snapshot.program.epochs)
@@ -47,6 +49,7 @@ def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
             "with_gradients": int(facts.has_grad),
             "module": facts.module,
             "lines": facts.place,
+            LOADING_S: again * (snapshot.total_of_step_s(DATA_LOADING) or 0.0),
         },
         potential_saving_s=again * frozen_s,
         fix="If each epoch has the same inputs, without random augmentation, compute these outputs once, keep them in "

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.frozen_forward import FROZEN_FORWARD, LOADING_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.registry import RULES
 from training_profiler.findings.finding import Finding
@@ -75,6 +76,8 @@ def _most_s(finding: Finding, step: StepStats | None) -> float:
         return per_step_s * steps if isinstance(per_step_s, float) and isinstance(steps, int) else 0.0
     if finding.code == UNEXPLAINED and "spent_on" in evidence:  # the rest may have a remedy, too
         return float(evidence["seconds"])
+    if finding.code == FROZEN_FORWARD:
+        return finding.potential_saving_s + float(evidence[LOADING_S])
     if finding.code == MACHINE_BUSY and step is not None:
         # Threads of an operation wait for one without a CPU, which no counter shows: such steps take longer.
         return (step.avg_s - step.median_s) * step.settled_count

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from training_profiler.instrumentation import program_reader
-from training_profiler.instrumentation.program_reader import optimizer_facts
+from training_profiler.instrumentation.optimizers import optimizer_facts
 from training_profiler.snapshot.program import ConvolutionFacts, OptimizerFacts
 
 
@@ -238,3 +238,42 @@ def test_the_order_of_convolutions_and_of_images_is_read(instrumented, is_model_
 def test_a_model_without_convolutions_has_no_order(instrumented):
     model = nn.Linear(4, 2)
     assert train(instrumented, torch.optim.SGD(model.parameters()), model).convolutions is None
+
+
+def made_after(instrumented, first, second):
+    """Return the facts of a run with so many steps of SGD and of a later Adam."""
+    model = nn.Linear(4, 2)
+    train(instrumented, torch.optim.SGD(model.parameters(), lr=0.1), model, steps=first)
+    return train(instrumented, torch.optim.Adam(model.parameters(), fused=True), model, steps=second)
+
+
+def test_after_a_learning_rate_finder_the_optimizer_of_the_training_counts(instrumented):
+    facts = made_after(instrumented, 10, 60)
+    assert (facts.optimizer.name, facts.optimizer.fused) == ("Adam", True)
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.program_facts().optimizer == facts.optimizer
+
+
+@pytest.mark.parametrize(("first", "second"), [(40, 12), (30, 0)])
+def test_an_optimizer_that_makes_few_updates_at_the_end_does_not(instrumented, first, second):
+    assert made_after(instrumented, first, second).optimizer.name == "SGD"
+
+
+def test_optimizers_made_in_each_epoch_are_those_of_the_first(instrumented):
+    model = nn.Linear(4, 2)
+    for _ in range(5):
+        facts = train(instrumented, torch.optim.Adam(model.parameters()), model, steps=10)
+    assert facts.optimizer.name == "Adam"
+    assert instrumented.steps == 50
+
+
+def test_a_second_optimizer_used_together_with_the_first_is_not_the_main_one(instrumented):
+    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(instrumented, first, model, steps=2)
+    second = torch.optim.Adam(other.parameters())
+    for _ in range(20):
+        (model(torch.randn(8, 4)) + other(torch.randn(8, 4))).square().mean().backward()
+        first.step()
+        second.step()
+    assert instrumented.instrumentation.program_facts().optimizer.name == "SGD"

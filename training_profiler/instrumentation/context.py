@@ -11,6 +11,7 @@ from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
+from training_profiler.instrumentation.optimizers import LaterOptimizers
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
@@ -73,6 +74,7 @@ class PatchContext:
         "is_tracing",
         "kept_graphs",
         "kept_past_updates",
+        "later_optimizers",
         "on_error",
         "open_updates",
         "optimizers",
@@ -101,6 +103,7 @@ class PatchContext:
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
         self.has_optimizer = False  # the program has created an optimizer of torch
         self.optimizers: Final = LiveObjects()  # of torch, made so far
+        self.later_optimizers: Final = LaterOptimizers()
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
         self.backward_watch: BackwardWatch | None = None  # in early steps

@@ -154,6 +154,8 @@ class Instrumentation:
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
         torch, detector = sys.modules.get("torch"), self.context.detector
+        if detector is not None:
+            self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
         facts = self.program.facts()._replace(
             operators=self.flops.operators,
             uncounted=self.flops.uncounted,
@@ -241,6 +243,7 @@ class Instrumentation:
             self._inferred_updates += detector.inferred_updates
             self._forwards += detector.phases.forwards_without_grad
             self._has_manual_steps |= detector.has_manual_steps
+            self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
             self._passes_before = detector.phases.first_evaluations.facts()
 
     @property

@@ -12,6 +12,7 @@ from training_profiler.instrumentation.convolutions import convolutions_of
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
+from training_profiler.instrumentation.optimizers import dtype_name, optimizer_facts
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.snapshot.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
@@ -20,7 +21,6 @@ EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
 LARGE: Final = 1_000_000  # numbers in a table
 MOST_MODULES: Final = 2_000  # among which one is looked for
 ROWS_READ: Final = 20_000  # of its gradient
-MOST_KINDS: Final = 4  # data types and devices that are listed
 
 
 class ProgramReader:
@@ -88,7 +88,7 @@ class ProgramReader:
     def _read_autocast(self, torch: Any, module: Any) -> None:
         parameter = next(parameters_within(module), None)
         if parameter is not None and torch.is_autocast_enabled(parameter.device.type):
-            self._autocast = _name(torch.get_autocast_dtype(parameter.device.type))
+            self._autocast = dtype_name(torch.get_autocast_dtype(parameter.device.type))
 
     def _look_for_table(self, module: Any) -> None:
         """Find the largest table of embeddings on the CPU that gets a dense gradient; elsewhere reading it waits."""
@@ -129,7 +129,7 @@ class ProgramReader:
             embedding = embedding._replace(part=self._updated / sum(self._numbers.values()))
         return ProgramFacts(
             rows=None if self._rows is None else self._rows.facts(),
-            optimizer=self._optimizer,
+            optimizer=self._context.later_optimizers.main or self._optimizer,
             autocast=self._autocast,
             kept_graphs=self._context.kept_graphs,
             kept_past_updates=self._context.kept_past_updates,
@@ -155,30 +155,3 @@ def _dense_weight(module: Any) -> Any:
     weight = module._parameters.get("weight")
     is_trained = weight is not None and weight.requires_grad and weight.is_leaf and weight.is_cpu
     return weight if is_trained else None
-
-
-def optimizer_facts(optimizer: Any) -> OptimizerFacts:
-    """Return what an optimizer of torch is set to."""
-    defaults = optimizer.defaults
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def of_groups(name: str) -> bool | None:
-        values = {group.get(name) for group in optimizer.param_groups}
-        return True if values == {True} else False if values == {False} else None
-
-    return OptimizerFacts(
-        type(optimizer).__name__,
-        len(parameters),
-        tuple(sorted({_name(parameter.dtype) for parameter in parameters})[:MOST_KINDS]),
-        tuple(sorted({str(parameter.device.type) for parameter in parameters})[:MOST_KINDS]),
-        of_groups("foreach"),
-        of_groups("fused"),
-        "foreach" in defaults,
-        "fused" in defaults,
-        sum(parameter.numel() for parameter in parameters),
-        any(group.get("momentum", 0) != 0 for group in optimizer.param_groups),
-    )
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -52,6 +52,8 @@ def _creating(context: PatchContext, original: Any) -> Any:
             raise
         context.calls.add_optimizer(self)
         context.optimizers.add(self)
+        if context.detector is not None:
+            context.later_optimizers.made(self, context.detector.updates)
 
     return hidden_from_warnings(__init__)
 

@@ -197,3 +197,7 @@ def test_a_line_of_which_nothing_is_known_may_save_nothing() -> None:
 def test_functional_code_without_a_line_that_only_computes_is_not_shown() -> None:
     run = snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125)
     assert important(run, [unexplained(run)]) == []
+    longer = snapshot_of({"backward_pass": 0.46}, steps=64, step_s=0.125)
+    assert important(longer, [unexplained(longer)]) == []
+    other = snapshot_of({"backward_pass": 0.3}, steps=64, step_s=0.125)
+    assert important(other, [unexplained(other)]) != []

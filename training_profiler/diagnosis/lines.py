@@ -131,7 +131,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     elif not lines:  # a saving needs a cause
-        evidence[UNKNOWN_S], saving_s = saving_s, 0.0
+        evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
     return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)
 
 

@@ -80,6 +80,25 @@ def test_a_library_is_known_by_its_first_and_last_frame() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "phase"),
+    [
+        ("optimizers/base_optimizer.py", "BaseOptimizer.apply", "optimizer"),
+        ("trainers/compile_utils.py", "CompileLoss.__call__", "loss"),
+        ("trainers/compile_utils.py", "CompileMetrics.update_state", "metrics"),
+        ("trainers/trainer.py", "Trainer.compute_metrics", "metrics"),
+    ],
+)
+def test_parts_of_a_step_of_keras_are_known(file, function, phase) -> None:
+    keras = f"{SITE}/keras/src"
+    stack = (f"{keras}/backend/torch/trainer.py", "TorchTrainer.fit"), (f"{keras}/{file}", function)
+    location = read(TRAIN, *stack, (f"{keras}/ops/core.py", "cast"))
+    assert (location.phase, location.inside) == (
+        phase,
+        f"keras/src/backend/torch/trainer.py:2 TorchTrainer.fit > {phase}",
+    )
+
+
 def test_trainer_of_transformers_is_known_by_its_loop_and_callback() -> None:
     location = read(
         TRAIN,

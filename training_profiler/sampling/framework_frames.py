@@ -19,6 +19,9 @@ PROGRESS: Final = "progress bar"
 ENVIRONMENT: Final = "environment"
 REPLAY: Final = "replay buffer"
 SAMPLER: Final = "sampler"
+OPTIMIZER: Final = "optimizer"
+LOSS: Final = "loss"
+METRICS: Final = "metrics"
 MAKING: Final = "making a batch"  # of a loader without workers; see ``batch_phases``
 HANDLERS: Final = "handlers"
 ENGINE: Final = "gradients"  # where autograd runs a backward pass
@@ -121,6 +124,11 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/stable_baselines3/", ("train",), LOOP),
     LibraryFrame("/keras/src/backend/torch/trainer.py", ("fit",), LOOP),
     LibraryFrame("/keras/src/backend/torch/trainer.py", ("evaluate", "test_step", "predict"), EVALUATION),
+    # Its optimizers are not torch's, so their updates are in no section.
+    LibraryFrame("/keras/src/optimizers/base_optimizer.py", ("BaseOptimizer.apply",), OPTIMIZER),
+    LibraryFrame("/keras/src/trainers/compile_utils.py", ("CompileLoss.*",), LOSS),
+    LibraryFrame("/keras/src/trainers/compile_utils.py", ("CompileMetrics.*",), METRICS),
+    LibraryFrame("/keras/src/trainers/trainer.py", ("Trainer.compute_metrics", "Trainer.get_metrics_result"), METRICS),
     LibraryFrame("/keras/src/utils/progbar.py", (ANY,), PROGRESS),
     LibraryFrame("/keras/src/saving/", (ANY,), SAVING),
     LibraryFrame("/ignite/engine/engine.py", ("_run_once_on_dataset*",), LOOP),

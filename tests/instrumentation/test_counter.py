@@ -197,6 +197,19 @@ def test_operations_that_take_many_times_the_median_are_long():
     assert counts.forward_ns == 12_000
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_checks_for_nan_are_those_of_anomaly_detection(is_on):
+    counts = Operations(torch, lambda frame: "")
+    with torch.autograd.set_detect_anomaly(is_on), operations.counting_mode(counts):
+        loss = torch.ones(3, requires_grad=True).exp().sum()
+        counts.is_backward = True
+        loss.backward()
+        loss.item()  # the program's own
+    checks = counts.nan_checks
+    assert (checks.operators > 0) == is_on
+    assert 0 <= checks.seconds <= checks.all_s
+
+
 def test_an_operation_that_is_usually_short_was_delayed():
     counts = Operations(torch, lambda frame: "")
     for spent_ns in (*[1_000] * 20, 90_000):

@@ -11,6 +11,7 @@ from training_profiler.snapshot.program import (
     ForwardFacts,
     FrozenFacts,
     LongOperators,
+    NanChecks,
     OptimizerFacts,
     OutsideModules,
     PassesBefore,
@@ -46,6 +47,7 @@ FACTS = ProgramFacts(
     convolutions=ConvolutionFacts(17, 0, True),
     unused_graphs=UnusedGraphs(24, 200, 230, 0.75, "Policy", "train.py:22"),
     passes_before=PassesBefore(2, 1.5),
+    nan_checks=NanChecks(90, 0.25, 0.5),
 )
 
 
@@ -87,4 +89,5 @@ def test_facts_of_an_earlier_version_have_no_calls():
         convolutions=None,
         unused_graphs=None,
         passes_before=None,
+        nan_checks=NanChecks(),
     )

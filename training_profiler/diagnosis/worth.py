@@ -54,7 +54,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "repeated-backward": (0.0, 1.4),
     "repeated-forward": (0.8, 1.2),
     "frozen-forward": (0.6, 1.3),
-    "anomaly-detection": (0.8, 2.0),
+    "anomaly-detection": (0.8, 1.6),
     "dense-embedding": (0.7, 1.3),
     UNEXPLAINED: (0.5, 1.1),
     "slowing-down": (0.5, 1.1),

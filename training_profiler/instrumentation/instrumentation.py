@@ -163,6 +163,7 @@ class Instrumentation:
             long_forward=self.flops.long_forward,
             long_backward=self.flops.long_backward,
             outside=self.flops.outside,
+            nan_checks=self.flops.nan_checks,
             calls=self.context.calls.facts(),
             passes_before=self._passes_before if detector is None else detector.phases.first_evaluations.facts(),
             threads=0 if torch is None else torch.get_num_threads(),

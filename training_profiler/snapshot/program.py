@@ -112,6 +112,14 @@ class OutsideModules(NamedTuple):
     of_parameters: int = 0  # of the program's operations outside of modules: powers, sums, ... of a single parameter
 
 
+class NanChecks(NamedTuple):
+    """Operators with which anomaly detection looks for NaN in gradients, in backward passes of the counted step."""
+
+    operators: int = 0
+    seconds: float = 0.0
+    all_s: float = 0.0  # in all operators of backward passes; 0 is unknown
+
+
 class RepeatFacts(NamedTuple):
     """Calls of a module with an input that it had before, in the steps that were looked at."""
 
@@ -253,6 +261,7 @@ class ProgramFacts(NamedTuple):
     convolutions: ConvolutionFacts | None = None  # None: there are none
     unused_graphs: UnusedGraphs | None = None  # None: all graphs are used, or it is not known
     passes_before: PassesBefore | None = None  # None: there were none
+    nan_checks: NanChecks = NanChecks()
 
     def places_of(self, kind: str) -> str:
         """Return the lines that make calls of a kind, as reports name them; "" without any."""

@@ -13,6 +13,7 @@ from training_profiler.snapshot.program import (
     FrozenFacts,
     KeptGraphs,
     LongOperators,
+    NanChecks,
     OptimizerFacts,
     OutsideModules,
     PassesBefore,
@@ -64,6 +65,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.convolutions is None else _convolutions(facts.convolutions),
         None if facts.unused_graphs is None else _unused_graphs(facts.unused_graphs),
         None if facts.passes_before is None else _passes_before(facts.passes_before),
+        _nan_checks(facts.nan_checks),
     )
 
 
@@ -155,6 +157,10 @@ def _passes_before(facts: PassesBefore) -> PassesBefore:
 
 def _long(facts: LongOperators) -> LongOperators:
     return LongOperators(int(_number(facts.operators)), _number(facts.seconds), _number(facts.all_s))
+
+
+def _nan_checks(facts: NanChecks) -> NanChecks:
+    return NanChecks(int(_number(facts.operators)), _number(facts.seconds), _number(facts.all_s))
 
 
 def _outside(facts: OutsideModules) -> OutsideModules:

@@ -17,7 +17,7 @@ from training_profiler.instrumentation.loop_detection.loop_detector import LoopD
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.snapshot.program import ForwardFacts, LongOperators, OutsideModules
+from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 from training_profiler.units import NS_PER_S
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
@@ -41,6 +41,7 @@ class Flops:
         self.forward: ForwardFacts | None = None  # of the counted step
         self.long_forward, self.long_backward = LongOperators(), LongOperators()
         self.outside = OutsideModules()
+        self.nan_checks = NanChecks()
         self.why_not: str | None = None
         self.uncounted = 0  # operators of a step up to the one after which they were too many to be counted
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
@@ -66,7 +67,7 @@ class Flops:
                 if self.counted is not None:
                     self.operators, self.forward = counting.operators, counting.forward
                     self.long_forward, self.long_backward = counting.long()
-                    self.outside = counting.outside
+                    self.outside, self.nan_checks = counting.outside, counting.nan_checks
             if self.is_over or detector is None:
                 return
             if steps >= COUNTED_BY - 1:
@@ -182,6 +183,11 @@ class Counting:
     def outside(self) -> OutsideModules:
         """What backward passes computed for operations that no module did."""
         return self._counts.outside
+
+    @property
+    def nan_checks(self) -> NanChecks:
+        """What anomaly detection computed in backward passes."""
+        return self._counts.nan_checks
 
     def long(self) -> tuple[LongOperators, LongOperators]:
         """Return the operations that took much longer than others: of forward and of backward passes."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.flops.eligibility import plain_classes
-from training_profiler.snapshot.program import LongOperators, OutsideModules
+from training_profiler.snapshot.program import LongOperators, NanChecks, OutsideModules
 from training_profiler.units import NS_PER_S
 
 # Operations of other namespaces may do anything.
@@ -38,6 +38,8 @@ MANY: Final = 500  # operators of a forward pass; from there on it is of interes
 COUNTING_NS: Final = 20_000  # what counting adds to an operation, about
 MOST_COUNTING_NS: Final = 300_000_000  # for operations that are shorter
 READ_EACH: Final = 7  # of those, on average: reading a line takes about 10 us
+# Operators with which anomaly detection looks for NaN in a gradient; nothing else of torch calls the second.
+NAN_CHECKS: Final = ("aten.isnan.default", "aten._is_any_true.default", "aten._local_scalar_dense.default")
 # Names of nodes of autograd's graph: a parameter's, and those of what a penalty does to each parameter. Functional
 # layers take parameters by others, such as products and convolutions.
 OF_PARAMETER: Final = "AccumulateGrad"
@@ -152,6 +154,15 @@ class Operations:
     def outside(self) -> OutsideModules:
         """What backward passes computed for operations that no module did; zeros where that is unknown."""
         return self._graph.outside(sum(self._backward_times_ns))
+
+    @property
+    def nan_checks(self) -> NanChecks:
+        """What anomaly detection computed in backward passes."""
+        names = [kind and str(kind[0]) for kind in self._backward_kinds]
+        if NAN_CHECKS[1] not in names:
+            return NanChecks()
+        checks_ns = [ns for ns, name in zip(self._backward_times_ns, names, strict=True) if name in NAN_CHECKS]
+        return NanChecks(len(checks_ns), sum(checks_ns) / NS_PER_S, sum(self._backward_times_ns) / NS_PER_S)
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python

@@ -11,6 +11,10 @@ from training_profiler.snapshot.program import PassesBefore
 X = torch.randn(24, 4)
 
 
+class Validation(TensorDataset):
+    """Another data set."""
+
+
 class Training:
     """A backbone, a head, and loaders of its batches, recorded on real torch."""
 
@@ -57,7 +61,7 @@ def features_of_two_sets(training):
 
 def features_and_validations(training):
     training.over(training.other)
-    training.fit(then=lambda: training.over(training.third, training.head))
+    training.fit(then=lambda: training.over(DataLoader(Validation(X), batch_size=4), training.head))
 
 
 def features_of_training_data(training):
@@ -76,6 +80,16 @@ def first_validation_of_part(training):
         with torch.no_grad():
             training.head(x)
     training.fit(then=lambda: training.over(training.other, training.head))
+
+
+def loaders_made_again(training):
+    """A loader that is gone may be taken for another one with the same kind of data."""
+
+    def evaluate():
+        training.over(DataLoader(TensorDataset(X), batch_size=4), training.head)
+
+    evaluate()
+    training.fit(then=evaluate)
 
 
 def validations_later(training):
@@ -101,7 +115,10 @@ def test_passes_that_nothing_repeats_are_found(training, program, count):
     assert facts.seconds > 0
 
 
-@pytest.mark.parametrize("program", [first_validation, first_validation_of_part, validations_later, without_a_loader])
+REPEATED = [first_validation, first_validation_of_part, loaders_made_again, validations_later, without_a_loader]
+
+
+@pytest.mark.parametrize("program", REPEATED)
 def test_a_first_validation_is_one(training, program):
     program(training)
     assert training.facts() is None

@@ -1,18 +1,32 @@
 """Passes without gradients before the training begins: features made ahead of time look like a first validation."""
 
+from typing import NamedTuple
+
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.snapshot.program import PassesBefore
 from training_profiler.units import NS_PER_S
 
 
+class _Passes(NamedTuple):
+    """Evaluations of one loader."""
+
+    made: tuple[str, str]  # the class of its data set, and the line that made it
+    evaluations: int
+    ns: int
+
+
 class FirstEvaluations:
-    """Evaluations before the first training event, by their loaders, and which loaders are evaluated later."""
+    """Evaluations before the first training event, by their loaders, and which loaders are evaluated later.
+
+    A loader that is made again for each evaluation may not be recognized, so what the same line makes later counts as
+    it.
+    """
 
     def __init__(self) -> None:
         self._has_trained = False
-        self._before: dict[int, tuple[int, int]] = {}  # by the id of a loader: evaluations, ns
-        self._later: set[int] = set()
-        self._loader = 0  # the id of the one under way; 0 for none, or where the training has begun
+        self._before: dict[int, _Passes] = {}  # by the id of a loader
+        self._later: set[int | tuple[str, str]] = set()
+        self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
 
     def training_begins(self) -> None:
         """Handle a training event."""
@@ -20,22 +34,25 @@ class FirstEvaluations:
 
     def passes(self, loader_pass: LoaderPass) -> None:
         """Handle a pass that turns out to be an evaluation."""
+        loader, counts = loader_pass.loader_id, loader_pass.counts
+        arguments = None if counts is None else counts.arguments
+        made = ("", "") if arguments is None else (arguments.data_set, arguments.made_at)
         if self._has_trained:
-            self._later.add(loader_pass.loader_id)
+            self._later.update((loader, made))
         else:
-            self._loader = loader_pass.loader_id
+            self._latest = (loader, made) if loader else None
 
     def ended(self, ns: int) -> None:
         """Handle the end of an evaluation that took ``ns``."""
-        loader, self._loader = self._loader, 0
-        if loader:
-            count, before_ns = self._before.get(loader, (0, 0))
-            self._before[loader] = count + 1, before_ns + ns
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            loader, made = latest
+            before = self._before.get(loader, _Passes(made, 0, 0))
+            self._before[loader] = _Passes(made, before.evaluations + 1, before.ns + ns)
 
     def facts(self) -> PassesBefore | None:
         """Return the evaluations before the training over loaders that are not evaluated later; None without any."""
-        found = [spent for loader, spent in list(self._before.items()) if loader not in self._later]
+        found = [each for loader, each in list(self._before.items()) if not {loader, each.made} & self._later]
         if not found:
             return None
-        counts, times_ns = zip(*found, strict=True)
-        return PassesBefore(sum(counts), sum(times_ns) / NS_PER_S)
+        return PassesBefore(sum(each.evaluations for each in found), sum(each.ns for each in found) / NS_PER_S)

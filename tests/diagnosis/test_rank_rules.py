@@ -87,6 +87,11 @@ def test_fix_depends_on_the_cause(cause, place, word):
     assert word in find(run_of(ranks_of(slow)), "straggler").fix
 
 
+def test_a_cause_in_no_section_is_called_that():
+    slow = working(30, 30, 40, cause="other", cause_s=0.01, place="train.py:5 log")
+    assert "; 10.0 ms of that in no section, train.py:5 log" in find(run_of(ranks_of(slow)), "straggler").message
+
+
 @pytest.mark.parametrize(
     "ranks",
     [

@@ -11,6 +11,7 @@ from training_profiler.units import ms_text
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
 NEARLY: Final = 0.5  # of the slowest rank's excess over the median; ranks with more excess are nearly as slow
+UNATTRIBUTED: Final = "no section"
 WAITED_FOR: Final = 0.5  # of the same excess; the others must wait at least that much longer
 
 
@@ -46,7 +47,8 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause = ""
     if slowest.cause and slowest.cause_s is not None:
         place = f", {slowest.place}" if slowest.place else ""
-        cause = f"; {ms_text(slowest.cause_s)} of that in {slowest.cause}{place}"
+        where = UNATTRIBUTED if slowest.cause == OTHER else slowest.cause
+        cause = f"; {ms_text(slowest.cause_s)} of that in {where}{place}"
         evidence |= {"cause": slowest.cause, "cause_s": slowest.cause_s, "place": slowest.place}
     if slowest.slower_since_step is not None:
         cause += f"; slower since step {slowest.slower_since_step}"

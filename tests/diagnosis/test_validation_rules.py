@@ -63,7 +63,7 @@ def test_a_costlier_cause_comes_before_both():
     ]
 
 
-@pytest.mark.parametrize(("count", "spent_s"), [(0, 0.0), (1, 0.02)])
+@pytest.mark.parametrize(("count", "spent_s"), [(0, 0.0), (1, 0.02), (100, 0.13)])
 def test_validation_without_gradients_has_no_finding(count, spent_s):
     assert validation_with_gradients(run_with(count, spent_s)) is None
 

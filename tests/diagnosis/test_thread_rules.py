@@ -60,6 +60,13 @@ def test_silent_where_it_is_little_or_may_be_another_wait(run):
     assert found(run) is None
 
 
+@pytest.mark.parametrize(("workers", "is_found"), [(0, True), (2, False)])
+def test_batches_that_the_training_makes_itself_are_no_wait_for_others(workers, is_found):
+    loader = LoaderStats("0", batches=64, samples=64, wait_s=1.0, num_workers=workers)
+    run = run_with(line(0.2, 0.2), "data_loading", data_loading=0.2)
+    assert (found(replace(run, loaders=(loader,))) is not None) == is_found
+
+
 def test_waiting_for_a_cpu_is_not_waiting_for_the_lock():
     busy = Level(0.2, 1.0, 0.2)
     machine = MachineStats(samples=10, cores=2.0, host_cores=2, cpu_wait=busy, cpu_host=Level(1.0, 1.0, 1.0))

@@ -11,7 +11,6 @@ from training_profiler.units import ms_text
 
 LOCK_HELD: Final = "lock-held-by-thread"
 SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
-_WAITING: Final = (*INPUT_SECTIONS, SYNCHRONIZATION)  # sections in which the training may wait for something else
 ONE_THREAD: Final = (
     "only one thread runs Python code at a time. Without the profiler's faster hand-over of the lock, each wait may "
     "take up to 5 ms"
@@ -32,8 +31,8 @@ class LockWait(NamedTuple):
 def lock_wait(snapshot: Snapshot) -> LockWait | None:
     """Return how long the training waits for a thread that runs Python code; None with too few samples.
 
-    A thread that waits uses no CPU, whatever it waits for. So the time in which the training waits for batches, ranks,
-    another program's CPU or the device is taken off.
+    A thread that waits uses no CPU, whatever it waits for. So the time in which the training waits for batches that
+    others make, ranks, another program's CPU or the device is taken off.
     """
     step, samples = snapshot.step, 0
     seconds: dict[str, float] = {}
@@ -47,7 +46,8 @@ def lock_wait(snapshot: Snapshot) -> LockWait | None:
                     seconds[place] = seconds.get(place, 0.0) + share * snapshot.wall_s
     if samples < SAMPLES_NEEDED:
         return None
-    in_steps = (section for name, section in snapshot.sections.items() if name in _WAITING)
+    waiting = (SYNCHRONIZATION,) if _makes_batches(snapshot) else (SYNCHRONIZATION, *INPUT_SECTIONS)
+    in_steps = (section for name, section in snapshot.sections.items() if name in waiting)
     held_s, idle_s = sum(seconds.values()) - sum(section.step_self_s for section in in_steps), snapshot.idle_device_s()
     loss = cpu_loss(snapshot.machine)
     held_s -= loss.to_others * step.total_s
@@ -64,8 +64,12 @@ def _is_only_competitor(snapshot: Snapshot) -> bool:
     machine = snapshot.machine
     if machine is None or machine.cores is None or machine.local_ranks > 1:
         return False
-    makes_batches = bool(snapshot.loaders) and all(loader.num_workers == 0 for loader in snapshot.loaders)
-    return makes_batches and snapshot.program.threads <= machine.cores
+    return _makes_batches(snapshot) and snapshot.program.threads <= machine.cores
+
+
+def _makes_batches(snapshot: Snapshot) -> bool:
+    """Return whether the training makes its batches itself."""
+    return bool(snapshot.loaders) and all(loader.num_workers == 0 for loader in snapshot.loaders)
 
 
 @RULES.rule(LOCK_HELD, threshold=0.10)  # of step time

@@ -115,7 +115,7 @@ class _TimedStep:
 
         self._calls: dict[str, Callable[[], Any]] = {
             "fetch": fetch,
-            "zero_grad": optimizer.zero_grad,
+            "zero_grad": lambda: optimizer.zero_grad(),  # looked up each time, as the patch is
             "forward": forward,
             "backward": lambda: made["loss"].backward(),
             "update": optimizer.step,

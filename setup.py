@@ -10,11 +10,12 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-SOURCES = ("columns", "events", "handover_lock", "matching", "module", "section_lookup", "section_writers", "sums")
+SOURCES = ("columns", "events", "fast_calls", "fast_path", "fields", "handover_lock", "matching", "module")
+SOURCES += ("section_lookup", "section_writers", "sums")
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
-    depends=["native/native.h", "native/columns.h"],
+    depends=["native/native.h", "native/columns.h", "native/fast_path.h"],
     # Sums are rounded as numpy rounds them, also on processors that multiply and add in one instruction.
     extra_compile_args=[] if os.name == "nt" else ["-ffp-contract=off"],
     optional=True,

@@ -11,6 +11,12 @@ static int module_fill(PyObject *module)
     state->handover_lock_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &handover_lock_spec, NULL);
     if (state->events_type == NULL || state->writer_type == NULL || state->lookup_type == NULL)
         return -1;
+    state->fields_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fields_spec, NULL);
+    state->fast_path_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fast_path_spec, NULL);
+    if (state->fields_type == NULL || PyModule_AddType(module, state->fields_type) < 0)
+        return -1;
+    if (state->fast_path_type == NULL || PyModule_AddType(module, state->fast_path_type) < 0)
+        return -1;
     if (PyModule_AddType(module, state->events_type) < 0 || PyModule_AddType(module, state->lookup_type) < 0)
         return -1;
     if (state->handover_lock_type == NULL || PyModule_AddType(module, state->handover_lock_type) < 0)
@@ -25,6 +31,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->writer_type);
     Py_VISIT(state->lookup_type);
     Py_VISIT(state->handover_lock_type);
+    Py_VISIT(state->fields_type);
+    Py_VISIT(state->fast_path_type);
     return 0;
 }
 
@@ -35,6 +43,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->writer_type);
     Py_CLEAR(state->lookup_type);
     Py_CLEAR(state->handover_lock_type);
+    Py_CLEAR(state->fields_type);
+    Py_CLEAR(state->fast_path_type);
     return 0;
 }
 

@@ -1,9 +1,10 @@
 /* The recorder in C: events of a thread as 64-bit integers, the functions that write them, the sections of a thread,
-what is added up from a block of events, and the lock on which samplers sleep.
+the fast paths of patches, what is added up from a block of events, and the lock on which samplers sleep.
 
-Each has its equal in Python: python_recorder.py, aggregation/numpy_sums.py and threading.Lock serve where this was not
-built, and tests hold them equal. _native.pyi has the signatures. Everything but the lock runs under the GIL. Arrays cannot change their size while
-they are borrowed, and what was checked of them is read once, or no Python code runs between the check and its use. */
+Each has its equal in Python: python_recorder.py, instrumentation/fast_path.py, aggregation/numpy_sums.py and
+threading.Lock serve where this was not built, and tests hold them equal. _native.pyi has the signatures. Everything but
+the lock runs under the GIL. Arrays cannot change their size while they are borrowed; what was checked of them is read
+once, or no Python code runs between the check and its use. */
 
 #ifndef TRAINING_PROFILER_NATIVE_H
 #define TRAINING_PROFILER_NATIVE_H
@@ -14,7 +15,7 @@ they are borrowed, and what was checked of them is read once, or no Python code 
 
 #include <stdint.h>
 
-#define INTERFACE 3 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 4 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -24,10 +25,32 @@ typedef struct {
 } Events;
 
 typedef struct {
-    PyTypeObject *events_type, *writer_type, *lookup_type, *handover_lock_type;
+    PyObject_HEAD
+    Events *events;
+    PyObject *clock; /* None for the monotonic clock, which is read without a call of Python's */
+    PyObject *buffer, *flush, *hide;
+    int64_t enter, leave, discard; /* codes */
+    Py_ssize_t unchecked;          /* exits until the length of `events` is compared */
+} Writer;
+
+#define FIELDS 20
+#define NUMBERS 7
+
+/* The attributes of an object of Python that both languages read and write; see fields.py. */
+typedef struct {
+    PyObject_HEAD
+    int64_t numbers[NUMBERS];
+    PyObject *at[FIELDS]; /* NULL for one that is not set */
+} Fields;
+
+typedef struct {
+    PyTypeObject *events_type, *writer_type, *lookup_type, *handover_lock_type, *fields_type, *fast_path_type;
 } ModuleState;
 
-extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec;
+extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, fast_path_spec;
+
+/* Append the time and `code`. Return -1 with an exception. The clock may be Python code. */
+int write_event(Writer *writer, int64_t code);
 
 /* Return 0 if `events` may change; -1 with an exception if it is a slice. */
 int events_check_not_slice(Events *events);

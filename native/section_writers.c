@@ -4,15 +4,6 @@
 
 #include <time.h>
 
-typedef struct {
-    PyObject_HEAD
-    Events *events;
-    PyObject *clock; /* None for the monotonic clock, which is read without a call of Python's */
-    PyObject *buffer, *flush, *hide;
-    int64_t enter, leave, discard; /* codes */
-    Py_ssize_t unchecked;          /* exits until the length of `events` is compared */
-} Writer;
-
 static int writer_traverse(Writer *writer, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)writer));
@@ -65,7 +56,7 @@ static int read_clock(PyObject *clock, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static int write_event(Writer *writer, int64_t code)
+int write_event(Writer *writer, int64_t code)
 {
     int64_t now_ns;
     Events *events = writer->events;

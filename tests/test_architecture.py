@@ -115,7 +115,6 @@ MAY_BE_ASSIGNED = {
     ("instrumentation.loop_detection.loop_detector", "self.update"),
     ("instrumentation.loop_detection.pending_events", "self._buffer"),
     ("instrumentation.loop_detection.pending_events", "self._recorder"),
-    ("instrumentation.patches.dataloader", "loader_pass"),
     ("recording", "buffer"),
     # Sums and counts are records: to give each field a method would only repeat its name.
     ("aggregation", "self.interval"),

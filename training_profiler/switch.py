@@ -21,6 +21,13 @@ ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("0", "false", "no", "off", "")
 
 
+def refuses_native() -> bool:
+    """Return whether the recorder in C is refused; settings report a value that means neither."""
+    names = (f"{prefix}NATIVE" for prefix in (PREFIX, SHORT_PREFIX))
+    given = next((value for name in names if (value := os.environ.get(name, "").strip())), "1")
+    return given.lower() in OFF_WORDS
+
+
 def is_switched_on() -> bool:
     """Return whether ``RECTIFIED_FLOW_PROFILE`` switches profiling on, and this process is not our own command.
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
+from tests.support.recording import IMPLEMENTATIONS, implementation_of
 
 
 @pytest.fixture
@@ -35,8 +36,8 @@ def val_loader(training) -> FakeLoader:
     return FakeLoader(training, 4, seconds=0.5)
 
 
-@pytest.fixture
-def instrumented() -> Iterator[InstrumentedTorch]:
-    """The instrumentation of real torch; torch is restored afterwards."""
-    with instrumented_torch() as one:
+@pytest.fixture(params=IMPLEMENTATIONS)
+def instrumented(request: pytest.FixtureRequest) -> Iterator[InstrumentedTorch]:
+    """The instrumentation of real torch, its fast paths in Python and in C; torch is restored afterwards."""
+    with instrumented_torch(implementation_of(request.param)) as one:
         yield one

@@ -34,8 +34,8 @@ def test_the_largest_is_found_beside_what_has_none() -> None:
 
 def test_sizes_of_nested_tensors_are_unknown() -> None:
     sizes = InputSizes()
-    sizes.add((NESTED,))
-    sizes.add((torch.zeros(2, 8),))
+    sizes.add((NESTED,), 1)
+    sizes.add((torch.zeros(2, 8),), 1)
     assert sizes.pop() == [(1, 16)]
 
 

@@ -51,10 +51,16 @@ class FakeClock:
 class FakeRun:
     """A recorder with its sums, as a session wires them, on a fake clock; optionally with a journal."""
 
-    def __init__(self, warmup: int | None = None, journal: Path | None = None, spans: bool = False) -> None:
+    def __init__(
+        self,
+        warmup: int | None = None,
+        journal: Path | None = None,
+        spans: bool = False,
+        implementation: Implementation | None = None,
+    ) -> None:
         self.clock = FakeClock()
         self.names = SectionNames()
-        self.recorder = Recorder(clock=self.clock, names=self.names)
+        self.recorder = Recorder(clock=self.clock, names=self.names, implementation=implementation)
         self.recorder.on_full = self.drain
         self.section = self.recorder.section
         self.accumulator = Accumulator(self.names, self.clock(), warmup)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.fast_path import new_fast_path
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
@@ -61,12 +62,12 @@ class PatchContext:
     __slots__ = (
         "_create_detector",
         "_recorder",
-        "_updates_at_kept",
         "backward_watch",
         "calls",
         "captures",
         "created_graphs",
         "detector",
+        "fast_path",
         "gradient_sync",
         "has_grad_scaler",
         "has_optimizer",
@@ -81,6 +82,7 @@ class PatchContext:
         "sync_points",
         "training_thread",
         "unused_graph",
+        "updates_at_kept",
         "updates_on_other_threads",
         "workers",
     )
@@ -106,12 +108,13 @@ class PatchContext:
         self.later_optimizers: Final = LaterOptimizers()
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
+        self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates)
         self.backward_watch: BackwardWatch | None = None  # in early steps
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the
         # last backward pass, if it kept the graph.
         self.kept_past_updates = 0
-        self._updates_at_kept: int | None = None
+        self.updates_at_kept: int | None = None
         # Gradients with a graph of their own that no other gradient was computed of before the next update; and the
         # number of updates before the last of them, if nothing used it so far.
         self.created_graphs = 0
@@ -169,10 +172,10 @@ class PatchContext:
 
     def note_backward(self, updates: int, keeps_graph: bool) -> None:
         """Count a backward pass that keeps the graph for another one, and whether an update follows before that."""
-        if self._updates_at_kept is not None and self._updates_at_kept < updates:
+        if self.updates_at_kept is not None and self.updates_at_kept < updates:
             self.kept_past_updates += 1
         self.kept_graphs += keeps_graph
-        self._updates_at_kept = updates if keeps_graph else None
+        self.updates_at_kept = updates if keeps_graph else None
 
     def gradient_begins(self, updates: int, creates_graph: bool) -> None:
         """Note a gradient that may use the graph of the one before it, and whether it gets a graph of its own."""

@@ -3,15 +3,20 @@
 from types import CodeType, FrameType
 from typing import Any
 
+from training_profiler.recording.fields import Fields, field, number
 
-class OpenUpdates:
+
+class OpenUpdates(Fields):
     """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
 
+    # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its locals
+    # alive, and the id of one that has ended may be that of a caller's, which has other code.
+    open: list[tuple[int, int, CodeType | None]] = field(0)
+    _backwards: int = number(0)  # of the program, at the last update
+
     def __init__(self) -> None:
-        # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its
-        # locals alive, and the id of one that has ended may be that of a caller's, which has other code.
-        self.open: list[tuple[int, int, CodeType | None]] = []
-        self._backwards = 0  # of the program, at the last update
+        self.open = []
+        self._backwards = 0
 
     def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
         """Return whether this update is outermost, and whether one before it ended by an exception."""
@@ -27,6 +32,10 @@ class OpenUpdates:
             self.open.pop()
             return not self.open
         return False
+
+    def is_alone(self, optimizer: Any) -> bool:
+        """Return whether the update of ``optimizer`` is the only one under way."""
+        return len(self.open) == 1 and self.open[0][0] == id(optimizer)
 
     def follows_backward(self, backwards: int) -> bool:
         """Return whether there are more backward passes than at the last update; remember them for the next."""

@@ -13,8 +13,11 @@ class Shadow:
         methods["fast_path_call_begins"] = lambda module, args, kwargs, caller: None
         self._detector, self._names = detector, list(methods)
         vars(detector).update(methods)
+        detector.use_shadow(True)
 
     def end(self) -> None:
         """Restore the detector, the first time that it is called: later, another shadow may be there."""
+        if self._names:
+            self._detector.use_shadow(False)
         while self._names:
             vars(self._detector).pop(self._names.pop(), None)

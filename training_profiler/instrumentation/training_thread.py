@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.recording.fields import Fields, field
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -17,34 +18,28 @@ COLLECTIVE: Final = 5  # nothing is recorded inside
 CAPTURE: Final = 6  # of a CUDA graph: nothing is executed, so nothing is recorded inside
 
 
-class TrainingThread:
+class TrainingThread(Fields):
     """The state that every patch reads first.
 
     All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    __slots__ = (
-        "_before_capture",
-        "_owner",
-        "busy_with",
-        "confirmed_detector",
-        "fetching",
-        "function",
-        "has_called_module",
-        "ident",
-        "is_confirmed",
-    )
+    __slots__ = ("_before_capture", "_owner", "function", "has_called_module", "is_confirmed")
+    busy_with: int = field(0)  # the kind of call that the training thread is in
+    ident: int = field(1)  # of the training thread; 0 for none yet
+    confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
+    fetching: set[int] = field(3)  # threads in a fetch before confirmation: another thread may train meanwhile
 
     def __init__(self) -> None:
-        self.busy_with = FREE  # the kind of call that the training thread is in
+        self.busy_with = FREE
         self._before_capture = FREE  # the same, before the capture under way
         self.function = 0  # number of the autograd function under way, negative if it is called without gradients
-        self.ident = 0  # of the training thread; 0 for none yet
+        self.ident = 0
         self.has_called_module = False  # with gradients enabled
         self.is_confirmed = False  # it has computed gradients or updated parameters
-        self.confirmed_detector: LoopDetector | None = None  # of the confirmed thread
+        self.confirmed_detector = None
         self._owner: Callable[[], threading.Thread | None] = lambda: None  # the confirmed thread, while it lives
-        self.fetching: set[int] = set()  # threads in a fetch before confirmation: another thread may train meanwhile
+        self.fetching = set()
 
     def is_current(self, is_module_call: bool = False) -> bool:
         """Return whether the calling thread is the training thread.

@@ -1,6 +1,7 @@
 """The recorder in C (native/), which is built where there is a compiler."""
 
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 Ints = Any  # arrays of numpy, which recording does not import
@@ -144,3 +145,28 @@ class HandoverLock:
 
     def waited_ns(self) -> int:
         """Return how long the main thread has waited for the sleeping thread to take over, in ns."""
+
+class Fields:
+    """The base of a class whose attributes the fast paths read, too; see fields.py."""
+
+class FastPath:
+    """Does what ``FastPath`` in instrumentation/fast_path.py does, which documents each method.
+
+    Args:
+        thread: the training thread.
+        updates: the updates under way.
+        training: the phase of a pass over a loader that feeds the training.
+
+    Raises:
+        TypeError: the first two are no ``Fields``.
+    """
+
+    def __init__(self, thread: Fields, updates: Fields, training: object) -> None: ...
+    def call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType, /) -> Any: ...
+    def call_ends(self, call: Fields, module: Any, detector: Fields, /) -> bool: ...
+    def fetch_begins(self, iterator: Any, /) -> Any: ...
+    def fetch_ends(self, loader_pass: Fields, detector: Fields, batch: object, /) -> None: ...
+    def backward_begins(self) -> bool: ...
+    def backward_ends(self, detector: Fields, /) -> None: ...
+    def update_begins(self, optimizer: Any, frame: FrameType, /) -> bool: ...
+    def update_ends(self, optimizer: Any, /) -> bool: ...

@@ -23,6 +23,8 @@ class Implementation(NamedTuple):
     lookup: Callable[[Callable[[str], Any]], Any] | None = None  # see SectionLookup in _native.pyi; None in Python
     new_stop: Callable[[], Any] | None = None  # see HandoverLock, for threads that sample; None in Python
     native: Any = None  # the module in C, which also adds up; None in Python
+    # See FastPath in _native.pyi; None in Python.
+    fast_path: Callable[[Any, Any, Any], Any] | None = None
 
     def describe(self) -> str:
         """Return which one it is, and why."""
@@ -34,13 +36,13 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 3  # of native/native.h
+_INTERFACE: Final = 4  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
 
-def native_implementation() -> Implementation:
-    """Return the implementation in C.
+def native_module() -> Any:
+    """Return the module in C.
 
     Raises:
         ImportError: it was not built, or cannot be loaded.
@@ -50,6 +52,16 @@ def native_implementation() -> Implementation:
 
     if _native.INTERFACE != _INTERFACE:  # a source tree that has changed since
         raise ImportError("it was built from other sources; install the package again")
+    return _native
+
+
+def native_implementation() -> Implementation:
+    """Return the implementation in C.
+
+    Raises:
+        ImportError: it was not built, or cannot be loaded.
+    """
+    _native = native_module()
 
     def own_clock(clock: Clock) -> Clock | None:
         # A program may have put a clock of its own in this place, such as one that stands still in its tests.
@@ -57,11 +69,11 @@ def native_implementation() -> Implementation:
         return None if is_pythons and _IS_MONOTONIC else clock
 
     def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
-        return _native.event_writer(events, own_clock(clock), code)
+        return _native.event_writer(events, own_clock(clock), code)  # type: ignore[no-any-return]
 
     def section_writers(code: int, buffer: Any, clock: Clock, flush: Callable[[], None]) -> tuple[Any, Any, Any]:
         codes = (code, -code, discarded_exit(code))
-        return _native.section_writers(buffer, own_clock(clock), codes, flush, hide_our_frames)
+        return _native.section_writers(buffer, own_clock(clock), codes, flush, hide_our_frames)  # type: ignore[no-any-return]
 
     return Implementation(
         "C",
@@ -72,6 +84,7 @@ def native_implementation() -> Implementation:
         _native.SectionLookup,
         _native.HandoverLock,
         _native,
+        _native.FastPath,
     )
 
 

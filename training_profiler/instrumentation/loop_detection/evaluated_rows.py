@@ -22,10 +22,11 @@ class EvaluatedRows:
         self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
         self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
 
-    def add_training(self, shape: tuple[int, ...]) -> None:
-        """Add a forward pass of the training with the shape of its largest input."""
-        if self._trained.calls < TRAINING_CALLS:
-            self._trained.add(shape)
+    def add_training(self, shape: tuple[int, ...], elements: int) -> None:
+        """Add a forward pass of the training with the shape of its largest input, and the elements of that."""
+        trained = self._trained
+        if trained.calls < TRAINING_CALLS:
+            trained.add(shape, elements)
 
     def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
         """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest."""
@@ -39,7 +40,7 @@ class EvaluatedRows:
             self._after_one = 0
         shape = largest_shape(inputs)
         if shape and shape[0] <= FEW:
-            self._few.add(shape)
+            self._few.add(shape, elements_of(shape))
             self._after_one += 1
             self._most = max(self._most, self._after_one)
             if batch != self._few_batch:
@@ -75,8 +76,7 @@ class _Sums:
     def __init__(self) -> None:
         self.calls = self.rows = self.elements = 0
 
-    def add(self, shape: tuple[int, ...]) -> None:
-        if shape:
-            self.calls += 1
-            self.rows += shape[0]
-            self.elements += elements_of(shape)
+    def add(self, shape: tuple[int, ...], elements: int) -> None:
+        self.calls += 1
+        self.rows += shape[0]
+        self.elements += elements

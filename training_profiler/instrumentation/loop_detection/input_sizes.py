@@ -3,38 +3,53 @@
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
-from training_profiler.instrumentation.loop_detection.shapes import elements_of, has_channels_last, largest_shape
+from training_profiler.instrumentation.loop_detection.shapes import (
+    elements_of,
+    has_channels_last,
+    largest_shape,
+    shape_of,
+)
+from training_profiler.recording.fields import Fields, field, number
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later
 MOST: Final = 4096  # kept until the next ``pop``
 
 
-class InputSizes:
+class InputSizes(Fields):
     """The elements of the largest input of each forward pass that is looked at."""
+
+    is_due: bool = field(0)
+    next_update: int = number(0)  # after which ``update_ends`` has something to do
 
     def __init__(self) -> None:
         self.is_due = True
-        self.next_update = 0  # after which something changes
+        self.next_update = 0
         self.rows: Final = EvaluatedRows()
         self.are_channels_last = False  # images among the first inputs, in NHWC order
-        self._update = 1
         self._seen: list[tuple[int, int]] = []
 
     def update_ends(self, updates: int) -> None:
-        """Handle the end of an update, with the number of updates so far."""
-        self._update = updates + 1
+        """Handle the end of an update, with the number of updates so far, if that is ``next_update`` or more."""
         self.is_due = updates < EACH_OF_FIRST or not updates % EVERY
-        self.next_update = updates + 1 if self.is_due else (updates // EVERY + 1) * EVERY
+        if updates < EACH_OF_FIRST:
+            self.next_update = min(1 << updates.bit_length(), EACH_OF_FIRST)
+        else:
+            self.next_update = updates + 1 if self.is_due else (updates // EVERY + 1) * EVERY
 
-    def add(self, inputs: tuple[Any, ...]) -> None:
-        """Add a forward pass with these inputs, if any of them is a tensor."""
-        if self._update == 1 and not self.are_channels_last:
+    def add(self, inputs: tuple[Any, ...], update: int) -> None:
+        """Add a forward pass with these inputs before the update of this number, if any of them is a tensor."""
+        if update == 1 and not self.are_channels_last:
             self.are_channels_last = has_channels_last(inputs)
-        shape = largest_shape(inputs)
-        self.rows.add_training(shape)
-        if shape and len(self._seen) < MOST:
-            self._seen.append((self._update, elements_of(shape)))
+        shape = shape_of(inputs[0]) if len(inputs) == 1 else ()
+        elements = elements_of(shape)
+        if not elements:
+            shape = largest_shape(inputs)
+            elements = elements_of(shape)
+        if shape:
+            self.rows.add_training(shape, elements)
+            if len(self._seen) < MOST:
+                self._seen.append((update, elements))
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""

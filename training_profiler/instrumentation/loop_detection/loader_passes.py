@@ -5,7 +5,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches, batch_size
+from training_profiler.recording.fields import Fields, field, number
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 
@@ -18,47 +19,45 @@ class Phase(Enum):
     EVALUATION = "evaluation"
 
 
-class LoaderPass:
+class LoaderPass(Fields):
     """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
     __slots__ = (
         "begin_ns",
         "counts",
-        "cycle",
-        "cycle_begin_ns",
         "end_ns",
-        "fetches",
-        "has_batch",
         "has_ended",
         "is_evaluated",
         "is_over",
-        "iterator",
-        "kind",
-        "loader_id",
         "made_count",
         "made_cpu_ns",
         "makes_batches",
         "misses",
-        "samples",
         "trained_before",
     )
+    iterator: Callable[[], Any] = field(0)
+    kind: Phase = field(1)
+    fetches: int = number(0)
+    loader_id: int = field(2)  # of its counts; 0 for none
+    samples: int | None = field(3)  # in its batches; None if not counted
+    cycle: int = number(1)  # number of updates before its last fetch
+    cycle_begin_ns: int = number(2)  # of the first fetch after that update
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
         self.kind = Phase.UNKNOWN
         self.fetches = 0
         self.trained_before = 0  # backward passes and updates before its first fetch
-        self.has_batch = False  # the last fetch returned one
         self.begin_ns = 0  # of the first fetch
         self.end_ns = 0  # of the last fetch while its phase is unknown or evaluation
-        self.cycle = -1  # number of updates before its last fetch
-        self.cycle_begin_ns = 0  # of the first fetch after that update
+        self.cycle = -1
+        self.cycle_begin_ns = 0
         self.is_evaluated = False  # calls without gradients came between its last batch and the next fetch
         self.has_ended = False  # its loader was found empty
         self.is_over = False  # and none of its batches was used during the pass
         self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
-        self.loader_id = 0  # of those counts; 0 for none
-        self.samples: int | None = None  # in its batches; None if not counted
+        self.loader_id = 0
+        self.samples = None
         self.misses = 0  # training events during a pass that was taken for evaluation
         self.makes_batches = False  # on the training thread: its loader has no workers
         self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured
@@ -79,8 +78,9 @@ class LoaderPass:
         """``TRAIN`` or ``VAL``; None while unknown."""
         return _PHASES.get(self.kind)
 
-    def add_samples(self, count: int | None) -> None:
-        """Add the samples of a batch; None if they cannot be counted, and then no more are."""
+    def add_batch(self, batch: object) -> None:
+        """Add the samples of a batch; if they cannot be counted, no more are."""
+        count = batch_size(batch)
         self.samples = None if count is None or self.samples is None else self.samples + count
 
     def add_made(self, cpu_ns: int) -> None:
@@ -107,12 +107,14 @@ class LoaderPass:
 _PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
 
 
-class Passes:
+class Passes(Fields):
     """The passes under way. Iterators are held weakly, because workers end with them."""
+
+    latest: LoaderPass | None = field(0)
 
     def __init__(self) -> None:
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched
-        self.latest: LoaderPass | None = None
+        self.latest = None
         self._loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
         self._by_id: dict[int, LoaderPass] = {}
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
@@ -21,7 +22,7 @@ MAX_FAST_PATH_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
 
 
-class ModuleCalls:
+class ModuleCalls(DetectorFields):
     """Infers forward passes from outermost module calls, and finds the begin of the training loop."""
 
     def __init__(
@@ -32,22 +33,19 @@ class ModuleCalls:
         self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
-        self._events, self._forward_code = pending.events, codes.forward
-        self.calls: list[ModuleCall] = []  # under way, outermost first
+        self._events = pending.events
+        self._forward_code, self._bare_code = codes.forward, time_only(codes.forward)
+        self._fetch_code, self._backward_code, self._update_code = codes.data_loading, codes.backward, codes.optimizer
+        self.calls, self._fast_path, self.frame, self.is_shadowed = [], {}, None, False
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
         self._is_grad_enabled = is_grad_enabled
-        self.forward_begins: Callable[[], None]
-        self.forward_ends: Callable[[], None]
-        self._bare_code = time_only(codes.forward)
-        self._fast_path: dict[int, ModuleCall] = {}  # calls of every step, by id of the module
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
         self._called_in_frame: set[int] = set()
         self._seen_in_training: set[int] = set()  # ids of trainable modules called in train mode
         self._function = 0  # the autograd function of the last call that one made
         self.input_sizes = InputSizes()
-        self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
 
     def fast_path_call_begins(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType
@@ -75,7 +73,7 @@ class ModuleCalls:
             self.frame = None
         if not is_part:
             if self.input_sizes.is_due:
-                self.input_sizes.add(inputs_of(args, kwargs))
+                self.input_sizes.add(inputs_of(args, kwargs), self.updates + 1)
             self.forward_begins()
             call.begin_ns, call.code = events[-2], code
         elif events and events[-1] == -code:  # a loss right after the model
@@ -83,7 +81,7 @@ class ModuleCalls:
             call.begin_ns, call.code = 0, code
         else:
             if self.input_sizes.is_due and not call.is_bare:
-                self.input_sizes.add(inputs_of(args, kwargs))
+                self.input_sizes.add(inputs_of(args, kwargs), self.updates + 1)
             call.is_plain = False
             call.code = self._bare_code
             call.begin_ns = self.pending.record(call.code)
@@ -159,7 +157,7 @@ class ModuleCalls:
         if is_continued or not is_trainable:
             code = time_only(code)
         if is_trainable and self.input_sizes.is_due:
-            self.input_sizes.add(inputs)
+            self.input_sizes.add(inputs, self.updates + 1)
         call = ModuleCall(kind, pending.record(code), code, is_explored)
         call.around = (self.frame, self._called_in_frame)
         if not is_explored:
@@ -273,8 +271,7 @@ class LoopDetector(ModuleCalls):
         self.backwards = 0
         self.updates = 0
         self.has_manual_steps = False
-        self.early: Final = EarlyCalls()
-        self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
+        self.early, self.inferred = EarlyCalls(), None
         self.inferred_updates = 0
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
         self._end_step = end_step
@@ -454,8 +451,11 @@ class LoopDetector(ModuleCalls):
             now_ns = self.pending.events[-2]
         else:  # its closure computed the loss
             now_ns = self.update.end()
-        if not has_updated:
-            return
+        if has_updated:
+            self.update_is_recorded(optimizer, now_ns)
+
+    def update_is_recorded(self, optimizer: Any, now_ns: int) -> None:
+        """Count an update that ended at ``now_ns``, and end its step."""
         self.updates += 1
         if self.updates >= self.input_sizes.next_update:
             self.input_sizes.update_ends(self.updates)

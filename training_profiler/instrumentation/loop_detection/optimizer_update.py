@@ -5,31 +5,32 @@ from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields, field
 
 AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 
 
-class OptimizerUpdate:
+class OptimizerUpdate(Fields):
     """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
 
     __slots__ = (
         "_clearing_begins",
         "_clearing_ends",
-        "_code",
         "_has_piece",
-        "_is_scaling",
         "_pending",
         "_pieces_code",
         "_plain",
         "had_closure",
-        "is_in_closure",
-        "open_code",
         "span_begins",
         "span_ends",
     )
+    open_code: int = field(0)  # of the open span; 0 for none, or while the loss is computed
+    _code: int = field(1)
+    _is_scaling: bool = field(2)
+    is_in_closure: bool = field(3)
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
-        self.open_code = 0  # of the open span; 0 for none, or while the loss is computed
+        self.open_code = 0
         self.is_in_closure = False
         self._pending = pending
         self._code = code

@@ -17,24 +17,29 @@ from training_profiler.instrumentation.loop_detection.no_grad_runs import (
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields, field, number
 
 _UNKNOWN: Final = Phase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
-class PhaseDetector:
+class PhaseDetector(Fields):
     """Records evaluation as ``validation_epoch`` and acting as ``rollout``, rewriting pending events if it shows late.
 
     Both lie between two training events: a forward pass with gradients in train mode, a backward pass, or an
     update. ``is_unresolved`` is whether the next training event has anything to decide.
     """
 
+    is_unresolved: bool = field(0)
+    cycle: int = number(0)  # number of updates so far
+    passes: Passes = field(1)
+
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, was_trained: Callable[[int], bool] = lambda module: False
     ) -> None:
         self.is_unresolved = True
         self.passes = Passes()
-        self.cycle = 0  # number of updates so far
+        self.cycle = 0
         self.forwards_without_grad = 0
         self._pending = pending
         self._codes = codes

@@ -15,8 +15,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
         shape = value.shape
     except Exception:
         return ()
-    if not isinstance(shape, tuple) or not all(type(length) is int for length in shape):
+    if not isinstance(shape, tuple):
         return ()
+    for length in shape:
+        if type(length) is not int:
+            return ()
     return shape
 
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.recording.fields import Fields, field
+
 # The primary optimizer has ended after so many updates of another optimizer without it:
 MISSED_BY_NEW: Final = 8  # by an optimizer that was never used together with the primary
 MISSED_IN_FIRST_STEP: Final = 64  # before the primary has completed a step
@@ -12,7 +14,7 @@ MISSED_RATIO: Final = 4  # times the most updates of that optimizer in one step,
 MISSED_SLACK: Final = 16
 
 
-class StepDetector:
+class StepDetector(Fields):
     """Ends a step when the optimizer that began it, the primary optimizer, updates again.
 
     Updates of other optimizers in between are part of the same step. So with several optimizers the end of a step is
@@ -20,16 +22,19 @@ class StepDetector:
     used while another optimizer is, as in a second training phase, that one becomes the primary.
     """
 
+    is_alone: bool = field(0)  # the primary has completed steps, and always without others
+    primary: int = field(1)  # id of an optimizer
+
     def __init__(self, end_step: Callable[[int], None]) -> None:
         self._end_step = end_step
-        self.primary = 0  # id of an optimizer
+        self.primary = 0
         self._primary_reference: Callable[[], Any] = lambda: None
         self._primary_end_ns: int | None = None  # end of the primary's last update, until its step ends
         self.pending_ns: int | None = None  # the end of that step as known so far
         self._others: list[tuple[int, int, Callable[[], Any]]] = []  # (id, end of update, reference) since then
         self._most: Counter[int] = Counter()  # the most updates of another optimizer in one step
         self._primary_steps = 0  # completed
-        self.is_alone = False  # the primary has completed steps, and always without others
+        self.is_alone = False
 
     def updated(self, optimizer: Any, end_ns: int) -> None:
         """Handle an update of ``optimizer`` that ended at ``end_ns``, which ascends from call to call."""

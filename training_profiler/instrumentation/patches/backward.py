@@ -3,6 +3,7 @@
 import functools
 import sys
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
@@ -12,6 +13,7 @@ from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD,
 from training_profiler.recording.tracebacks import hide_our_frames
 
 KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+PASSED_ON = KEEPS_GRAPH + 2  # arguments by position
 CREATES_GRAPH = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
 
 
@@ -47,60 +49,92 @@ def look_for_update(
     detector.use_inferred_updates(None)
 
 
+def _begins(
+    context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool, frame: FrameType
+) -> tuple[LoopDetector, int] | None:
+    """Record the begin of a gradient that ``frame`` computes, if it is one of the training's.
+
+    Return the detector, and the kind of call that the training thread was in.
+    """
+    training_thread, captures = context.training_thread, context.captures
+    if captures.under_way:
+        capture = captures.on_this_thread()
+        if capture is not None:
+            if trains:
+                capture.gradients_begin()
+            return None
+    note_graph(context, args, kwargs, trains)
+    if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
+        return None
+    detector = training_thread.confirmed_detector
+    if detector is None or get_ident() != training_thread.ident:
+        detector = context.confirm_training()
+        if detector is None:
+            return None
+    if trains and detector.calls:
+        detector.trains_within()
+        training_thread.busy_with = FREE
+    if detector.inferred is not None:
+        look_for_update(context, detector, args, kwargs, trains)
+    if trains:
+        context.note_backward(detector.updates, keeps_graph(args))
+    if context.backward_watch is not None:
+        context.backward_watch.backward_begins(args, kwargs, frame, trains)
+    detector.backward_begins()
+    busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
+    return detector, busy_before
+
+
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
-    training_thread, captures = context.training_thread, context.captures
-    is_compiling = context.is_compiling
+    # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
+    patches.replace(torch.autograd, "backward", lambda original: _computing(context, original, trains=True))
+    patches.replace(torch.autograd, "grad", lambda original: _computing(context, original, trains=False))
 
-    def make(original: Any, trains: bool) -> Any:
-        @functools.wraps(original)
-        def compute(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+
+def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
+    training_thread, captured = context.training_thread, context.captures.under_way
+    is_compiling, fast = context.is_compiling, context.fast_path
+    backward_begins, backward_ends = fast.backward_begins, fast.backward_ends
+
+    @functools.wraps(original)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        try:
+            begun, detector, is_fast = None, training_thread.confirmed_detector, False
+            try:
+                # As Tensor.backward calls it in nearly all trainings: it frees the graph, and nothing is remembered.
+                is_fast = (
+                    trains
+                    and context.unused_graph is None
+                    and context.updates_at_kept is None
+                    and context.backward_watch is None
+                    and len(args) == PASSED_ON
+                    and (args[KEEPS_GRAPH] is None or args[KEEPS_GRAPH] is False)
+                    and args[KEEPS_GRAPH + 1] is False
+                    and not captured
+                    and backward_begins()
+                )
+                if not is_fast:
+                    begun = _begins(context, args, kwargs, trains, sys._getframe(1))
+            except Exception as error:
+                context.on_error(error)
+            if begun is None and (not is_fast or detector is None):
                 return original(*args, **kwargs)
             try:
-                if captures.under_way:
-                    capture = captures.on_this_thread()
-                    if capture is not None:
-                        if trains:
-                            capture.gradients_begin()
-                        return original(*args, **kwargs)
-                note_graph(context, args, kwargs, trains)
-                if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
-                    return original(*args, **kwargs)
-                detector = training_thread.confirmed_detector
-                if detector is None or get_ident() != training_thread.ident:
-                    detector = context.confirm_training()
-                    if detector is None:
-                        return original(*args, **kwargs)
+                return original(*args, **kwargs)
+            finally:
                 try:
-                    if trains and detector.calls:
-                        detector.trains_within()
-                        training_thread.busy_with = FREE
-                    if detector.inferred is not None:
-                        look_for_update(context, detector, args, kwargs, trains)
-                    if trains:
-                        context.note_backward(detector.updates, keeps_graph(args))
-                    if context.backward_watch is not None:
-                        context.backward_watch.backward_begins(args, kwargs, sys._getframe(1), trains)
-                    detector.backward_begins()
+                    if begun is None:
+                        backward_ends(detector)
+                    else:
+                        training_thread.busy_with = begun[1]
+                        begun[0].backward_ends()
                 except Exception as error:
                     context.on_error(error)
-                    return original(*args, **kwargs)
-                busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    training_thread.busy_with = busy_before
-                    try:
-                        detector.backward_ends()
-                    except Exception as error:
-                        context.on_error(error)
-            except BaseException as error:
-                hide_our_frames(error)
-                raise
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
-        return hidden_from_warnings(compute)
-
-    # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
-    patches.replace(torch.autograd, "backward", lambda original: make(original, trains=True))
-    patches.replace(torch.autograd, "grad", lambda original: make(original, trains=False))
+    return hidden_from_warnings(compute)

@@ -6,9 +6,10 @@ from time import process_time_ns
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
-from training_profiler.recording.data_loader import batch_size
+from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -23,57 +24,46 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread = context.training_thread
+    training_thread, fetch_begins, fetch_ends = (
+        context.training_thread,
+        context.fast_path.fetch_begins,
+        context.fast_path.fetch_ends,
+    )
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         try:
-            detector, ident = training_thread.confirmed_detector, get_ident()
-            if detector is None or ident != training_thread.ident:
-                events = context.events_of_other_thread()
-                if events is not None:
-                    return _fetch_on_other_thread(context, events, original, self)
-                detector = context.current_detector()
-            if detector is None or training_thread.busy_with > FORWARD:
-                return original(self)
+            detector = training_thread.confirmed_detector
             try:
-                if detector.calls:
-                    detector.trains_within()
-                is_first = getattr(self, "_num_yielded", 1) == 0
-                loader_pass = None if is_first else detector.fast_path_fetch_begins(self)
-                if loader_pass is None:
-                    loader_pass = detector.fetch_begins(self, is_first)
+                loader_pass = fetch_begins(self)
             except Exception as error:
                 context.on_error(error)
                 return original(self)
-            if training_thread.is_confirmed:
-                training_thread.busy_with = FETCH
-            else:
-                training_thread.fetch_begins()
-            is_over = False
+            if loader_pass is None or detector is None:
+                events = context.events_of_other_thread()
+                if events is not None:
+                    return _fetch_on_other_thread(context, events, original, self)
+                detector = detector or context.current_detector()
+                loader_pass = None if detector is None else _begin_any(context, detector, self)
+                if loader_pass is None or detector is None:
+                    return original(self)
             cpu_ns = process_time_ns() if loader_pass.makes_batches and loader_pass.fetches % TIMED_EVERY == 1 else 0
+            has_batch = is_over = False
             try:
                 batch = original(self)
-            except BaseException as error:
-                is_over = isinstance(error, StopIteration)
-                loader_pass.has_batch = False
-                raise
-            else:
-                loader_pass.has_batch = True
+                has_batch = True
                 if cpu_ns:
                     loader_pass.add_made(process_time_ns() - cpu_ns)
-                if loader_pass.samples is not None:
-                    loader_pass.add_samples(batch_size(batch))
                 return batch
+            except StopIteration:
+                is_over = True
+                raise
             finally:
-                if training_thread.fetching:
-                    training_thread.fetch_ends(ident)
-                elif ident == training_thread.ident:
-                    training_thread.busy_with = FREE
                 try:
-                    if loader_pass.has_batch:
-                        detector.fetch_ends(loader_pass)
+                    if has_batch:
+                        fetch_ends(loader_pass, detector, batch)
                     else:
+                        training_thread.fetch_ends(get_ident())
                         detector.fetch_fails(loader_pass, is_over)
                 except Exception as error:
                     context.on_error(error)
@@ -82,6 +72,25 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             raise
 
     return hidden_from_warnings(__next__)
+
+
+def _begin_any(context: PatchContext, detector: LoopDetector, iterator: Any) -> LoaderPass | None:
+    """Record the begin of a fetch on the training thread; return None inside a call in which nothing is recorded."""
+    training_thread = context.training_thread
+    if training_thread.busy_with > FORWARD:
+        return None
+    try:
+        if detector.calls:
+            detector.trains_within()
+        is_first = getattr(iterator, "_num_yielded", 1) == 0
+        loader_pass = None if is_first else detector.fast_path_fetch_begins(iterator)
+        if loader_pass is None:
+            loader_pass = detector.fetch_begins(iterator, is_first)
+    except Exception as error:
+        context.on_error(error)
+        return None
+    training_thread.fetch_begins()
+    return loader_pass
 
 
 def _starting(context: PatchContext, original: Any) -> Any:

@@ -26,6 +26,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
     """Return the replacement of ``Module.__call__``."""
     training_thread, is_compiling = context.training_thread, context.is_compiling
+    call_begins, call_ends, frame_of = context.fast_path.call_begins, context.fast_path.call_ends, sys._getframe
     outermost, ends = _outermost(context, torch, original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -49,33 +50,25 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
                 if self._compiled_call_impl is not None:
                     return self._compiled_call_impl(*args, **kwargs)
                 return self._call_impl(*args, **kwargs)
-            # Nearly all outermost calls take this fast path; through `outermost` they would cost 50 % more.
+            # Nearly all outermost calls take this fast path.
             detector = training_thread.confirmed_detector
-            if detector is None or get_ident() != training_thread.ident or self._compiled_call_impl is not None:
-                return outermost(self, args, kwargs)
             try:
-                call = detector.fast_path_call_begins(self, args, kwargs, sys._getframe(1))
+                call = call_begins(self, args, kwargs, frame_of(1))
             except Exception as error:
                 context.on_error(error)
                 call = None
-            if call is None:
+            if call is None or detector is None:
                 return outermost(self, args, kwargs)
-            training_thread.busy_with, calls = FORWARD, detector.calls
             try:
                 return self._call_impl(*args, **kwargs)
             finally:
-                if (
-                    call.is_plain
-                    and self.training
-                    and training_thread.confirmed_detector is detector
-                    and calls
-                    and calls[-1] is call
-                ):
-                    training_thread.busy_with = FREE
-                    calls.pop()
-                    detector.forward_ends()
+                try:
+                    has_ended = call_ends(call, self, detector)
+                except Exception as error:
+                    context.on_error(error)
                 else:
-                    ends(detector, call, self)
+                    if not has_ended:
+                        ends(detector, call, self)
         except BaseException as error:
             hide_our_frames(error)
             raise

@@ -5,6 +5,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
@@ -59,73 +60,80 @@ def _creating(context: PatchContext, original: Any) -> Any:
 
 
 def _beginning(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    training_thread, is_compiling, captures = context.training_thread, context.is_compiling, context.captures
+    captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
+    update_begins, any_begins = context.fast_path.update_begins, _any_update_begins
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or training_thread.busy_with == FETCH:
+        if is_compiling():
             return
-        if captures.under_way:
-            capture = captures.on_this_thread()
-            if capture is not None:
-                capture.update_begins(optimizer)
-                return
-        detector = training_thread.confirmed_detector
-        if detector is None or get_ident() != training_thread.ident:
-            detector = context.confirm_training()
-            if detector is None:
-                context.count_update_on_other_thread()
-                return
         try:
-            frame = sys._getframe(1)
-            if updates.open:
-                is_outermost, had_failed = updates.begin(optimizer, frame)
-                if had_failed:
-                    detector.update.end()
-                if not is_outermost:
-                    return
-            else:
-                updates.open.append((id(optimizer), id(frame), frame.f_code))
-            if detector.calls:
-                detector.trains_within()
-                training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
-            detector.update_begins()
+            frame = frame_of(1)
+            if captured or not update_begins(optimizer, frame):
+                any_begins(context, updates, optimizer, frame)
         except Exception as error:
             context.on_error(error)
 
     return begins
 
 
+def _any_update_begins(context: PatchContext, updates: OpenUpdates, optimizer: Any, frame: FrameType) -> None:
+    training_thread, captures = context.training_thread, context.captures
+    if training_thread.busy_with == FETCH:
+        return
+    if captures.under_way:
+        capture = captures.on_this_thread()
+        if capture is not None:
+            capture.update_begins(optimizer)
+            return
+    detector = training_thread.confirmed_detector
+    if detector is None or get_ident() != training_thread.ident:
+        detector = context.confirm_training()
+        if detector is None:
+            context.count_update_on_other_thread()
+            return
+    is_outermost, had_failed = updates.begin(optimizer, frame)
+    if had_failed:
+        detector.update.end()
+    if is_outermost:
+        if detector.calls:
+            detector.trains_within()
+            training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
+        detector.update_begins()
+
+
 def _ending(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    training_thread, is_compiling, captures = context.training_thread, context.is_compiling, context.captures
+    captured, is_compiling = context.captures.under_way, context.is_compiling
+    update_ends, any_ends = context.fast_path.update_ends, _any_update_ends
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        if captures.under_way:
-            capture = captures.on_this_thread()
-            if capture is not None:
-                capture.update_ends(optimizer)
-                return
-        detector = training_thread.confirmed_detector
-        if detector is None or get_ident() != training_thread.ident:
-            return
         try:
-            updating = updates.open
-            if len(updating) == 1 and updating[0][0] == id(optimizer):
-                updating.clear()
-                is_outermost = True
-            else:
-                is_outermost = updates.end(optimizer)
-            if is_outermost and not updates.follows_backward(detector.backwards) and _changes_nothing(optimizer):
-                detector.drop_update()
-            elif is_outermost:
-                detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
-                if context.has_grad_scaler:
-                    detector.update.resume_scaling()
+            if captured or context.has_grad_scaler or not update_ends(optimizer):
+                any_ends(context, updates, optimizer)
         except Exception as error:
             context.on_error(error)
 
     return ends
+
+
+def _any_update_ends(context: PatchContext, updates: OpenUpdates, optimizer: Any) -> None:
+    training_thread, captures = context.training_thread, context.captures
+    if captures.under_way:
+        capture = captures.on_this_thread()
+        if capture is not None:
+            capture.update_ends(optimizer)
+            return
+    detector = training_thread.confirmed_detector
+    if detector is None or get_ident() != training_thread.ident:
+        return
+    is_outermost = updates.end(optimizer)
+    if is_outermost and not updates.follows_backward(detector.backwards) and _changes_nothing(optimizer):
+        detector.drop_update()
+    elif is_outermost:
+        detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
+        if context.has_grad_scaler:
+            detector.update.resume_scaling()
 
 
 def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:

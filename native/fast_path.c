@@ -1,0 +1,287 @@
+/* The fast paths of a training thread: the begins and ends of gradients and updates, and the type of all of them. */
+
+#include "fast_path.h"
+
+/* Gradients */
+
+static PyObject *path_backward_begins(FastPath *path, PyObject *ignored)
+{
+    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    if (detector == NULL)
+        Py_RETURN_FALSE;
+    int result = 0, is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
+    if (is_usual) {
+        Fields *early = fields_of(path, EARLY_OF, detector->at[EARLY]);
+        Writer *writer = writer_of(path, detector);
+        int64_t now_ns = 0;
+        if (!is_bare_detector(path, detector) || is_undecided(path, detector) || writer == NULL || early == NULL ||
+            early->numbers[MADE_NS] != 0)
+            result = call_method(detector, "backward_begins", NULL);
+        else {
+            detector->numbers[BACKWARDS]++;
+            give(detector, FRAME, Py_NewRef(Py_None));
+            result = write_owned(writer, detector->numbers[BACKWARD_CODE], &now_ns);
+        }
+        if (result == 0)
+            set_busy(path, BACKWARD);
+    }
+    Py_DECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+}
+
+static PyObject *path_backward_ends(FastPath *path, PyObject *object)
+{
+    Fields *detector = fields_of(path, DETECTOR_OF, object);
+    if (detector == NULL || path->thread == NULL) {
+        PyErr_SetString(PyExc_TypeError, "backward_ends() takes the detector that recorded the begin");
+        return NULL;
+    }
+    set_busy(path, FREE);
+    Writer *writer = writer_of_end(path, detector);
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    int64_t now_ns;
+    int result;
+    if (writer == NULL || detector->at[INFERRED] != Py_None || update == NULL || update->at[IS_IN_CLOSURE] != Py_False)
+        result = call_method(detector, "backward_ends", NULL);
+    else
+        result = write_owned(writer, -detector->numbers[BACKWARD_CODE], &now_ns);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Updates */
+
+/* Append to the updates under way, as OpenUpdates does. */
+static int append_update(PyObject *open, PyObject *optimizer, PyObject *frame)
+{
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *update = NULL;
+    PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
+    if (id != NULL && frame_id != NULL)
+        update = PyTuple_Pack(3, id, frame_id, code);
+    int result = update == NULL ? -1 : PyList_Append(open, update);
+    Py_XDECREF(id);
+    Py_XDECREF(frame_id);
+    Py_XDECREF(update);
+    Py_DECREF(code);
+    return result;
+}
+
+static PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || !Py_IS_TYPE(args[1], path->frame_type)) {
+        PyErr_SetString(PyExc_TypeError, "update_begins() takes an optimizer, and the frame of its update");
+        return NULL;
+    }
+    Fields *detector = is_busy_with(path, FETCH) ? NULL : detector_of(path);
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    int result = 0, is_usual = detector != NULL && is_list(open, 0) && is_list(detector->at[CALLS], 0);
+    if (is_usual) {
+        result = append_update(open, args[0], args[1]);
+        Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+        Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+        int64_t now_ns = 0;
+        if (result < 0) {
+        } else if (!is_bare_detector(path, detector) || writer == NULL || is_undecided(path, detector))
+            result = call_method(detector, "update_begins", NULL);
+        else {
+            give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
+            give(detector, FRAME, Py_NewRef(Py_None));
+            result = write_owned(writer, detector->numbers[UPDATE_CODE], &now_ns);
+        }
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+}
+
+/* Return whether a number is the id of an object. */
+static int is_id(PyObject *number, PyObject *object)
+{
+    void *id = number != NULL && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : NULL;
+    if (id == NULL && PyErr_Occurred())
+        PyErr_Clear();
+    return id == (void *)object;
+}
+
+/* Return whether the one update under way is that of the optimizer, after a backward pass since the one before. */
+static int is_usual_update(FastPath *path, Fields *detector, PyObject *optimizer)
+{
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    PyObject *one = is_list(open, 1) ? PyList_GetItem(open, 0) : NULL;
+    if (one == NULL || !PyTuple_CheckExact(one) || PyTuple_Size(one) == 0)
+        return 0;
+    int64_t backwards_before = path->updates->numbers[BACKWARDS_BEFORE];
+    return is_id(PyTuple_GetItem(one, 0), optimizer) && backwards_before != detector->numbers[BACKWARDS];
+}
+
+/* Record the end of the update's span, and put its time into `now_ns`: 1; 0 if the detector has to, -1 with an
+   exception. */
+static int record_update_end(FastPath *path, Fields *detector, int64_t *now_ns)
+{
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+    if (!is_bare_detector(path, detector) || writer == NULL || update->at[OPEN_CODE] == NULL ||
+        update->at[OPEN_CODE] != update->at[CODE_OF_UPDATE])
+        return 0;
+    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
+    return write_owned(writer, -detector->numbers[UPDATE_CODE], now_ns) < 0 ? -1 : 1;
+}
+
+/* Count an update, and end its step. Return -1 with an exception. */
+static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64_t now_ns)
+{
+    Fields *sizes = fields_of(path, SIZES, detector->at[INPUT_SIZES]);
+    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    Fields *steps = fields_of(path, STEPS_OF, detector->at[STEPS]);
+    PyObject *time = PyLong_FromLongLong(now_ns), *done = NULL;
+    if (time == NULL)
+        return -1;
+    int64_t updates = detector->numbers[UPDATES] + 1;
+    if (sizes == NULL || phases == NULL || steps == NULL || updates >= sizes->numbers[NEXT_UPDATE] ||
+        detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
+        detector->at[END_STEP] == NULL || !is_id(steps->at[PRIMARY], optimizer))
+        done = PyObject_CallMethodObjArgs((PyObject *)detector, path->update_is_recorded, optimizer, time, NULL);
+    else { /* as in nearly all trainings */
+        detector->numbers[UPDATES] = updates;
+        phases->numbers[CYCLE]++;
+        PyObject *end = Py_NewRef(detector->at[END_STEP]);
+        done = PyObject_CallFunctionObjArgs(end, time, NULL);
+        Py_DECREF(end);
+    }
+    Py_DECREF(time);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
+{
+    Fields *detector = detector_of(path);
+    int result = 0, is_usual = detector != NULL && is_usual_update(path, detector, optimizer);
+    if (is_usual) {
+        path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
+        PyObject *open = path->updates->at[OPEN];
+        int64_t now_ns = 0;
+        if ((result = PyList_SetSlice(open, 0, 1, NULL)) == 0 &&
+            (result = record_update_end(path, detector, &now_ns)) == 0)
+            result = call_method(detector, "update_ends", optimizer);
+        else if (result > 0)
+            result = end_step(path, detector, optimizer, now_ns);
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+}
+
+/* Visits or clears all that a fast path owns. */
+#define FOR_EACH_OWNED(DO)                                                                                             \
+    DO(path->thread);                                                                                                  \
+    DO(path->updates);                                                                                                 \
+    DO(path->training);                                                                                                \
+    DO(path->compiled_call);                                                                                           \
+    DO(path->training_mode);                                                                                           \
+    DO(path->yielded);                                                                                                 \
+    DO(path->loader_id);                                                                                               \
+    DO(path->shape);                                                                                                   \
+    DO(path->add);                                                                                                     \
+    DO(path->update_is_recorded);                                                                                      \
+    DO(path->ident);                                                                                               \
+    DO(path->fields_type);                                                                                             \
+    DO(path->writer_type);                                                                                             \
+    DO(path->frame_type)
+
+static int path_traverse(FastPath *path, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)path));
+    FOR_EACH_OWNED(Py_VISIT);
+    for (int i = 0; i < KINDS; i++)
+        Py_VISIT(path->kinds[i]);
+    for (int i = 0; i < ROLES; i++)
+        Py_VISIT(path->known[i]);
+    return 0;
+}
+
+/* What the state is checked with stays. */
+static int path_clear(FastPath *path)
+{
+    Py_CLEAR(path->thread);
+    Py_CLEAR(path->updates);
+    return 0;
+}
+
+static void path_dealloc(FastPath *path)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)path);
+    PyObject_GC_UnTrack(path);
+    FOR_EACH_OWNED(Py_CLEAR);
+    for (int i = 0; i < KINDS; i++)
+        Py_CLEAR(path->kinds[i]);
+    for (int i = 0; i < ROLES; i++)
+        Py_CLEAR(path->known[i]);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(path);
+    Py_DECREF(type);
+}
+
+static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    PyObject *thread, *updates, *training;
+    if (!PyArg_ParseTuple(args, "OOO:FastPath", &thread, &updates, &training))
+        return NULL;
+    ModuleState *state = PyType_GetModuleState(type);
+    if (state == NULL)
+        return NULL;
+    if (!PyObject_TypeCheck(thread, state->fields_type) || !PyObject_TypeCheck(updates, state->fields_type)) {
+        PyErr_SetString(PyExc_TypeError, "the state of a fast path in C is in Fields of C");
+        return NULL;
+    }
+    FastPath *path = (FastPath *)PyType_GenericAlloc(type, 0);
+    if (path == NULL)
+        return NULL;
+    path->thread = (Fields *)Py_NewRef(thread);
+    path->updates = (Fields *)Py_NewRef(updates);
+    path->training = Py_NewRef(training);
+    path->fields_type = (PyTypeObject *)Py_NewRef((PyObject *)state->fields_type);
+    path->writer_type = (PyTypeObject *)Py_NewRef((PyObject *)state->writer_type);
+    PyObject *types = PyImport_ImportModule("types");
+    path->frame_type = types == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(types, "FrameType");
+    Py_XDECREF(types);
+    path->compiled_call = PyUnicode_InternFromString("_compiled_call_impl");
+    path->training_mode = PyUnicode_InternFromString("training");
+    path->yielded = PyUnicode_InternFromString("_num_yielded");
+    path->loader_id = PyUnicode_InternFromString("loader_id");
+    path->shape = PyUnicode_InternFromString("shape");
+    path->add = PyUnicode_InternFromString("add");
+    path->update_is_recorded = PyUnicode_InternFromString("update_is_recorded");
+    for (int i = 0; i < KINDS; i++)
+        path->kinds[i] = PyLong_FromLong(i);
+    if (PyErr_Occurred())
+        Py_CLEAR(path);
+    return (PyObject *)path;
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))path_##name, METH_FASTCALL, "See fast_path.py."}
+
+static PyMethodDef path_methods[] = {
+    FAST(call_begins),
+    FAST(call_ends),
+    {"fetch_begins", (PyCFunction)path_fetch_begins, METH_O, "See fast_path.py."},
+    FAST(fetch_ends),
+    {"backward_begins", (PyCFunction)path_backward_begins, METH_NOARGS, "See fast_path.py."},
+    {"backward_ends", (PyCFunction)path_backward_ends, METH_O, "See fast_path.py."},
+    FAST(update_begins),
+    {"update_ends", (PyCFunction)path_update_ends, METH_O, "See fast_path.py."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot path_slots[] = {
+    {Py_tp_doc, "Records what nearly every call of a training under way needs."},
+    {Py_tp_new, path_make},
+    {Py_tp_traverse, path_traverse},
+    {Py_tp_clear, path_clear},
+    {Py_tp_dealloc, path_dealloc},
+    {Py_tp_methods, path_methods},
+    {0, NULL},
+};
+
+PyType_Spec fast_path_spec = {
+    .name = "training_profiler.recording._native.FastPath",
+    .basicsize = sizeof(FastPath),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = path_slots,
+};

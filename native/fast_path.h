@@ -1,0 +1,193 @@
+/* What patches do in nearly every call of a training under way: fast_path.py has the same in Python, and says when.
+
+The state is that of Python's objects: attributes of the class Fields, which slower paths change as they like. So an
+attribute may be any object, and is checked before it is used. What may run Python code (an attribute of the program's
+objects, the clock, a method of ours, the end of an object) may change the state: what is used after that is owned. */
+
+#ifndef TRAINING_PROFILER_FAST_PATH_H
+#define TRAINING_PROFILER_FAST_PATH_H
+
+#include "native.h"
+
+/* The classes whose fields are read, and the numbers of these; Python has the same, and a test compares them. */
+typedef enum { CALL, PHASES_OF, PASSES_OF, PASS, UPDATE_OF, SIZES, EARLY_OF, STEPS_OF, DETECTOR_OF, ROLES } Role;
+
+enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                 /* TrainingThread */
+enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };        /* ModuleCall */
+enum { IS_UNRESOLVED, PASSES };                                /* PhaseDetector */
+enum { LATEST };                                               /* Passes */
+enum { ITERATOR, PHASE, LOADER_ID, SAMPLES };                  /* LoaderPass */
+enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE }; /* OptimizerUpdate */
+enum { OPEN };                                                 /* OpenUpdates */
+enum { IS_DUE };                                               /* InputSizes */
+enum { IS_ALONE, PRIMARY };                                    /* StepDetector */
+enum { /* LoopDetector */
+    CALLS, FAST_PATH, FRAME, PHASES, UPDATE, INPUT_SIZES, IS_GRAD_ENABLED, WRITE, INFERRED, EARLY, BUFFER, IS_SHADOWED,
+    STEPS, END_STEP, HAS_MANUAL_STEPS
+};
+
+/* The same for numbers. */
+enum { BEGIN_NS, CODE };                                                                      /* ModuleCall */
+enum { CYCLE };                                                                               /* PhaseDetector */
+enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS };                                                 /* LoaderPass */
+enum { BACKWARDS_BEFORE };                                                                    /* OpenUpdates */
+enum { NEXT_UPDATE };                                                                         /* InputSizes */
+enum { MADE_NS };                                                                             /* EarlyCalls */
+enum { BACKWARDS, UPDATES, FORWARD_CODE, BARE_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE }; /* LoopDetector */
+
+enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
+
+#define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
+
+typedef struct {
+    PyObject_HEAD
+    Fields *thread, *updates;
+    PyObject *training; /* the phase of a pass that feeds the training */
+    /* Names of attributes. */
+    PyObject *compiled_call, *training_mode, *yielded, *loader_id, *shape, *add, *update_is_recorded;
+    PyObject *kinds[KINDS]; /* FREE and so on, as Python has them */
+    PyObject *ident;        /* of the thread that was compared last, and the same as a number */
+    unsigned long ident_number;
+    PyTypeObject *fields_type, *writer_type, *frame_type, *known[ROLES]; /* and the latest class of each role */
+} FastPath;
+
+/* Return `object` if it has fields; otherwise NULL without an exception. Borrowed. */
+static inline Fields *fields_of(FastPath *path, Role role, PyObject *object)
+{
+    if (object == NULL || Py_TYPE(object) == path->known[role])
+        return (Fields *)object;
+    if (!PyObject_TypeCheck(object, path->fields_type))
+        return NULL;
+    PyTypeObject *before = path->known[role];
+    path->known[role] = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    Py_XDECREF((PyObject *)before);
+    return (Fields *)object;
+}
+
+/* Return what writes the events of a detector; NULL without an exception where it is not of C. Borrowed. */
+static inline Writer *writer_of(FastPath *path, Fields *detector)
+{
+    PyObject *function = detector->at[WRITE];
+    PyObject *self = function != NULL && PyCFunction_CheckExact(function) ? PyCFunction_GetSelf(function) : NULL;
+    return self != NULL && Py_IS_TYPE(self, path->writer_type) ? (Writer *)self : NULL;
+}
+
+/* Return an integer; `otherwise`, without an exception, where it is not one. */
+static inline int64_t integer(PyObject *value, int64_t otherwise)
+{
+    if (value == NULL || !PyLong_Check(value))
+        return otherwise;
+    int64_t found = PyLong_AsLongLong(value);
+    if (found == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return otherwise;
+    }
+    return found;
+}
+
+static inline int is_list(PyObject *value, Py_ssize_t length)
+{
+    return value != NULL && PyList_CheckExact(value) && PyList_Size(value) == length;
+}
+
+/* Give a field a value, of which it takes the reference. The value before may end, and run Python code. */
+static inline void give(Fields *fields, int at, PyObject *value)
+{
+    PyObject *before = fields->at[at];
+    fields->at[at] = value;
+    Py_XDECREF(before);
+}
+
+/* The same with an integer. Return -1 with an exception if there is no memory. */
+static inline int give_integer(Fields *fields, int at, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    if (number == NULL)
+        return -1;
+    give(fields, at, number);
+    return 0;
+}
+
+static inline int is_calling_thread(FastPath *path, Fields *thread)
+{
+    PyObject *ident = thread->at[IDENT];
+    if (ident == NULL || !PyLong_Check(ident))
+        return 0;
+    if (ident != path->ident) {
+        PyObject *before = path->ident;
+        path->ident = Py_NewRef(ident);
+        path->ident_number = (unsigned long)integer(ident, 0);
+        Py_XDECREF(before);
+    }
+    return path->ident_number != 0 && path->ident_number == PyThread_get_thread_ident();
+}
+
+/* Set the kind of call that the training thread is in. */
+static inline void set_busy(FastPath *path, int kind)
+{
+    if (path->thread != NULL)
+        give(path->thread, BUSY_WITH, Py_NewRef(path->kinds[kind]));
+}
+
+/* Return the detector of the training thread, owned, if that is the calling one and has trained; NULL without an
+   exception otherwise. */
+static inline Fields *detector_of(FastPath *path)
+{
+    Fields *thread = path->thread;
+    Fields *detector = thread == NULL ? NULL : fields_of(path, DETECTOR_OF, thread->at[DETECTOR]);
+    return detector == NULL || !is_calling_thread(path, thread) ? NULL : (Fields *)Py_NewRef((PyObject *)detector);
+}
+
+static inline int is_busy_with(FastPath *path, int kind)
+{
+    return path->thread != NULL && path->thread->at[BUSY_WITH] == path->kinds[kind];
+}
+
+/* Return whether a method of the detector may be done without: none that watches it stands in front of it. */
+static inline int is_bare_detector(FastPath *path, Fields *detector)
+{
+    return detector->at[IS_SHADOWED] == Py_False;
+}
+
+/* Return whether a training event has something to decide, or an update is open. */
+static inline int is_undecided(FastPath *path, Fields *detector)
+{
+    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    return phases == NULL || update == NULL || phases->at[IS_UNRESOLVED] != Py_False ||
+           update->at[OPEN_CODE] != path->kinds[0];
+}
+
+/* Call a method, and drop its result. Return -1 with an exception. */
+static inline int call_method(Fields *fields, const char *name, PyObject *argument)
+{
+    PyObject *done = argument == NULL ? PyObject_CallMethod((PyObject *)fields, name, NULL)
+                                      : PyObject_CallMethod((PyObject *)fields, name, "(O)", argument);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Write the event of a writer that the state may drop meanwhile; put its time into `now_ns`. */
+static inline int write_owned(Writer *writer, int64_t code, int64_t *now_ns)
+{
+    Py_INCREF((PyObject *)writer);
+    int result = write_event(writer, code);
+    if (result == 0)
+        *now_ns = writer->events->items[writer->events->length - 2];
+    Py_DECREF((PyObject *)writer);
+    return result;
+}
+
+/* Return the writer of an end that may be written at once, or NULL if the detector has to be asked. Borrowed. */
+static inline Writer *writer_of_end(FastPath *path, Fields *detector)
+{
+    Writer *writer = is_bare_detector(path, detector) ? writer_of(path, detector) : NULL;
+    return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
+}
+
+PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_fetch_begins(FastPath *path, PyObject *iterator);
+PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
+
+#endif

@@ -1,0 +1,438 @@
+"""The fast paths in C record what those in Python do, for any order of calls, and own their memory as they should."""
+
+import gc
+import re
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.fake_training import FakeModule, FakeOptimizer, FakeTraining, Loss
+from tests.support.recording import IMPLEMENTATIONS, FakeRun, implementation_of
+from training_profiler.instrumentation.fast_path import FastPath, new_fast_path
+from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
+from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes
+from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
+from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
+from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
+from training_profiler.instrumentation.open_updates import OpenUpdates
+from training_profiler.instrumentation.shadow import Shadow
+from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, TrainingThread
+
+HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
+CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
+CLASSES += (StepDetector, EarlyCalls, DetectorFields)
+# Names in C that differ from those in Python.
+NAMES = {
+    ("TrainingThread", "detector"): "confirmed_detector",
+    ("LoaderPass", "phase"): "kind",
+    ("LoaderPass", "pass_cycle"): "cycle",
+    ("OptimizerUpdate", "code_of_update"): "code",
+    ("OpenUpdates", "backwards_before"): "backwards",
+    ("LoopDetector", "write"): "forward_begins",
+    ("LoopDetector", "steps"): "step_detector",
+}
+
+
+class Module(FakeModule):
+    _compiled_call_impl = None
+
+
+class Criterion(Loss):
+    _compiled_call_impl = None
+
+
+class Batch:
+    def __init__(self, rows):
+        self.shape = (rows, 2)
+
+
+class Iterator:
+    def __init__(self):
+        self._num_yielded = 0
+
+
+class Boom(Exception):
+    pass
+
+
+class World:
+    """A training that calls the fast paths as the patches do, and everything that can be observed of it."""
+
+    def __init__(self, implementation, is_fast=True):
+        self.fake = FakeTraining(FakeRun(implementation=implementation))
+        self.detector = self.fake.detector
+        self.thread, self.updates = TrainingThread(), OpenUpdates()
+        self.fast = new_fast_path(implementation, self.thread, self.updates)
+        self.thread.claim()
+        self.thread.use_detector(self.detector)
+        self.modules = [Module(self.fake), Module(self.fake, Module(self.fake)), Criterion(self.fake)]
+        self.optimizers = [FakeOptimizer(), FakeOptimizer()]
+        self.iterators = [Iterator(), Iterator()]
+        self.seen = []
+        self.shadow = None
+        self.is_fast = is_fast
+
+    def follow(self, acts):
+        """Follow a list of acts, in which a list is what happens inside of an act."""
+        for act, number, inside in acts:
+            self.fake.clock.advance_ns(1 + number)
+            with suppress(Boom):
+                getattr(self, act)(number, inside)
+            self.seen.append((act, self.thread.busy_with, len(self.detector.calls), self.detector.frame is None))
+
+    def call(self, number, inside):
+        (self._call if number % 3 else self._call_from_elsewhere)(self.modules[number % 3], inside)
+
+    def _call_from_elsewhere(self, module, inside):
+        self._call(module, inside)
+
+    def _call(self, module, inside, error=None, **named):
+        if self.thread.busy_with:
+            self.follow(inside)
+            return
+        frame, args = sys._getframe(1), (Batch(len(inside) + 1),)
+        call = self.fast.call_begins(module, args, named, frame) if self.is_fast else None
+        is_fast = call is not None
+        self.seen.append(is_fast)
+        if call is None:
+            call = self.detector.call_begins(module, args, True, frame)
+            self.thread.busy_with = FREE if call.is_explored else FORWARD
+        try:
+            self.fake.clock.advance_ns(5)
+            self.follow(inside)
+            if error is not None:
+                raise error
+        finally:
+            has_ended = is_fast and self.fast.call_ends(call, module, self.detector)
+            self.seen.append((has_ended, call.begin_ns, call.code, call.is_plain))
+            if not has_ended:
+                self.thread.busy_with = FREE
+                self.detector.call_ends(call, module)
+
+    def named_call(self, number, inside):
+        self._call(self.modules[number % 3], inside, mask=None)
+
+    def failing_call(self, number, inside):
+        self._call(self.modules[number % 3], inside, Boom())
+
+    def step(self, number, inside):
+        """Do what most trainings do in a step."""
+        self.fetch(number, [])
+        self._call(self.modules[0], inside)
+        self._call(self.modules[2], [])
+        self.backward(number, [])
+        self.update(number, [])
+
+    def steps(self, number, inside):
+        for _ in range(4):
+            self.step(0, inside)
+
+    def fetch(self, number, inside):
+        if self.thread.busy_with > FORWARD:
+            return
+        iterator = self.iterators[number % 2]
+        loader_pass = self.fast.fetch_begins(iterator) if self.is_fast else None
+        self.seen.append(loader_pass is not None)
+        if loader_pass is None:
+            if self.detector.calls:
+                self.detector.trains_within()
+            loader_pass = self.detector.fetch_begins(iterator, iterator._num_yielded == 0)
+            loader_pass.samples = 0 if number < 5 else None
+            self.thread.fetch_begins()
+        self.fake.clock.advance_ns(3)
+        if number == 9:  # the loader is empty
+            self.thread.fetch_ends(threading.get_ident())
+            self.detector.fetch_fails(loader_pass, is_over=True)
+            iterator._num_yielded = 0
+            return
+        iterator._num_yielded += 1
+        batch = [(Batch(3), 1), [Batch(4)], {"x": Batch(5)}, Batch(6), [[Batch(7)]], "text"][number % 6]
+        self.fast.fetch_ends(loader_pass, self.detector, batch)
+        self.seen.append((loader_pass.fetches, loader_pass.samples, loader_pass.cycle, loader_pass.cycle_begin_ns))
+
+    def backward(self, number, inside):
+        if self.thread.busy_with > FORWARD:
+            return
+        has_begun = self.is_fast and self.fast.backward_begins()
+        self.seen.append(has_begun)
+        if not has_begun:
+            if self.detector.calls:
+                self.detector.trains_within()
+                self.thread.busy_with = FREE
+            self.detector.backward_begins()
+        try:
+            self.fake.clock.advance_ns(7)
+            if has_begun:
+                self.follow(inside)
+        finally:
+            if has_begun:
+                self.fast.backward_ends(self.detector)
+            else:
+                self.detector.backward_ends()
+
+    def update(self, number, inside):
+        if self.thread.busy_with == FETCH:
+            return
+        optimizer, frame = self.optimizers[number % 5 == 4], sys._getframe()
+        if not (self.is_fast and self.fast.update_begins(optimizer, frame)):
+            is_outermost, had_failed = self.updates.begin(optimizer, frame)
+            if had_failed:
+                self.detector.update.end()
+            if is_outermost:
+                if self.detector.calls:
+                    self.detector.trains_within()
+                    self.thread.busy_with = min(self.thread.busy_with, FORWARD) and FREE
+                self.detector.update_begins()
+        self.follow(inside)
+        self.fake.clock.advance_ns(2)
+        if number == 8:
+            raise Boom  # torch calls no hook then
+        has_ended = self.is_fast and self.fast.update_ends(optimizer)
+        self.seen.append((has_ended, len(self.updates.open)))
+        if not has_ended and self.updates.end(optimizer):
+            if self.updates.follows_backward(self.detector.backwards):
+                self.detector.update_ends(optimizer)
+            else:
+                self.detector.drop_update()
+
+    def eval(self, number, inside):
+        self.modules[number % 3].eval()
+
+    def train(self, number, inside):
+        self.modules[number % 3].train()
+
+    def no_grad(self, number, inside):
+        with self.fake.no_grad():
+            self.follow(inside)
+
+    def compile(self, number, inside):
+        module = self.modules[number % 3]
+        module._compiled_call_impl = None if module._compiled_call_impl else print
+
+    def elsewhere(self, number, inside):
+        """Let another thread try everything, which is not the training thread."""
+
+        def attempt():
+            found.append(self.fast.call_begins(self.modules[0], (), {}, sys._getframe()))
+            found.append(self.fast.fetch_begins(self.iterators[0]))
+            found.append(self.fast.backward_begins())
+            found.append(self.fast.update_begins(self.optimizers[0], sys._getframe()))
+            found.append(self.fast.update_ends(self.optimizers[0]))
+
+        found = []
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        assert found == [None, None, False, False, False]
+
+    def clock(self, number, inside):
+        """Use a clock that costs a nanosecond."""
+
+        def clock():
+            self.fake.clock.advance_ns(1)
+            return self.fake.clock()
+
+        self.fake.recorder.use_clock(self.fake.recorder.buffer(), clock if number % 2 else None)
+
+    def watch(self, number, inside):
+        """Let methods stand in front of the detector's, or no longer."""
+        if self.shadow is None:
+            ends = self.detector.update_ends
+            self.shadow = Shadow(self.detector, update_ends=lambda *args: (self.seen.append("update"), ends(*args)))
+        else:
+            self.shadow.end()
+            self.shadow = None
+
+    def manual(self, number, inside):
+        if number == 9:
+            self.detector.use_manual_steps()
+
+    def outcome(self):
+        """Return everything that is recorded, and every answer on the way."""
+        if self.shadow is not None:
+            self.shadow.end()
+        events = list(self.detector.pending.events)
+        detector = self.detector
+        counts = (detector.updates, detector.backwards, detector.phases.cycle, detector.input_sizes.pop())
+        return self.seen, events, self.fake.marks, counts, self.thread.busy_with
+
+
+KINDS = ("call", "named_call", "failing_call", "step", "steps", "fetch", "backward", "update", "eval", "train")
+KINDS += ("no_grad", "compile", "elsewhere", "clock", "watch", "manual")
+
+
+def acts():
+    one = st.tuples(st.sampled_from(KINDS), st.integers(0, 9))
+    return st.recursive(
+        st.just([]),
+        lambda inside: st.lists(st.builds(lambda act, inside: (*act, inside), one, inside), max_size=12),
+        max_leaves=12,
+    )
+
+
+def followed(name, script):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])])  # by then most calls are usual ones
+    world.follow(script)
+    return world.outcome()
+
+
+@given(acts())
+def test_both_record_the_same(script):
+    assert followed("C", script) == followed("Python", script)
+
+
+def test_both_take_the_fast_path_in_nearly_all_steps():
+    for name in IMPLEMENTATIONS:
+        world = World(implementation_of(name))
+        world.follow([("steps", 0, [])] * 20)
+        fast = [seen for seen in world.seen if isinstance(seen, bool)]
+        assert sum(fast) > 0.9 * len(fast), name
+
+
+@pytest.fixture
+def world():
+    return World(implementation_of("C"))
+
+
+def test_c_serves_where_it_was_built(world):
+    assert not isinstance(world.fast, FastPath)
+    assert isinstance(World(implementation_of("Python")).fast, FastPath)
+
+
+def test_both_languages_number_the_attributes_alike():
+    in_c = {}
+    for names, kind in re.findall(r"enum \{([^}]*)\};\s*/\* (\w+) \*/", HEADER.read_text()):
+        in_c.setdefault(kind, []).append([name.strip().lower() for name in names.split(",")])
+    enum = re.search(r"enum \{ /\* LoopDetector \*/([^}]*)\}", HEADER.read_text()).group(1)
+    in_c["LoopDetector"].insert(0, [name.strip().lower() for name in enum.split(",")])
+    for cls in CLASSES:
+        kind = cls.__name__.replace("DetectorFields", "LoopDetector")
+        numbered = {
+            value.__name__: name.lstrip("_")
+            for name, value in vars(cls).items()
+            if re.fullmatch(r"(at|number)\d+", getattr(value, "__name__", ""))
+        }
+        expected = {}
+        for names in in_c[kind]:
+            first = NAMES.get((kind, names[0]), names[0])
+            prefix = "at" if numbered.get("at0") == first else "number"
+            expected |= {f"{prefix}{at}": NAMES.get((kind, name), name) for at, name in enumerate(names)}
+        assert numbered == expected
+
+
+def test_no_reference_is_lost_or_kept(world):
+    world.follow([("steps", 0, [])] * 30)
+    objects = [*world.modules, *world.optimizers, *world.iterators, world.thread, world.detector, world.updates]
+    objects += [world.detector.phases, world.detector.update, world.detector.phases.passes.latest]
+    objects += [World._call.__code__, World.step.__code__, *world.detector._fast_path.values(), world.detector.calls]
+    world.seen.clear()
+    gc.collect()
+    before = [sys.getrefcount(one) for one in objects]
+    for act in [("steps", 0, []), ("failing_call", 0, []), ("elsewhere", 0, []), ("update", 1, [])] * 10:
+        world.follow([act])
+    world.seen.clear()
+    gc.collect()  # a frame is in a cycle with its own variables
+    after = [sys.getrefcount(one) for one in objects]
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    assert max(map(abs, differences)) <= 2, differences  # a leak is at least one in each of 50 steps
+
+
+def test_a_cycle_through_a_fast_path_is_collected(world):
+    gone = weakref.ref(world.detector)
+    world.thread.fetching = {id(world)}
+    world.detector.early_friend = world.fast
+    world.fast = world.thread = world.detector = world.fake.detector = None
+    world.fake.pending.on_clock_change = world.fake.pending.step_end_ns = None
+    del world
+    gc.collect()
+    assert gone() is None
+
+
+def test_arguments_of_other_types_are_refused(world):
+    for call in (
+        lambda: world.fast.call_begins(world.modules[0]),
+        lambda: world.fast.call_begins(world.modules[0], None, {}, None),
+        lambda: world.fast.call_ends(None, None, None),
+        lambda: world.fast.fetch_ends(None, None, None),
+        lambda: world.fast.backward_ends(None),
+        lambda: world.fast.update_begins(world.optimizers[0], None),
+        lambda: type(world.fast)(None, None, None),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert world.fast.call_begins(world.modules[0], (), {}, None) is None
+
+
+FIELDS = [f"at{at}" for at in range(20)]
+
+
+@pytest.mark.parametrize("value", [None, "text", 5, [], 2**70, object()])
+@pytest.mark.parametrize("name", FIELDS)
+def test_state_of_other_types_is_left_to_python(world, name, value):
+    world.follow([("steps", 0, [])] * 3)
+    detector = world.detector
+    call = next(iter(detector._fast_path.values()))
+    for one in (world.thread, world.updates, detector, call, detector.phases, detector.phases.passes, detector.update):
+        before = getattr(one, name, None)
+        setattr(one, name, value)
+        with suppress(Exception):
+            world.fast.call_begins(world.modules[0], (), {}, sys._getframe())
+        with suppress(Exception):
+            world.fast.call_ends(call, world.modules[0], detector)
+        with suppress(Exception):
+            world.fast.fetch_begins(world.iterators[0])
+        with suppress(Exception):
+            world.fast.backward_begins()
+        with suppress(Exception):
+            world.fast.backward_ends(detector)
+        with suppress(Exception):
+            world.fast.update_begins(world.optimizers[0], sys._getframe())
+        with suppress(Exception):
+            world.fast.update_ends(world.optimizers[0])
+        setattr(one, name, before)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_clock_that_fails_is_reported(name):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])] * 3)
+
+    def broken():
+        raise Boom
+
+    world.fake.recorder.use_clock(world.fake.recorder.buffer(), broken)
+    for call in (
+        lambda: world.fast.fetch_begins(world.iterators[0]),
+        world.fast.backward_begins,
+        lambda: world.fast.backward_ends(world.detector),
+        lambda: world.fast.update_begins(world.optimizers[0], sys._getframe()),
+    ):
+        world.thread.busy_with = FREE
+        with pytest.raises(Boom):
+            call()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_ctrl_c_while_samples_are_counted_ends_the_fetch(name):
+    class Interrupting:
+        @property
+        def shape(self):
+            raise KeyboardInterrupt
+
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])] * 3)
+    loader_pass = world.fast.fetch_begins(world.iterators[0])
+    with pytest.raises(KeyboardInterrupt):
+        world.fast.fetch_ends(loader_pass, world.detector, Interrupting())
+    assert world.thread.busy_with == FREE
+    assert world.detector.pending.events[-1] == -world.detector.codes.data_loading

@@ -1,0 +1,120 @@
+"""What patches do in nearly every call of a training under way. native/fast_path.h has the same in C."""
+
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.instrumentation.open_updates import OpenUpdates
+from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.recording.fields import IS_NATIVE
+from training_profiler.recording.implementation import Implementation
+
+
+class FastPath:
+    """Records the calls that a training makes in each step, each by one call at its begin and one at its end.
+
+    A begin returns None or False where it has done nothing, because the patch has to ask more: whose thread it is, what
+    the thread is in, or what the call is for.
+    """
+
+    def __init__(self, training_thread: TrainingThread, updates: OpenUpdates) -> None:
+        self._thread = training_thread
+        self._updates = updates
+
+    def _detector(self) -> LoopDetector | None:
+        """Return the detector of the calling thread if it has trained; None on others."""
+        thread = self._thread
+        return thread.confirmed_detector if thread.ident == get_ident() else None
+
+    def call_begins(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType
+    ) -> ModuleCall | None:
+        """Record the begin of an outermost call that the same function makes in each step, and return it."""
+        training_thread, detector = self._thread, self._detector()
+        if detector is None or training_thread.busy_with or module._compiled_call_impl is not None:
+            return None
+        call = detector.fast_path_call_begins(module, args, kwargs, caller)
+        if call is not None:
+            training_thread.busy_with = FORWARD
+        return call
+
+    def call_ends(self, call: ModuleCall, module: Any, detector: LoopDetector) -> bool:
+        """Record the end of such a call; return whether its end needs nothing more than that."""
+        training_thread, calls = self._thread, detector.calls
+        if not (call.is_plain and module.training and training_thread.confirmed_detector is detector):
+            return False
+        if not calls or calls[-1] is not call:
+            return False
+        training_thread.busy_with = FREE
+        calls.pop()
+        detector.forward_ends()
+        return True
+
+    def fetch_begins(self, iterator: Any) -> LoaderPass | None:
+        """Record the begin of a fetch that surely is for the training, and return its pass."""
+        training_thread, detector = self._thread, self._detector()
+        if detector is None or training_thread.busy_with > FORWARD or detector.calls:
+            return None
+        if getattr(iterator, "_num_yielded", 1) == 0:
+            return None
+        loader_pass = detector.fast_path_fetch_begins(iterator)
+        if loader_pass is not None:
+            training_thread.busy_with = FETCH
+        return loader_pass
+
+    def fetch_ends(self, loader_pass: LoaderPass, detector: LoopDetector, batch: object) -> None:
+        """Record the end of any fetch that returned a batch, and count its samples."""
+        training_thread, ident = self._thread, get_ident()
+        try:
+            if loader_pass.samples is not None:
+                loader_pass.add_batch(batch)
+        finally:
+            if training_thread.fetching:
+                training_thread.fetch_ends(ident)
+            elif ident == training_thread.ident:
+                training_thread.busy_with = FREE
+            detector.fetch_ends(loader_pass)
+
+    def backward_begins(self) -> bool:
+        """Record the begin of a backward pass outside all calls; return whether that was done."""
+        training_thread, detector = self._thread, self._detector()
+        if detector is None or training_thread.busy_with or detector.calls or detector.inferred is not None:
+            return False
+        detector.backward_begins()
+        training_thread.busy_with = BACKWARD
+        return True
+
+    def backward_ends(self, detector: LoopDetector | None) -> None:
+        """Record the end of such a backward pass."""
+        training_thread = self._thread
+        assert detector is not None  # it has recorded the begin
+        training_thread.busy_with = FREE
+        detector.backward_ends()
+
+    def update_begins(self, optimizer: Any, frame: FrameType) -> bool:
+        """Record the begin of an outermost update outside all calls; return whether that was done."""
+        updates, detector = self._updates, self._detector()
+        if detector is None or self._thread.busy_with == FETCH or updates.open or detector.calls:
+            return False
+        updates.open.append((id(optimizer), id(frame), frame.f_code))
+        detector.update_begins()
+        return True
+
+    def update_ends(self, optimizer: Any) -> bool:
+        """Record the end of an outermost update that follows a backward pass; return whether that was done."""
+        updates, detector = self._updates, self._detector()
+        if detector is None or not updates.is_alone(optimizer) or not updates.follows_backward(detector.backwards):
+            return False
+        updates.open.clear()
+        detector.update_ends(optimizer)
+        return True
+
+
+def new_fast_path(implementation: Implementation, training_thread: TrainingThread, updates: OpenUpdates) -> FastPath:
+    """Return the fast paths in C where that serves."""
+    if implementation.fast_path is not None and IS_NATIVE:
+        return implementation.fast_path(training_thread, updates, Phase.TRAINING)  # type: ignore[no-any-return]
+    return FastPath(training_thread, updates)

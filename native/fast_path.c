@@ -50,6 +50,65 @@ static PyObject *path_backward_ends(FastPath *path, PyObject *object)
 
 /* Updates */
 
+/* Return whether an update has ended just now, so that clearing gradients is a part of it; -1 with an exception. */
+static int is_right_after_update(Fields *detector, Writer *writer)
+{
+    Events *events = writer->events;
+    if (events->length < 2 || events->items[events->length - 1] != -detector->numbers[UPDATE_CODE] ||
+        detector->at[HOST_CLOCK] == NULL)
+        return 0;
+    int64_t ended_ns = events->items[events->length - 2], now_ns;
+    PyObject *clock = Py_NewRef(detector->at[HOST_CLOCK]), *time = PyObject_CallNoArgs(clock);
+    Py_DECREF(clock);
+    if (time == NULL)
+        return -1;
+    now_ns = integer(time, 0);
+    Py_DECREF(time);
+    return now_ns - ended_ns <= AT_ONCE_NS;
+}
+
+static PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
+{
+    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    int64_t code = 0, now_ns;
+    int result = 0;
+    if (detector != NULL && is_list(open, 0) && is_list(detector->at[CALLS], 0)) {
+        Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+        Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+        if (writer != NULL) {
+            Py_INCREF((PyObject *)writer);
+            code = detector->numbers[UPDATE_CODE];
+            result = is_right_after_update(detector, writer);
+            if (result > 0 && writer->events->length >= 2)
+                writer->events->length -= 2;
+            else if (result == 0)
+                result = write_owned(writer, code |= TIME_ONLY, &now_ns);
+            Py_DECREF((PyObject *)writer);
+        }
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyLong_FromLongLong(code);
+}
+
+static PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    Fields *detector = count == 2 ? fields_of(path, DETECTOR_OF, args[1]) : NULL;
+    if (detector == NULL) {
+        PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the code of the begin, and its detector");
+        return NULL;
+    }
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    Writer *writer = writer_of(path, detector);
+    int64_t now_ns, code = integer(args[0], 0);
+    int result;
+    if (writer == NULL && update != NULL)
+        result = call_method(update, "clearing_ends", args[0]);
+    else
+        result = writer == NULL ? 0 : write_owned(writer, -code, &now_ns);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 /* Append to the updates under way, as OpenUpdates does. */
 static int append_update(PyObject *open, PyObject *optimizer, PyObject *frame)
 {
@@ -264,6 +323,8 @@ static PyMethodDef path_methods[] = {
     FAST(fetch_ends),
     {"backward_begins", (PyCFunction)path_backward_begins, METH_NOARGS, "See fast_path.py."},
     {"backward_ends", (PyCFunction)path_backward_ends, METH_O, "See fast_path.py."},
+    {"clearing_begins", (PyCFunction)path_clearing_begins, METH_NOARGS, "See fast_path.py."},
+    FAST(clearing_ends),
     FAST(update_begins),
     {"update_ends", (PyCFunction)path_update_ends, METH_O, "See fast_path.py."},
     {NULL, NULL, 0, NULL},

@@ -23,7 +23,7 @@ enum { IS_DUE };                                               /* InputSizes */
 enum { IS_ALONE, PRIMARY };                                    /* StepDetector */
 enum { /* LoopDetector */
     CALLS, FAST_PATH, FRAME, PHASES, UPDATE, INPUT_SIZES, IS_GRAD_ENABLED, WRITE, INFERRED, EARLY, BUFFER, IS_SHADOWED,
-    STEPS, END_STEP, HAS_MANUAL_STEPS
+    STEPS, END_STEP, HAS_MANUAL_STEPS, HOST_CLOCK
 };
 
 /* The same for numbers. */
@@ -38,6 +38,8 @@ enum { BACKWARDS, UPDATES, FORWARD_CODE, BARE_CODE, FETCH_CODE, BACKWARD_CODE, U
 enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
+#define TIME_ONLY (1 << 21)   /* as in event_codes.py */
+#define AT_ONCE_NS 50000      /* as in optimizer_update.py */
 
 typedef struct {
     PyObject_HEAD

@@ -92,10 +92,10 @@ def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training,
         training.backward(0.1)
         training.spend(5.0)
         training.update(optimizer, 0.1)
-        ends = training.detector.update.clearing_begins()
+        code = training.detector.update.clearing_begins()
         training.spend(0.1)
         training.device.queue(1.0)
-        ends()
+        training.detector.update.clearing_ends(code)
         training.spend(10.0)
     assert training.device_s()["optimizer_step"] == (2, 2.4)
 

@@ -131,6 +131,7 @@ class World:
         self._call(self.modules[2], [])
         self.backward(number, [])
         self.update(number, [])
+        self.clear(number, [])
 
     def steps(self, number, inside):
         for _ in range(4):
@@ -204,6 +205,26 @@ class World:
             else:
                 self.detector.drop_update()
 
+    def clear(self, number, inside):
+        """Clear gradients, right after an update or later."""
+        if number > 4:
+            self.fake.clock.advance_ns(100_000)
+        code = self.fast.clearing_begins() if self.is_fast else 0
+        if not code and (self.updates.open or self.thread.busy_with > FORWARD):
+            return
+        code = code or self.detector.update.clearing_begins()
+        self.seen.append(code)
+        self.fake.clock.advance_ns(2)
+        self.fast.clearing_ends(code, self.detector)
+
+    def scaled_update(self, number, inside):
+        """Update as a GradScaler does, whose own time is in pieces around it."""
+        self.detector.update.scaling_begins()
+        self.update(number, inside)
+        self.detector.update.resume_scaling()
+        self.clear(number, inside)
+        self.detector.update.scaling_ends()
+
     def eval(self, number, inside):
         self.modules[number % 3].eval()
 
@@ -225,6 +246,7 @@ class World:
             found.append(self.fast.call_begins(self.modules[0], (), {}, sys._getframe()))
             found.append(self.fast.fetch_begins(self.iterators[0]))
             found.append(self.fast.backward_begins())
+            found.append(self.fast.clearing_begins())
             found.append(self.fast.update_begins(self.optimizers[0], sys._getframe()))
             found.append(self.fast.update_ends(self.optimizers[0]))
 
@@ -232,7 +254,7 @@ class World:
         thread = threading.Thread(target=attempt)
         thread.start()
         thread.join()
-        assert found == [None, None, False, False, False]
+        assert found == [None, None, False, 0, False, False]
 
     def clock(self, number, inside):
         """Use a clock that costs a nanosecond."""
@@ -267,7 +289,7 @@ class World:
 
 
 KINDS = ("call", "named_call", "failing_call", "step", "steps", "fetch", "backward", "update", "eval", "train")
-KINDS += ("no_grad", "compile", "elsewhere", "clock", "watch", "manual")
+KINDS += ("clear", "scaled_update", "no_grad", "compile", "elsewhere", "clock", "watch", "manual")
 
 
 def acts():
@@ -365,6 +387,7 @@ def test_arguments_of_other_types_are_refused(world):
         lambda: world.fast.call_ends(None, None, None),
         lambda: world.fast.fetch_ends(None, None, None),
         lambda: world.fast.backward_ends(None),
+        lambda: world.fast.clearing_ends(5, None),
         lambda: world.fast.update_begins(world.optimizers[0], None),
         lambda: type(world.fast)(None, None, None),
     ):
@@ -396,6 +419,8 @@ def test_state_of_other_types_is_left_to_python(world, name, value):
         with suppress(Exception):
             world.fast.backward_ends(detector)
         with suppress(Exception):
+            world.fast.clearing_ends(world.fast.clearing_begins() or 5, detector)
+        with suppress(Exception):
             world.fast.update_begins(world.optimizers[0], sys._getframe())
         with suppress(Exception):
             world.fast.update_ends(world.optimizers[0])
@@ -410,10 +435,12 @@ def test_a_clock_that_fails_is_reported(name):
     def broken():
         raise Boom
 
+    world.fake.clock.advance(1)
     world.fake.recorder.use_clock(world.fake.recorder.buffer(), broken)
     for call in (
         lambda: world.fast.fetch_begins(world.iterators[0]),
         world.fast.backward_begins,
+        world.fast.clearing_begins,
         lambda: world.fast.backward_ends(world.detector),
         lambda: world.fast.update_begins(world.optimizers[0], sys._getframe()),
     ):

@@ -94,6 +94,17 @@ class FastPath:
         training_thread.busy_with = FREE
         detector.backward_ends()
 
+    def clearing_begins(self) -> int:
+        """Record that clearing of gradients begins, outside all calls and updates; return its code, or 0."""
+        detector = self._detector()
+        if detector is None or self._thread.busy_with or self._updates.open or detector.calls:
+            return 0
+        return detector.update.clearing_begins()
+
+    def clearing_ends(self, code: int, detector: LoopDetector) -> None:
+        """Record that gradients are cleared."""
+        detector.update.clearing_ends(code)
+
     def update_begins(self, optimizer: Any, frame: FrameType) -> bool:
         """Record the begin of an outermost update outside all calls; return whether that was done."""
         updates, detector = self._updates, self._detector()

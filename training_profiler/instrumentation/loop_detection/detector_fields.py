@@ -10,7 +10,7 @@ from training_profiler.instrumentation.loop_detection.outermost_call import Modu
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
 from training_profiler.recording.fields import Fields, field, number
-from training_profiler.recording.section import ThreadBuffer
+from training_profiler.recording.section import Clock, ThreadBuffer
 
 Write = Callable[[], None]  # writes an event of a code
 
@@ -33,6 +33,7 @@ class DetectorFields(Fields):
     _step_detector: StepDetector = field(12)
     _end_step: Callable[[int], None] = field(13)
     has_manual_steps: bool = field(14)
+    _host_clock: Clock = field(15)
     backwards: int = number(0)
     updates: int = number(1)
     _forward_code: int = number(2)

@@ -33,7 +33,7 @@ class ModuleCalls(DetectorFields):
         self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
-        self._events = pending.events
+        self._events, self._host_clock = pending.events, pending.host_clock
         self._forward_code, self._bare_code = codes.forward, time_only(codes.forward)
         self._fetch_code, self._backward_code, self._update_code = codes.data_loading, codes.backward, codes.optimizer
         self.calls, self._fast_path, self.frame, self.is_shadowed = [], {}, None, False

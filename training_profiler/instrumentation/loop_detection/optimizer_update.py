@@ -1,6 +1,5 @@
 """The span of an optimizer update, without the loss that its closure computes."""
 
-from collections.abc import Callable
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
@@ -87,8 +86,8 @@ class OptimizerUpdate(Fields):
             self._has_piece = False
             self._pending.record(-self._pieces_code)
 
-    def clearing_begins(self) -> Callable[[], None]:
-        """Record that clearing of gradients begins; return a function that records its end.
+    def clearing_begins(self) -> int:
+        """Record that clearing of gradients begins; return the code for ``clearing_ends``.
 
         Right after the update, both are one span. At the begin of the next step, what lies between is not the
         optimizer's time.
@@ -96,9 +95,13 @@ class OptimizerUpdate(Fields):
         pending, events = self._pending, self._pending.events
         if events and events[-1] == -self._code and pending.host_clock() - events[-2] <= AT_ONCE_NS:
             del events[-2:]
-            return self.span_ends
+            return self._code
         self._clearing_begins()
-        return self._clearing_ends
+        return self._pieces_code
+
+    def clearing_ends(self, code: int) -> None:
+        """Record that gradients are cleared."""
+        (self.span_ends if code == self._code else self._clearing_ends)()
 
     def closure_begins(self) -> None:
         """Record that the closure begins to compute the loss."""

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
@@ -138,6 +139,7 @@ def _any_update_ends(context: PatchContext, updates: OpenUpdates, optimizer: Any
 
 def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
     training_thread, is_compiling = context.training_thread, context.is_compiling
+    begins, ends = context.fast_path.clearing_begins, context.fast_path.clearing_ends
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,24 +148,37 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
         if args or kwargs:
             context.calls.add_zero_grad(*args, **kwargs)
         try:
-            detector = training_thread.confirmed_detector or context.detector
-            if (
-                detector is None
-                or training_thread.busy_with > FORWARD
-                or updates.open
-                or get_ident() != training_thread.ident
-            ):
+            detector, code = training_thread.confirmed_detector, 0
+            try:
+                code = begins()
+                if not code:
+                    detector, code = _any_clearing_begins(context, updates, is_of_optimizer)
+            except Exception as error:
+                context.on_error(error)
+            if detector is None or not code:
                 return original(self, *args, **kwargs)
-            if is_of_optimizer and detector.calls:
-                detector.trains_within()
-                training_thread.busy_with = FREE
-            ends = detector.update.clearing_begins()
             try:
                 return original(self, *args, **kwargs)
             finally:
-                ends()
+                try:
+                    ends(code, detector)
+                except Exception as error:
+                    context.on_error(error)
         except BaseException as error:
             hide_our_frames(error)
             raise
 
     return zero_grad
+
+
+def _any_clearing_begins(
+    context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
+) -> tuple[LoopDetector | None, int]:
+    training_thread = context.training_thread
+    detector = training_thread.confirmed_detector or context.detector
+    if detector is None or updates.open or get_ident() != training_thread.ident or training_thread.busy_with > FORWARD:
+        return None, 0
+    if is_of_optimizer and detector.calls:
+        detector.trains_within()
+        training_thread.busy_with = FREE
+    return detector, detector.update.clearing_begins()

@@ -19,13 +19,16 @@ from training_profiler.instrumentation.loop_detection.detector_fields import Det
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes
 from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
-from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
+from training_profiler.instrumentation.loop_detection.optimizer_update import AT_ONCE_NS, OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.shadow import Shadow
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.recording import fields
+from training_profiler.recording.event_codes import TIME_ONLY
 
 HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
 CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
@@ -350,6 +353,17 @@ def test_both_languages_number_the_attributes_alike():
             prefix = "at" if numbered.get("at0") == first else "number"
             expected |= {f"{prefix}{at}": NAMES.get((kind, name), name) for at, name in enumerate(names)}
         assert numbered == expected
+
+
+def test_both_languages_have_the_same_constants():
+    text = HEADER.read_text() + HEADER.with_name("native.h").read_text()
+    found = dict(re.findall(r"#define (\w+) \(?(\d+(?: << \d+)?)\)?", text))
+    expected = {"MAX_PENDING": MAX_PENDING, "TIME_ONLY": TIME_ONLY, "AT_ONCE_NS": AT_ONCE_NS}
+    expected |= {"FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
+    in_c = {name: int(found[name].split(" << ")[0]) << int(found[name].partition(" << ")[2] or 0) for name in expected}
+    assert in_c == expected
+    assert "enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }" in text
+    assert (FREE, FORWARD, FETCH, BACKWARD) == (0, 1, 2, 3)
 
 
 def test_no_reference_is_lost_or_kept(world):

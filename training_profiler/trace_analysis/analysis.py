@@ -1,5 +1,6 @@
 """The analysis of one trace, from its columns."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,7 @@ class Analysis:
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
     edges: tuple[AttributedGap, ...]  # the same before a device's first work in steps and after its last
+    idle_ns_by_cause: Mapping[str, int]  # of both within the scope; of several devices the sum
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
     code: CodePlaces
@@ -207,8 +209,7 @@ class Analysis:
         return self._idle_ns(NOT_RECORDED)
 
     def _idle_ns(self, cause: str) -> int:
-        of_cause = sum(place.ns_of(cause) for place in self.idle_times)
-        return of_cause // max(1, len(self.devices))
+        return self.idle_ns_by_cause.get(cause, 0) // max(1, len(self.devices))
 
     @property
     def utilization(self) -> float | None:
@@ -465,9 +466,12 @@ def _attributed(
     nowhere = (NOWHERE,) * len(long)
     modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
     found: dict[str, list[AttributedGap]] = {"gaps": [], "edges": []}
+    by_cause: dict[str, int] = defaultdict(int)
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
         idle, _step_of(scope.parts, begins).tolist(), modules, lines, follows.tolist(), in_scope_ns, stalls, strict=True
     ):
+        for cause, share in gap.shares:
+            by_cause[cause] += round(share * within_ns)
         row = gap.next_row
         operator, section = name_by(launches.operator, row), name_by(launches.section, row)
         found["gaps" if is_between else "edges"].append(
@@ -486,4 +490,4 @@ def _attributed(
                 stall,
             )
         )
-    return {field: tuple(places) for field, places in found.items()}
+    return {field: tuple(places) for field, places in found.items()} | {"idle_ns_by_cause": dict(by_cause)}

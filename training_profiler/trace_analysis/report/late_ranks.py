@@ -45,10 +45,9 @@ def _times_ns(trace: Analysis) -> Counter[str]:
             "exposed copies": sum(part.exposed_copies_ns for part in trace.scope.parts),
         }
     )
-    for place in trace.idle_times:
-        for cause, _ in place.gap.shares:
-            if cause not in NO_IDLE_TIME:
-                times[f"idle time of the cause {cause}"] += place.ns_of(cause)
+    for cause, ns in trace.idle_ns_by_cause.items():
+        if cause not in NO_IDLE_TIME:
+            times[f"idle time of the cause {cause}"] = ns
     return times
 
 

@@ -101,11 +101,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
 def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     """Return the cause of most idle time, what the finding says of it, and the fix."""
     places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in NO_IDLE_TIME]
-    causes: dict[str, int] = {}
-    for place in places:
-        for cause, _ in place.gap.shares:
-            if cause not in NO_IDLE_TIME:
-                causes[cause] = causes.get(cause, 0) + place.ns_of(cause)
+    causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in NO_IDLE_TIME}
     short_ns = idle_ns - sum(causes.values())
     main = max(causes, key=lambda cause: causes[cause], default="")
     fix = "Fix the main cause first: --view trace shows the cause of every gap"

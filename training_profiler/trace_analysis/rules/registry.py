@@ -1,10 +1,9 @@
 """The rules about a trace, and what they have in common."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from training_profiler.findings.registry import Registry
-from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
+from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
 from training_profiler.trace_analysis.load.columns import NONE
 
@@ -67,7 +66,7 @@ def computed_ns(analysis: Analysis) -> int:
 
 def gap_ns(analysis: Analysis, *causes: str) -> int:
     """Return the idle time of these causes within the scope; of several devices the mean."""
-    return _mean_ns(analysis, analysis.idle_times, causes)
+    return sum(analysis.idle_ns_by_cause.get(cause, 0) for cause in causes) // max(1, len(analysis.devices))
 
 
 def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
@@ -82,8 +81,5 @@ def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
         and place.gap.next_row != NONE  # after the last work there is none that a read could delay
     ]
     among = [cause for cause in _AFTER_READ if not causes or cause in causes]
-    return min(_mean_ns(analysis, chosen, among), analysis.waiting.read_ns)
-
-
-def _mean_ns(analysis: Analysis, places: Iterable[AttributedGap], causes: Iterable[str]) -> int:
-    return sum(place.ns_of(*causes) for place in places) // max(1, len(analysis.devices))
+    chosen_ns = sum(place.ns_of(*among) for place in chosen) // max(1, len(analysis.devices))
+    return min(chosen_ns, analysis.waiting.read_ns)

@@ -93,6 +93,30 @@ def test_growing_list_stays_a_trend():
     assert "slower-since" not in codes(run)
 
 
+SCATTERED = {  # as measured of one training on a machine whose speed changed
+    "forward_pass": (0.0102, 0.0112),
+    "backward_pass": (0.0150, 0.0152),
+    "data_loading": (0.0016, 0.0019),
+    "other": (0.0005, 0.0008),
+    "optimizer_step": (0.0029, 0.0030),
+}
+
+
+@pytest.mark.parametrize(
+    ("sections", "rise", "is_found"),
+    [
+        (SCATTERED, 0.19, False),
+        (SCATTERED, 0.6, True),  # too much for a machine
+        ({**SCATTERED, "other": (0.0005, 0.0033)}, 0.19, True),  # a list that grows
+        ({}, 0.19, True),  # not known
+    ],
+)
+def test_a_small_trend_needs_a_part_that_carries_it(sections, rise, is_found):
+    run = run_of(is_abrupt=False, before_s=0.0306, after_s=0.0332 + 0.0025 * (sections != SCATTERED), sections=sections)
+    run = replace(run, step=replace(run.step, rise=rise))
+    assert ("slowing-down" in codes(run)) == is_found
+
+
 def test_a_trend_that_a_neighbour_explains_is_not_a_list_that_grows():
     run = run_of(is_abrupt=False, machine=(machine(wait=0.0), machine(wait=0.3)))
     (trend,) = (each for each in diagnose(run) if each.code == "slowing-down")

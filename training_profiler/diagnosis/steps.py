@@ -35,6 +35,7 @@ from training_profiler.units import duration_text, ms_text, time_text
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
+LARGE_RISE: Final = 0.5  # that is reported, too, where no part of the step carries it
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 MOSTLY: Final = 0.5  # of a section's time
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
@@ -210,7 +211,8 @@ def _more_since(change: StepChange, threshold: float, unit: str, times: float) -
 def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps.
 
-    Where steps do more and more, the time for one unit of that work counts instead. A jump is ``slower-since``.
+    Where steps do more and more, the time for one unit of that work counts instead. A jump is ``slower-since``. A rise
+    below a half that no part of the step carries is that of a machine whose speed changes.
     """
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
@@ -224,10 +226,14 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = step.avg_s * step.settled_count * (rise / 2) / (1 + rise / 2)
     if rise <= threshold or p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
         return None
+    change = step.change or step.halves
+    where = _part_that_grew(change)
+    if change is not None and change.sections and not where and rise < LARGE_RISE:
+        return None
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
     return Finding(
         code="slowing-down",
-        message=f"{of} {grew} from start to end of the run{_part_that_grew(step.change or step.halves)}",
+        message=f"{of} {grew} from start to end of the run{where}",
         evidence={
             "rise": rise,
             "threshold": threshold,
@@ -235,7 +241,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix=_where_it_may_grow(step.change or step.halves),
+        fix=_where_it_may_grow(change),
     )
 
 

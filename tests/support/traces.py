@@ -5,7 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from training_profiler.trace_analysis.analysis import Analysis, analyse
+from training_profiler.trace_analysis.load.columns import Columns
+from training_profiler.trace_analysis.load.reader import Event, RawTrace
+from training_profiler.trace_analysis.load.table import columns_of
 
 LOOP, AUTOGRAD = 1, 2  # threads of the host
 
@@ -63,6 +68,10 @@ class Trace:
         data = self.text().encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         return path
+
+    def columns(self) -> Columns:
+        """Return the columns of these events, without a file."""
+        return columns_of([RawTrace(msgspec.convert(self.events, list[Event]), [], {})], "a trace")
 
     def analysed(self, folder: Path) -> Analysis:
         return analyse(self.write(folder))

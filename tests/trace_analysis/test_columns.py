@@ -4,13 +4,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load.columns import distinct
+from training_profiler.trace_analysis.load.columns import distinct, ranked
 from training_profiler.trace_analysis.load.table import read_columns
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_distinct_values_are_ascending(values):
     assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)) | st.lists(st.integers(-5, 20)))
+def test_a_value_is_that_of_its_rank(values):
+    array = np.array(values, np.int64)
+    ascending, rank = ranked(array)
+    assert ascending.tolist() == sorted(set(values))
+    assert ascending[rank].tolist() == values
 
 
 def test_names_are_decided_once_and_only_those_that_were_asked_for(tmp_path):

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
-from training_profiler.trace_analysis.load.reader import RawTrace
-from training_profiler.trace_analysis.load.table import columns_of, read_columns
+from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.nesting import nearest, nesting_of, with_children
 
 
@@ -83,7 +82,7 @@ def test_nesting_equals_a_slow_search(tree):
     trace = Trace()
     for begin, length, name, thread in tree:
         trace.op(name, begin, length, tid=thread)
-    columns = columns_of([RawTrace(read_from(trace), [], {})], "a")
+    columns = trace.columns()
     nesting = nesting_of(columns, columns.is_of("cpu_op"))
     parent = slow_parents(columns)
     assert nesting.parent.tolist() == parent
@@ -101,14 +100,6 @@ def test_nesting_equals_a_slow_search(tree):
     assert nesting.is_outermost.tolist() == outermost
     totals = with_children(nesting, np.ones(len(parent), np.int64)).tolist()
     assert totals == [sum(row in above(inner) for inner in range(len(parent))) for row in range(len(parent))]
-
-
-def read_from(trace):
-    import msgspec
-
-    from training_profiler.trace_analysis.load.reader import Event
-
-    return msgspec.convert(trace.events, list[Event])
 
 
 def test_an_operator_that_calls_itself_with_other_shapes_has_a_total_for_each(tmp_path):

@@ -33,6 +33,7 @@ from training_profiler.trace_analysis.gaps import (
     RECORDING,
     Around,
     Gap,
+    HostTime,
     edge_gaps,
     long_gaps,
 )
@@ -288,7 +289,7 @@ def analyse_columns(
     met, devices = tuple(collectives(columns, device, communicates)), devices_of(columns, communicates, device)
     unseen = unseen_work(columns, launches, communicates)
     doubts = doubts_of(columns, launches, lost, communicates, steps, scope, unseen)
-    around = Around(device.busy, unseen)
+    around = Around(device.busy, unseen, HostTime(columns))
     idle, code = _idle_times(columns, around, devices, launches, lost, communicates, scope)
     event_steps = steps_of(columns, launches, scope) if with_step_work else None
     return Analysis(

@@ -11,7 +11,7 @@ from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.launches import Launches, is_section
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked
 from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.nesting import nesting_of, with_children
 from training_profiler.trace_analysis.program_frames import is_of_program
@@ -293,7 +293,7 @@ def _idle(
     label = np.where(row == NONE, NONE, columns.name[row])
     idle_ns = np.zeros(size + 1, np.int64)  # the last is of no place
     np.add.at(idle_ns, label, np.where(is_counted[gap], ns, 0))
-    cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
+    cells, cell = ranked(gap * (size + 1) + label + 1)
     cell_ns = np.zeros(len(cells), np.int64)
     np.add.at(cell_ns, cell, ns)
     order = np.lexsort((cell_ns, cells // (size + 1)))  # of each gap, the longest comes last

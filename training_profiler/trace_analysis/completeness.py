@@ -201,7 +201,7 @@ def _is_around(columns: Columns) -> Bools:
     host = ~columns.is_gpu()
     for thread in distinct(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]
-        begun_ns = np.sort(columns.begin_ns[host & (columns.thread == thread)])
+        begun_ns = columns.begin_ns[host & (columns.thread == thread)]  # ascending, as all rows are
         first = np.searchsorted(begun_ns, columns.begin_ns[of_thread], side="right")
         is_around[of_thread] |= np.searchsorted(begun_ns, columns.end_ns[of_thread]) > first
     return is_around

@@ -1,7 +1,7 @@
 """Why a device was idle: every gap of at least 30 us, with the activity of the host during it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +40,7 @@ _CALLS: Final = {
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
+_LAUNCHING: Final = ("cpu_op", "cuda_runtime")  # categories of the cause launch-bound
 _SLOW_HOST: Final = (LAUNCH_BOUND, PYTHON)  # a host stall, if it is long
 _UNDIVIDED: Final = (*NO_IDLE_TIME, IN_GRAPH)  # the rest of the gap says nothing of the program either
 CAUSES: Final = (
@@ -78,12 +79,75 @@ class Gap:
         return sum(share for cause, share in self.shares if cause in causes)
 
 
+class HostTime:
+    """What the host did meanwhile, by cause. The times of a thread are looked up once."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._main = main_thread(columns)
+        self._claims: dict[tuple[int, ...], tuple[Intervals, ...]] = {}
+        self._recording: dict[tuple[int, ...], Intervals] = {}
+
+    def parts(self, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
+        """Return the time of each cause in ``_IN_ORDER`` within each gap; shape (causes, gaps), ns.
+
+        ``threads`` holds for each gap the thread that launched the work after it, or -1 if unknown. The thread that
+        runs the loop counts as well.
+        """
+        parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
+        for thread in distinct(threads).tolist():
+            relevant = tuple(number for number in dict.fromkeys((thread, self._main)) if number != NONE)
+            which = threads == thread
+            if relevant:
+                parts[:, which] = self._parts_of(relevant, begin_ns[which], end_ns[which])
+            else:
+                parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
+        return parts
+
+    def recording(self, threads: tuple[int, ...]) -> Intervals:
+        """Return when the recording held up these threads."""
+        if threads not in self._recording:
+            self._recording[threads] = recording_time(self._columns, threads)
+        return self._recording[threads]
+
+    def _parts_of(self, threads: tuple[int, ...], begin_ns: Ints, end_ns: Ints) -> Ints:
+        if threads not in self._claims:
+            self._claims[threads] = tuple(self._claims_of(threads))
+        claims = self._claims[threads]
+        claimed_ns = np.stack([covered(claimed, begin_ns, end_ns) for claimed in claims] + [end_ns - begin_ns])
+        return np.diff(claimed_ns, axis=0, prepend=0)
+
+    def _claims_of(self, threads: tuple[int, ...]) -> Iterator[Intervals]:
+        """Yield for each cause but the last, which is unknown, what it and those before it claim of all time."""
+        columns = self._columns
+        on_threads = np.isin(columns.thread, threads)
+        is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
+        claimed = NOTHING
+        for cause in _IN_ORDER[:-1]:
+            if cause == RECORDING:
+                claimed = self.recording(threads)
+            elif cause == PYTHON:
+                # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
+                rows = np.flatnonzero(on_threads & is_host)
+                if columns.is_of("cpu_op", "python_function").any():  # else operators were not recorded: it may be one
+                    first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
+                    claimed = together(claimed, Intervals(np.array([first]), np.array([last])))
+            else:
+                which = columns.named(_CALLS[cause].search, is_host) if cause in _CALLS else columns.is_of(*_LAUNCHING)
+                # A thread that waits for the backward pass on another thread launches nothing.
+                which = which & (columns.thread == threads[0] if cause == SYNCHRONIZE else on_threads)
+                rows = np.flatnonzero(which)
+                claimed = together(claimed, union(columns.begin_ns[rows], columns.end_ns[rows]))
+            yield claimed
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """What the whole file shows of the time in which one of its devices is idle."""
 
     busy: Intervals  # any device
     unseen: Intervals  # a device does what is not recorded
+    host: HostTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +211,7 @@ def edge_gaps(
     edges = Intervals(begin_ns[is_long], end_ns[is_long])
     if not len(edges.begin_ns):
         return []
-    edges, following = _cut(columns, launches, around.unseen, edges, following[is_long])
+    edges, following = _cut(columns, launches, around, edges, following[is_long])
     launched_ns = _launched_ns(columns, launches, device, edges, following)
     since_ns = lost.since_ns(columns)
     if since_ns is not None:
@@ -157,12 +221,13 @@ def edge_gaps(
 
 
 def _cut(
-    columns: Columns, launches: Launches, unseen: Intervals, edges: Intervals, following: Ints
+    columns: Columns, launches: Launches, around: Around, edges: Intervals, following: Ints
 ) -> tuple[Intervals, Ints]:
     """Return idle times with the work that ends each, cut where the recording holds up the host and at unseen work."""
     calls = launches.calls_of(following)
-    threads = distinct(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist()
-    begin_ns, end_ns = (np.concatenate(ends) for ends in zip(recording_time(columns, threads), unseen, strict=True))
+    threads = tuple(distinct(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist())
+    held_up = around.host.recording(threads)
+    begin_ns, end_ns = (np.concatenate(ends) for ends in zip(held_up, around.unseen, strict=True))
     pieces, of = cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
     return pieces, following[of]
 
@@ -192,7 +257,7 @@ def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Id
     launched_ns, following = idle.launched_ns, idle.following
     calls = launches.calls_of(following)
     made = _made(columns, launches, idle.device)
-    parts = _host_parts(columns, np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
+    parts = around.host.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
     _leave_unknown(parts, (calls == NONE) & (following != NONE) & (made != NONE).any())
     parts = np.vstack([parts, end_ns - launched_ns])
     which = parts.argmax(axis=0)
@@ -200,7 +265,7 @@ def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Id
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(around.busy, launched_ns, end_ns) > end_ns - launched_ns
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, made, calls, begin_ns, launched_ns)
+    is_stall = _is_stall(columns, around.host, made, calls, begin_ns, launched_ns)
     is_stall |= _is_slow_call(columns, made, calls, begin_ns, launched_ns, end_ns)
     long = []
     for i, (main, parts_of_gap) in enumerate(zip(which.tolist(), shares, strict=True)):
@@ -243,7 +308,7 @@ def _by_host(parts: Ints) -> Ints:
     return total
 
 
-def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
+def _is_stall(columns: Columns, host: HostTime, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
     """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
 
     ``made`` are the calls that launched each work of the device, ``calls`` those that ended the gaps; -1 for unknown.
@@ -258,7 +323,7 @@ def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns:
     ends_ns = np.sort(columns.end_ns[launched], kind="stable")  # nearly in order
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
-    return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
+    return _by_host(host.parts(threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
 
 
 def _is_slow_call(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
@@ -280,53 +345,3 @@ def _is_slow_call(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, lau
         is_long = (inside_ns >= LEAST_SLOW_CALL_NS) & (2 * inside_ns > end_ns - begin_ns)
         is_slow |= is_long & (threads == thread)
     return is_slow
-
-
-def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the time of each cause in ``_IN_ORDER`` within each gap; shape (causes, gaps), ns.
-
-    ``threads`` holds for each gap the thread that launched the work after it, or -1 if unknown. The thread that runs
-    the loop counts as well.
-    """
-    main = main_thread(columns)
-    is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
-    named = {cause: columns.named(calls.search, is_host) for cause, calls in _CALLS.items()}
-    named[LAUNCH_BOUND] = columns.is_of("cpu_op", "cuda_runtime")
-    parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
-    for thread in distinct(threads).tolist():
-        relevant = [number for number in dict.fromkeys((thread, main)) if number != NONE]
-        which = threads == thread
-        if relevant:
-            parts[:, which] = _parts_of(columns, relevant, is_host, named, begin_ns[which], end_ns[which])
-        else:
-            parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
-    return parts
-
-
-def _parts_of(
-    columns: Columns, threads: list[int], is_host: Bools, named: dict[str, Bools], begin_ns: Ints, end_ns: Ints
-) -> Ints:
-    on_threads = np.isin(columns.thread, threads)
-    launching = columns.thread == threads[0]
-    parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
-    claimed = NOTHING
-    for i, cause in enumerate(_IN_ORDER):
-        if cause == RECORDING:
-            more = recording_time(columns, threads)
-        elif cause == PYTHON and not columns.is_of("cpu_op", "python_function").any():
-            continue  # operators were not recorded: it may be one of them
-        elif cause == PYTHON:
-            # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
-            rows = np.flatnonzero(on_threads & is_host)
-            first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
-            more = together(claimed, Intervals(np.array([first]), np.array([last])))
-        elif cause == UNKNOWN:
-            parts[i] = (end_ns - begin_ns) - covered(claimed, begin_ns, end_ns)
-            continue
-        else:
-            # A thread that waits for the backward pass on another thread launches nothing.
-            which = named[cause] & (launching if cause == SYNCHRONIZE else on_threads)
-            more = together(claimed, union(columns.begin_ns[which], columns.end_ns[which]))
-        parts[i] = covered(more, begin_ns, end_ns) - covered(claimed, begin_ns, end_ns)
-        claimed = more
-    return parts

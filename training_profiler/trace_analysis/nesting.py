@@ -35,13 +35,7 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
     """
     parent = np.full(len(columns.begin_ns), NONE, np.int64)
     self_ns = np.where(which, columns.end_ns - columns.begin_ns, 0)
-    rows = np.flatnonzero(which)
-    inner = np.zeros(max(CATEGORY_IDS.values()) + 1, np.int64)
-    inner[[CATEGORY_IDS[category] for category in _OUTER_FIRST]] = range(len(_OUTER_FIRST))
-    # Of two events with the same begin, the longer one is the outer one.
-    rows = rows[
-        np.lexsort((inner[columns.category[rows]], -columns.end_ns[rows], columns.begin_ns[rows], columns.thread[rows]))
-    ]
+    rows = _in_order(columns, np.flatnonzero(which))
     inside, depth = _walked(columns, rows)
     has_parent = inside >= 0
     parent[rows[has_parent]] = rows[inside[has_parent]]
@@ -50,8 +44,24 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
     levels = _by_depth(depth)
     outermost = np.ones(len(parent), np.bool_)
     # An annotation may have the name of an operator: the operator within it is still its outermost call.
-    outermost[rows] = _is_outermost((2 * columns.name + columns.is_of("user_annotation"))[rows], inside, levels)
+    name = 2 * columns.name[rows] + columns.is_of("user_annotation")[rows]
+    outermost[rows] = _is_outermost(name, inside, levels)
     return Nesting(parent, np.maximum(0, self_ns), outermost, tuple(rows[level] for level in levels))
+
+
+def _in_order(columns: Columns, rows: Ints) -> Ints:
+    """Return rows thread by thread, in order of their begin; an event comes before those that it may have within."""
+    inner = np.zeros(max(CATEGORY_IDS.values()) + 1, np.int64)
+    inner[[CATEGORY_IDS[category] for category in _OUTER_FIRST]] = range(len(_OUTER_FIRST))
+    # All rows are in order of their begin. numpy sorts integers of 16 bits in a third of the time.
+    rows = rows[np.argsort(columns.thread[rows].astype(np.uint16), kind="stable")]
+    begins, threads = columns.begin_ns[rows], columns.thread[rows]
+    is_same = (begins[1:] == begins[:-1]) & (threads[1:] == threads[:-1])
+    tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    which = rows[tied]
+    keys = (inner[columns.category[which]], -columns.end_ns[which], columns.begin_ns[which], columns.thread[which])
+    rows[tied] = which[np.lexsort(keys)]
+    return rows
 
 
 def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
@@ -76,7 +86,7 @@ def _open_at_begin(begins: Ints, ends: Ints) -> Ints:
     """Return how many earlier events are open when each begins."""
     empty = np.append(0, np.cumsum(begins == ends))
     not_yet = empty[np.searchsorted(begins, begins, side="right")] - empty[:-1]  # of those that end at this time
-    ended: Ints = np.searchsorted(np.sort(ends), begins, side="right") - not_yet
+    ended: Ints = np.searchsorted(np.sort(ends, kind="stable"), begins, side="right") - not_yet
     return np.arange(len(begins)) - ended
 
 

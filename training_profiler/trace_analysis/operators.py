@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.load.numbers import numbered
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, ranked
 from training_profiler.trace_analysis.nesting import Nesting, is_outermost_of_group, with_children
 
 
@@ -60,9 +59,9 @@ def operators(
         return by_name, ()
     # One number for each pair of name and shapes.
     width = len(columns.shape_texts) + 1
-    pairs, group = numbered((names * width + shapes + 1).tolist())
+    pairs, group = ranked(names * width + shapes + 1)
     texts = ("", *columns.shape_texts)
-    labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
+    labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs.tolist()]
     # An operator may call itself with other shapes.
     return by_name, _lines(columns, labels, group, stats(is_outermost_of_group(nesting, rows, group)), sections)
 

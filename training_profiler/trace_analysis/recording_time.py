@@ -1,5 +1,6 @@
 """When the recording itself holds up the host: at its start, for its buffers, and for the profiler's own sections."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from training_profiler.trace_analysis.load.columns import STEP_NAME, Bools, Colu
 OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")
 
 
-def recording_time(columns: Columns, threads: list[int]) -> Intervals:
+def recording_time(columns: Columns, threads: Sequence[int]) -> Intervals:
     """Return when the recording, and not the program, held up these threads.
 
     That is the time of the sections ``(profiler)``, of what CUPTI needs for itself, and from the begin of the first

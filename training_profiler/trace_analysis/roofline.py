@@ -13,8 +13,7 @@ import numpy as np
 from training_profiler.device.peaks import peak_memory_of, peak_of
 from training_profiler.trace_analysis import kernel_names, runtime_calls
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.load.numbers import numbered
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked
 from training_profiler.trace_analysis.work_formulas import (
     ELEMENTWISE,
     FORMULAS,
@@ -113,8 +112,10 @@ def roofline_of(columns: Columns, launches: Launches, communicates: Bools) -> Ro
     also_copies[launches.operator[works[~computes[works]]]] = True
     works = works[~also_copies[launches.operator[works]]]
     operator = launches.operator[works]
-    keys = (columns.name[operator], columns.inputs[operator], columns.device[works])
-    groups, group = numbered(list(zip(*(key.tolist() for key in keys), strict=True)))
+    inputs, devices = len(columns.input_texts) + 1, int(columns.device.max(initial=0)) + 2
+    given, device = columns.inputs[operator] + 1, columns.device[works] + 1
+    keys, group = ranked((columns.name[operator] * inputs + given) * devices + device)
+    groups = [(key // devices // inputs, key // devices % inputs - 1, key % devices - 1) for key in keys.tolist()]
     runs = _runs(columns, launches, works, group, len(groups))
     total_ns = np.bincount(group, length_ns[works], len(groups))
     uses_tensor_cores = columns.named(kernel_names.uses_tensor_cores, columns.is_of("kernel"), takes_long=True)[works]
@@ -134,7 +135,7 @@ def _runs(columns: Columns, launches: Launches, works: Ints, group: Ints, size: 
     call = launches.call[works]
     is_graph = columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
     replay = np.where((call != NONE) & is_graph[call], call, NONE)
-    _, run = np.unique(launches.operator[works] * (len(is_graph) + 1) + replay + 1, return_inverse=True)
+    _, run = ranked(launches.operator[works] * (len(is_graph) + 1) + replay + 1)
     return np.bincount(distinct(run * size + group) % size, minlength=size)
 
 

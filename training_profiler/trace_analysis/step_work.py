@@ -8,7 +8,7 @@ import numpy as np
 
 from training_profiler.trace_analysis import kernel_names
 from training_profiler.trace_analysis.launches import Launches
-from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints, ranked
 from training_profiler.trace_analysis.load.numbers import numbered
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.scope import Scope
@@ -99,9 +99,9 @@ class _Times:
             return {}
         keys, number = numbered(labels)  # names that were cut can be the same
         group = number[group]
-        cells, cell = np.unique(group * self._steps + self._step[rows], return_inverse=True)
+        cells, cell = ranked(group * self._steps + self._step[rows])
         in_step_ns = np.bincount(cell, values_ns[rows])
-        of, which = np.unique(cells // self._steps, return_inverse=True)
+        of, which = ranked(cells // self._steps)
         counts = np.bincount(which, np.bincount(cell)) / self._steps
         mean_ns = np.bincount(which, in_step_ns) / self._steps
         errors: list[float | None] = [None] * len(of)

@@ -46,13 +46,33 @@ def main_thread(columns: Columns) -> int:
 def timeline_of(columns: Columns, which: Bools) -> Timeline:
     """Return the timeline of the events of ``which``. If several are open, the newest counts."""
     rows = np.flatnonzero(which)
-    rows = rows[np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))]
-    begins, ends = columns.begin_ns[rows].tolist(), columns.end_ns[rows].tolist()
+    if not len(rows):
+        return Timeline(rows, rows)
+    order = np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))
+    rows = rows[order]
+    begins, ends = columns.begin_ns[rows], columns.end_ns[rows]
+    # A run of events that overlap ends before the next one begins. Most events are alone in theirs.
+    is_first = np.append(True, begins[1:] >= np.maximum.accumulate(ends)[:-1])
+    firsts = np.append(np.flatnonzero(is_first), len(rows))
+    at_ns, row = np.empty(2 * len(rows), np.int64), np.empty(2 * len(rows), np.int64)
+    at_ns[::2], at_ns[1::2], row[::2], row[1::2] = begins, ends, rows, NONE
+    is_kept = np.ones(2 * len(rows), np.bool_)
+    for run in np.flatnonzero(np.diff(firsts) > 1).tolist():
+        first, after = firsts[run : run + 2].tolist()
+        at, of = _newest(rows[first:after].tolist(), begins[first:after].tolist(), ends[first:after].tolist())
+        changes = slice(2 * first, 2 * first + len(at))
+        at_ns[changes], row[changes] = at, of
+        is_kept[changes.stop : 2 * after] = False
+    return Timeline(at_ns[is_kept], row[is_kept])
+
+
+def _newest(rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return when the newest open event changes, and which it is from then on; at most twice for each event."""
     at: list[int] = []
     row: list[int] = []
     # The stack of open events begins with none of them, which has no end.
     open_rows, open_ends = [NONE], [_NO_END]
-    for place, begin, end in zip(rows.tolist(), begins, ends, strict=True):
+    for place, begin, end in zip(rows, begins, ends, strict=True):
         while open_ends[-1] <= begin:
             _close(at, row, open_rows, open_ends)
         open_rows.append(place)
@@ -61,7 +81,7 @@ def timeline_of(columns: Columns, which: Bools) -> Timeline:
         row.append(place)
     while len(open_rows) > 1:
         _close(at, row, open_rows, open_ends)
-    return Timeline(np.array(at, np.int64), np.array(row, np.int64))
+    return at, row
 
 
 def _close(at: list[int], row: list[int], open_rows: list[int], open_ends: list[int]) -> None:

@@ -62,8 +62,27 @@ def _is_name_of_step(name: str) -> bool:
 
 def distinct(values: Ints) -> Ints:
     """Return the different values, ascending. The first call of numpy.unique would import numpy.ma for 15 ms."""
-    ordered = np.sort(values)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+    if not len(values):
+        return values
+    least, most = int(values.min()), int(values.max())
+    ascending: Ints
+    if most - least < len(values):
+        ascending = np.flatnonzero(np.bincount(values - least)) + least
+    else:
+        ordered = np.sort(values, kind="stable")  # many values are nearly in order
+        ascending = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return ascending
+
+
+def ranked(values: Ints) -> tuple[Ints, Ints]:
+    """Return the different values, ascending, and the index of each value among them."""
+    ascending = distinct(values)
+    if not len(values) or int(ascending[-1]) - int(ascending[0]) >= 2 * len(values):
+        return ascending, np.searchsorted(ascending, values)
+    least = ascending[0]
+    index = np.empty(ascending[-1] - least + 1, np.int64)
+    index[ascending - least] = np.arange(len(ascending))
+    return ascending, index[values - least]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +207,7 @@ class Columns:
         for i in np.flatnonzero(is_used & ~is_decided).tolist():
             table[i] = bool(is_wanted(self.names[i]))
         is_decided |= is_used
+        if not (table & is_used).any():  # of most functions: looking up the name of each event takes longer
+            return np.zeros(len(self.name), np.bool_)
         has_name = table[self.name]
         return has_name if among is None else has_name & among

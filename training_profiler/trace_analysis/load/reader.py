@@ -3,7 +3,6 @@
 import codecs
 import re
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ _SNIFFED: Final = 1 << 16
 # Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
 _LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 _BEGINS_LIST: Final = re.compile(rb"\s*\[")
-_TIME_OF: Final = attrgetter("ts")
 
 Number = int | float | str | None
 MISSING: Final = msgspec.Raw()
@@ -179,10 +177,9 @@ def _of_any_times(path: Path, text: bytes | bytearray) -> _File:
 
 def _has_large_floats(events: list[Event]) -> bool:
     """Return whether a time is a float that may not be exact."""
-    kinds = set(map(type, map(_TIME_OF, events)))
-    if float not in kinds:
+    if float not in {type(event.ts) for event in events}:
         return False
-    times = [time for time in map(_TIME_OF, events) if type(time) is float]
+    times = [event.ts for event in events if type(event.ts) is float]
     return max(max(times), -min(times)) >= EXACT_BELOW_US
 
 

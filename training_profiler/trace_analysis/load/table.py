@@ -129,7 +129,8 @@ class _Table:
             raise TraceError(f"{self._where} has a negative duration: {at}")
         self._add_to(self._spans, spans, {"begin_ns": begin_ns, "duration_ns": duration_ns})
         if len(spans) < len(part.events):
-            others = [event for event in part.events if event.ph in _OTHER_PHASES]
+            rest = [event for event in part.events if event.ph != "X"]  # mostly arrows, and names of threads
+            others = [event for event in rest if event.ph in _OTHER_PHASES]
             self._add_halves([event for event in others if event.ph != "i"])
             self._add_instants([event for event in others if event.ph == "i"])
 

@@ -8,6 +8,8 @@ import re
 from functools import cache
 from typing import Final
 
+from training_profiler.trace_analysis.name_patterns import compiled
+
 TABLE_VERSION: Final = 3
 
 COMMUNICATION: Final = "communication"
@@ -34,7 +36,7 @@ _FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
 # one_shot_all_reduce), vLLM's, SGLang's and TensorRT-LLM's custom all-reduce, MSCCL++, user buffers. A warp or a block
 # has an all-reduce of its own, which is none between devices.
 _COMMUNICATION: Final = (
-    r"nccl|rccl|oneccl|\bx?h?ccl(::|_)|nvshmem|rocshmem|deep_?ep|\bep::|uccl|\bmori::|\ba2a::|mscclpp?|multimem_|multimem::"
+    r"nccl|rccl|oneccl|\b(xh|x|h|)ccl(::|_)|nvshmem|rocshmem|deep_?ep|\bep::|uccl|\bmori::|\ba2a::|mscclpp?|multimem_|multimem::"
     r"|(inter|intra)node(_ll)?::|userbuffers_|_pushrecv|_pushsend|cross_device_reduce"
     r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce"
     r"|all_?to_?all|moeA2A|all_?gather_kernel|reduce_?scatter_kernel|symm(etric)?_?mem|quickreduce|lamport"
@@ -59,7 +61,7 @@ _MATMUL: Final = (
     r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin|fused_moe|cutlass_kernels|hipblaslt|^fc-dtype"
 )
 _CONVOLUTION: Final = (
-    r"conv(?!ert)|\d+cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im(2d)?2col|col2im"
+    r"conv(?!ert)|(?<=\d)cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im(2d)?2col|col2im"
     # cuDNN's convolutions by Fourier transform.
     r"|fft[12]d_[rc]2[rc]_|flip_filter"
     r"|cudnn_infer|nchwToNhwc|nhwcToNchw|naive_conv|compute\w*OffsetsKernel|SubTensorOp|cudnn::ops"
@@ -98,11 +100,12 @@ ROWS: Final = (
     (OTHER_KNOWN, _OTHER_KNOWN),
 )
 
-_FUSED: Final = rf"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_)(?!.*({_CACHE})).*"
 _FLASH_NAMES: Final = (
-    _FUSED + r"(flash(?!infer)|PagedKVCache|RaggedKVCache|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton"
-    r"|attn_fwd|attn_bwd|mem_?eff|efficient_attention|unified_attention)"
+    r"flash(?!infer)|PagedKVCache|RaggedKVCache|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton"
+    r"|attn_fwd|attn_bwd|mem_?eff|efficient_attention|unified_attention"
 )
+# Names of fused kernels list operators, and some writes into a cache only have "flash" in their name.
+_NOT_FLASH_NAMES: Final = rf"^triton_(poi|for|unk|red|per|split_scan|mix_order)_|{_CACHE}"
 # Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS 2 and 3, DeepGEMM and TensorRT-LLM (bmm_*_sm100f) name them. On AMD's
 # Instinct MFMA: Tensile's MI16x16x16, Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. Products of 8
 # and 4 bits run on nothing else. MIOpen's SubTensorOpWithScalar1d is an elementwise kernel in spite of its name.
@@ -117,20 +120,21 @@ _ON_OTHER_CORES: Final = r"_(f|d|h)fma2?(_|$)|simt(_|$)|opclasssimt"
 # Matrix products and convolutions of libraries on other cores, and what they do beside: split, transform, add up.
 _OTHER_CORE_NAMES: Final = (
     rf"{_ON_OTHER_CORES}|[sdcz]gemm|scudnn|gemv|gemmk1|gemmsn|dot_kernel|splitkreduce|reducesplitk|cublas"
-    r"|wgrad_alg\d|(dgrad|wgrad|conv\w*)\w*_engine|winograd|fft[12]d_|flip_filter|im(2d)?2col|col2im|offsetskernel"
+    r"|wgrad_alg\d|(dgrad|wgrad|conv)\w*_engine|winograd|fft[12]d_|flip_filter|im(2d)?2col|col2im|offsetskernel"
     r"|nchwtonhwc|nhwctonchw|reduce_wgrad|scalepackedtensor|cudnn::ops|conv_?depthwise|grouped_direct"
 )
 # MIOpen's batched_transpose_* convert between the default layout and NHWC or NDHWC (its batched_transpose_sol.hpp).
-_MIOPEN_LAYOUT: Final = re.compile(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
+_MIOPEN_LAYOUT: Final = compiled(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
 _TO_NCHW: Final = "nhwctonchw"
-_LAYOUT: Final = re.compile(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
+_LAYOUT: Final = compiled(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.
-_ROWS: Final = [(kind, re.compile(pattern.lower())) for kind, pattern in ROWS]
-_FLASH: Final = re.compile(_FLASH_NAMES.lower(), re.DOTALL)
-_TENSOR_CORE: Final = re.compile(_TENSOR_CORE_NAMES.lower())
-_NO_TENSOR_CORE: Final = re.compile(_ON_OTHER_CORES)
-_OTHER_CORE: Final = re.compile(_OTHER_CORE_NAMES)
+_ROWS: Final = [(kind, compiled(pattern.lower())) for kind, pattern in ROWS]
+_FLASH: Final = compiled(_FLASH_NAMES.lower())
+_NOT_FLASH: Final = compiled(_NOT_FLASH_NAMES.lower())
+_TENSOR_CORE: Final = compiled(_TENSOR_CORE_NAMES.lower())
+_NO_TENSOR_CORE: Final = compiled(_ON_OTHER_CORES)
+_OTHER_CORE: Final = compiled(_OTHER_CORE_NAMES)
 
 
 @cache
@@ -148,7 +152,8 @@ def communicates(name: str) -> bool:
 @cache
 def is_flash(name: str) -> bool:
     """Return whether the kernel with that name computes attention without storing all scores."""
-    return _FLASH.search(name.lower()) is not None
+    lower = name.lower()
+    return _FLASH.search(lower) is not None and _NOT_FLASH.search(lower) is None
 
 
 @cache

@@ -1,7 +1,6 @@
 """Values as numbers: equal values have the same one."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,6 @@ class Numbers(dict[Any, int]):
     def of(self, values: Sequence[Any]) -> Ints:
         """Return the number of each value."""
         return np.fromiter(map(self.__getitem__, values), np.int64, len(values))
-
-    def of_fields(self, items: Sequence[Any], *fields: str) -> Ints:
-        """Return the number of each item's value of a field, or of its tuple of the values of several ones."""
-        return np.fromiter(map(self.__getitem__, map(attrgetter(*fields), items)), np.int64, len(items))
 
 
 def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:

@@ -123,7 +123,8 @@ class _Table:
         self._distributed = part.distributed or self._distributed
         self._notes += part.notes
         spans = [event for event in part.events if event.ph == "X"]
-        begin_ns, duration_ns = self._times(spans, "ts"), self._times(spans, "dur")
+        begin_ns = self._times(spans, [event.ts for event in spans])
+        duration_ns = self._times(spans, [event.dur for event in spans])
         if spans and duration_ns.min() < 0:
             at = _described(spans[int(np.argmin(duration_ns))])
             raise TraceError(f"{self._where} has a negative duration: {at}")
@@ -151,17 +152,20 @@ class _Table:
         args = [event.args or _NO_ARGS for event in changes]
         fields = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
         self._memory.append(
-            {"at_ns": self._times(changes, "ts")}
+            {"at_ns": self._times(changes, [event.ts for event in changes])}
             | {field: integers(list(map(attrgetter(field), args))) for field in fields}
         )
         lines = [event for event in instants if event.cat == SAMPLED_LINE]
         self._samples.append(
-            {"at_ns": self._times(lines, "ts"), "line": self._lines.of([event.name for event in lines])}
+            {
+                "at_ns": self._times(lines, [event.ts for event in lines]),
+                "line": self._lines.of([event.name for event in lines]),
+            }
         )
 
     def _add_to(self, table: "_Events", events: Sequence[Event], times: Rows) -> None:
-        name = self._names.of_fields(events, "name")
-        track = self._tracks.of_fields(events, "cat", "pid", "tid")
+        name = self._names.of([event.name for event in events])
+        track = self._tracks.of([(event.cat, event.pid, event.tid) for event in events])
         category = self._categories.of(name, track)
         self._has_mtia = self._has_mtia or any(each[0] == MTIA_WORK for each in self._tracks)
         args = [event.args or _NO_ARGS for event in events]
@@ -170,9 +174,9 @@ class _Table:
             times | {"name": name, "track": track, "category": category},
         )
 
-    def _times(self, events: Sequence[Event], field: str) -> Ints:
+    def _times(self, events: Sequence[Event], times_us: Sequence[Any]) -> Ints:
         try:
-            return times_ns(list(map(attrgetter(field), events)))
+            return times_ns(times_us)
         except TimeProblemError as problem:
             at = _described(events[problem.index])
             raise TraceError(f"{self._where} has an event without a usable time: {at}") from None

@@ -1,7 +1,9 @@
-"""Time and memory of trace analysis, against a bare decoder and traceinsight (HolisticTraceAnalysis).
+"""Time and memory of trace analysis, against a bare decoder, traceinsight (HolisticTraceAnalysis) and TraceLens.
 
 Run it with ``python -m benchmarks.trace_analysis``; with ``--large`` (10 minutes, 4 GB of memory) it compares
-``trace FILE`` and the floor for up to 3.5 million events.
+``trace FILE`` and the floor for up to 3.5 million events, and with ``--beside FILE ...`` the same with the report of
+TraceLens and the analyses of traceinsight, those that can be imported. TraceLens is on no package registry:
+``pip install git+https://github.com/AMD-AGI/TraceLens``.
 
 CPU seconds of reading and all analyses, and peak resident memory, each in its own process, taken in turns: of the
 largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
@@ -15,7 +17,7 @@ import contextlib
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
@@ -38,6 +40,7 @@ TARGET_MB: Final = 400  # for 216,000 events
 MOST_ABOVE_LINEAR: Final = 1.25
 MOST_OVER_FLOOR: Final = 1.3  # and a microsecond for each event
 MOST_MEMORY_OVER_FLOOR: Final = 1.1
+OTHERS: Final = {"TraceLens": "TraceLens", "traceinsight": "hta"}  # tools and the modules that they are imported as
 # Analyses of traceinsight by name, with their options.
 ANALYSES: Final[dict[str, dict[str, Any]]] = {
     "get_temporal_breakdown": {"visualize": False},
@@ -87,6 +90,27 @@ def run_large() -> list[Figure]:
     figures = [figure for times in LARGE for figure in _over_floor(best, times)]
     print_figures(figures)
     return figures
+
+
+def run_beside(paths: Sequence[Path]) -> None:
+    """Compare ``trace FILE`` with the other tools on each of these traces, one after another in turns."""
+    sides = ["report", *(side for side, module in OTHERS.items() if find_spec(module))]
+    print(f"Not installed: {', '.join(OTHERS.keys() - set(sides)) or 'none'}. Medians of {ROUNDS}, CPU s and peak MB\n")
+    rows = []
+    for path in paths:
+        costs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        for _ in range(ROUNDS):
+            for side, found in costs.items():
+                with contextlib.suppress(RuntimeError):
+                    found.append(result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False))
+        rows += [
+            [path.name, side, *(_shown(found, key) for key in ("cpu_s", "peak_mb"))] for side, found in costs.items()
+        ]
+    print_table(["trace", "", "CPU s", "peak MB"], rows)
+
+
+def _shown(found: Sequence[Mapping[str, float]], key: str) -> str:
+    return f"{median(result[key] for result in found):.2f}" if found else "ends with an error"
 
 
 def _source() -> Path | None:
@@ -230,6 +254,17 @@ def measure_floor(path: Path) -> dict[str, float]:
     return {"events": events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
 
 
+def measure_tracelens(path: Path) -> dict[str, float]:
+    """Return the cost of TraceLens' report of one file, written as CSV files."""
+    from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
+
+    with TemporaryDirectory() as folder:
+        begin_s = _cpu_s()
+        generate_perf_report_pytorch(str(path), output_csvs_dir=folder)
+        cpu_s = _cpu_s() - begin_s
+    return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
+
+
 def measure_theirs(path: Path) -> dict[str, float]:
     """Return the cost of one file for traceinsight. A failed analysis counts up to its failure."""
     from hta.trace_analysis import TraceAnalysis
@@ -256,6 +291,7 @@ MEASURE: Final[dict[str, Callable[[Path], dict[str, float]]]] = {
     "report": measure_report,
     "ours": measure_ours,
     "traceinsight": measure_theirs,
+    "TraceLens": measure_tracelens,
 }
 
 
@@ -273,12 +309,17 @@ def main() -> None:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(description="Time and memory of trace analysis")
     parser.add_argument("--large", action="store_true", help="compare with the floor for up to 3.5 million events")
+    parser.add_argument(
+        "--beside", nargs="+", type=Path, metavar="FILE", help="compare with TraceLens and traceinsight"
+    )
     parser.add_argument("--inside", nargs=2, metavar=("SIDE", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         inside(*options.inside)
     elif options.large:
         run_large()
+    elif options.beside:
+        run_beside(options.beside)
     else:
         run()
 

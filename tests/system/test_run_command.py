@@ -278,6 +278,12 @@ def test_flags_before_the_program_are_settings(tmp_path: Path) -> None:
     [
         (["repot"], "repot is not a command; did you mean report?"),
         (["train.py", "--lr", "3"], "train.py is not a command; did you mean: training-profiler run train.py --lr 3"),
+        (["--versoin"], "--versoin is not an option of training-profiler itself; did you mean --version?"),
+        (
+            ["-V"],
+            "-V is not an option of training-profiler itself; options come after a command: training-profiler "
+            "report --html",
+        ),
         (["run", "--log-evry", "3"], "--log-evry is not a flag of run; did you mean --log-every?"),
     ],
 )

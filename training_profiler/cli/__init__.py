@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
 READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
+OPTIONS = ("-h", "--help", "--version")  # without a command
 COMMANDS = ("run", "try", *READERS, "benchmark", "env", "doctor")
 # A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
 _MODULES = {"list": "list_runs", "try": "try_command"}
@@ -57,6 +58,9 @@ def _parse_and_run(words: list[str]) -> int:
 
     if words[:1] and not words[0].startswith("-") and words[0] not in COMMANDS:
         return _refuse(f"{words[0]} is not a command{_command_hint(words)}")
+    if words[:1] and words[0].startswith("-") and not any(option.startswith(words[0]) for option in OPTIONS):
+        hint = _option_hint(words[0], OPTIONS) or "; options come after a command: training-profiler report --html"
+        return _refuse(f"{words[0]} is not an option of training-profiler itself{hint}")
     parser = argparse.ArgumentParser(
         prog="training-profiler", description="Shows where the time of a PyTorch training goes, and what to change."
     )

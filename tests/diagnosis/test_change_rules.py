@@ -64,6 +64,7 @@ def test_sections_that_rise_alike_have_no_cause_among_them():
         "; all parts of a step alike (forward_pass by 50%, other by 50%, backward_pass by 43%, optimizer_step by 40%), "
         "as on a machine that has become slower, or beside another thread of the program"
     )
+    assert finding.fix.startswith("Look for what made the machine slower")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,14 @@ def test_a_trend_that_a_neighbour_explains_is_not_a_list_that_grows():
     assert trend.fix == "Look for what began on this machine at that time, before changing code"
     (trend,) = (each for each in diagnose(run_of(is_abrupt=False)) if each.code == "slowing-down")
     assert trend.fix.startswith("Look for something that grows")
+
+
+def test_a_trend_of_all_parts_alike_is_first_looked_for_in_the_machine():
+    sections = {**ALIKE, "other": (0.004, 0.006), "data_loading": (0.001, 0.001)}
+    run = run_of(is_abrupt=False, sections=sections)
+    (trend,) = (each for each in diagnose(run) if each.code == "slowing-down")
+    assert "all parts of a step alike" in trend.message
+    assert trend.fix.startswith("Look for what made the machine slower")
 
 
 @pytest.mark.parametrize(

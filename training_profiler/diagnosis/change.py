@@ -53,6 +53,10 @@ OF_THE_MACHINE: Final = {
     THE_MACHINE: "Look for what began on this machine at that time, before changing code",
     CLOCK: "Look for heat or a power limit (nvidia-smi -q -d PERFORMANCE, CLOCK), before changing code",
 }
+ALL_ALIKE: Final = (  # what the program does more of makes one part longer, or few
+    "Look for what made the machine slower (its clock and heat, other programs) and for threads that the program "
+    "starts, before changing what a step does"
+)
 _FIXES: Final = {
     **OF_THE_MACHINE,
     OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
@@ -91,12 +95,14 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=COPIED if copies_all(change) else _where_to_look(change, cause),
+        fix=COPIED if copies_all(change) else _where_to_look(change, cause, reason),
     )
 
 
-def _where_to_look(change: StepChange, cause: str) -> str:
+def _where_to_look(change: StepChange, cause: str, reason: str) -> str:
     """Return what to look for. A section may also rise alone because the machine is slower at what it does."""
+    if not cause and reason:
+        return ALL_ALIKE
     if not cause:
         return "Look for what begins there: a schedule, another phase of the data, other work on the machine"
     of_cause = _FIXES.get(cause, f"Look for what {cause} does differently from there on")
@@ -140,7 +146,10 @@ def _ratio(pair: tuple[float, float] | None) -> float:
 
 
 def cause_of(change: StepChange) -> tuple[str, str]:
-    """Return what carries most of the added time, and how a message says so; "" where nothing does."""
+    """Return what carries most of the added time, and how a message says so; "" where nothing does.
+
+    Where all parts rise alike the message says so, and nothing carries it.
+    """
     added_s = change.after_s - change.before_s
     before, after = change.machine
     if before is not None and after is not None and min(before.samples, after.samples) >= SAMPLES_NEEDED:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.diagnosis.change import (
+    ALL_ALIKE,
     COPIED,
     OF_THE_MACHINE,
     abrupt_rise,
@@ -250,9 +251,11 @@ def _where_it_may_grow(change: StepChange | None) -> str:
     if copies_all(change):
         return COPIED
     if change is not None and change.after_s > change.before_s:
-        cause, _ = cause_of(change)
+        cause, reason = cause_of(change)
         if cause in OF_THE_MACHINE:
             return OF_THE_MACHINE[cause]
+        if reason and not cause:
+            return ALL_ALIKE
     return (
         "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
         "log; or check whether the machine throttles"

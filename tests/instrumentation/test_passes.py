@@ -1,6 +1,7 @@
 import gc
 
-from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, Passes, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, Phase
+from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, MadeBatches
 
 
 class Iterator:
@@ -78,3 +79,26 @@ def test_resolved_pass_is_not_unknown_any_more():
     passes.resolve(begun, Phase.EVALUATION)
     assert passes.unknown == []
     assert begun.kind is Phase.EVALUATION
+
+
+def measured_batches(workers, batches):
+    """Return which batches of a pass are measured, counted from 0, as the patch of fetches does."""
+    counts, loader_pass, measured = LoaderCounts("0"), LoaderPass(Iterator()), []
+    counts.use_arguments(LoaderArguments(workers))
+    loader_pass.use_counts(counts)
+    for number in range(batches):
+        if loader_pass.fetches >= loader_pass.measured_at:
+            measured.append(number)
+            loader_pass.add_made(cpu_ns=10)
+        loader_pass.fetches += 1
+    assert loader_pass.made == MadeBatches(len(measured), 10 * len(measured))
+    return measured
+
+
+def test_a_third_of_the_first_batches_and_few_later_ones_are_measured():
+    first = [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31]
+    assert measured_batches(0, 110) == [*first, 54, 77, 100]
+
+
+def test_batches_of_workers_are_not_measured():
+    assert measured_batches(2, 110) == []

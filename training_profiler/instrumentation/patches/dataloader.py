@@ -3,7 +3,7 @@
 import functools
 from threading import get_ident
 from time import process_time_ns
-from typing import Any, Final
+from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
@@ -12,8 +12,6 @@ from training_profiler.instrumentation.patching import Patches, hidden_from_warn
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
-
-TIMED_EVERY: Final = 3  # batches: reading the CPU time of all threads takes a microsecond, twice a batch
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -47,7 +45,7 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 loader_pass = None if detector is None else _begin_any(context, detector, self)
                 if loader_pass is None or detector is None:
                     return original(self)
-            cpu_ns = process_time_ns() if loader_pass.makes_batches and loader_pass.fetches % TIMED_EVERY == 1 else 0
+            cpu_ns = process_time_ns() if loader_pass.fetches >= loader_pass.measured_at else 0
             has_batch = is_over = False
             try:
                 batch = original(self)

@@ -184,6 +184,56 @@ static int record_update_end(FastPath *path, Fields *detector, int64_t *now_ns)
     return write_owned(writer, -detector->numbers[UPDATE_CODE], now_ns) < 0 ? -1 : 1;
 }
 
+/* Return whether a time is not before that of the last mark, or there is none. */
+static int is_in_order(PyObject *marks, int64_t now_ns)
+{
+    Py_ssize_t length = PyList_Size(marks);
+    PyObject *last = length > 0 ? PyList_GetItem(marks, length - 1) : NULL;
+    if (last == NULL)
+        return length == 0;
+    return PyTuple_CheckExact(last) && PyTuple_Size(last) == 2 && integer(PyTuple_GetItem(last, 1), INT64_MAX) <= now_ns;
+}
+
+/* Record the end of a step among the marks, and count it. Return -1 with an exception. */
+static int mark_step(FastPath *path, Fields *recorder, Fields *count, PyObject *time, int64_t now_ns)
+{
+    PyObject *marks = Py_NewRef(recorder->at[MARKS]), *mark = PyTuple_Pack(2, path->kinds[STEP_END], time);
+    int result = mark == NULL ? -1 : PyList_Append(marks, mark);
+    Py_DECREF(marks);
+    Py_XDECREF(mark);
+    if (result < 0)
+        return -1;
+    if (recorder->at[WATERMARK_NS] != NULL && recorder->at[WATERMARK_NS] != Py_None)
+        give(recorder, WATERMARK_NS, Py_NewRef(time));
+    recorder->numbers[QUIET_END_NS] = now_ns;
+    count->numbers[STEPS_ENDED]++;
+    return 1;
+}
+
+/* End a step without the session, as StepEnds does: 1 if that was done, 0 if the session has to be asked, -1 with an
+   exception. */
+static int end_quietly(FastPath *path, PyObject *end, PyObject *time, int64_t now_ns)
+{
+    Fields *ends = fields_of(path, ENDS_OF, end);
+    Fields *passes = ends == NULL ? NULL : fields_of(path, PASSES_OF, ends->at[PASSES_FOLLOWED]);
+    Fields *recorder = ends == NULL ? NULL : fields_of(path, RECORDER_OF, ends->at[RECORDER]);
+    Fields *count = recorder == NULL ? NULL : fields_of(path, COUNT_OF, recorder->at[STEP_COUNT]);
+    if (passes == NULL || count == NULL || passes->at[LATEST] == NULL || passes->at[LATEST] != ends->at[LATEST_BEFORE] ||
+        now_ns >= recorder->numbers[QUIET_UNTIL_NS] ||
+        count->numbers[STEPS_ENDED] + 1 >= recorder->numbers[QUIET_BEFORE])
+        return 0;
+    PyObject *marks = recorder->at[MARKS];
+    if (marks == NULL || !PyList_CheckExact(marks) || !is_in_order(marks, now_ns))
+        return 0;
+    /* A new tuple may start a garbage collection, and that run Python code. */
+    Py_INCREF((PyObject *)recorder);
+    Py_INCREF((PyObject *)count);
+    int result = mark_step(path, recorder, count, time, now_ns);
+    Py_DECREF((PyObject *)count);
+    Py_DECREF((PyObject *)recorder);
+    return result;
+}
+
 /* Count an update, and end its step. Return -1 with an exception. */
 static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64_t now_ns)
 {
@@ -202,7 +252,9 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
         detector->numbers[UPDATES] = updates;
         phases->numbers[CYCLE]++;
         PyObject *end = Py_NewRef(detector->at[END_STEP]);
-        done = PyObject_CallFunctionObjArgs(end, time, NULL);
+        int is_ended = end_quietly(path, end, time, now_ns);
+        if (is_ended >= 0)
+            done = is_ended ? Py_NewRef(Py_None) : PyObject_CallFunctionObjArgs(end, time, NULL);
         Py_DECREF(end);
     }
     Py_DECREF(time);

@@ -10,7 +10,10 @@ objects, the clock, a method of ours, the end of an object) may change the state
 #include "native.h"
 
 /* The classes whose fields are read, and the numbers of these; Python has the same, and a test compares them. */
-typedef enum { CALL, PHASES_OF, PASSES_OF, PASS, UPDATE_OF, SIZES, EARLY_OF, STEPS_OF, DETECTOR_OF, ROLES } Role;
+typedef enum {
+    CALL, PHASES_OF, PASSES_OF, PASS, UPDATE_OF, SIZES, EARLY_OF, STEPS_OF, DETECTOR_OF, ENDS_OF, RECORDER_OF, COUNT_OF,
+    ROLES
+} Role;
 
 enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                 /* TrainingThread */
 enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };        /* ModuleCall */
@@ -21,6 +24,8 @@ enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE }; /* OptimizerUpdat
 enum { OPEN };                                                 /* OpenUpdates */
 enum { IS_DUE };                                               /* InputSizes */
 enum { IS_ALONE, PRIMARY };                                    /* StepDetector */
+enum { RECORDER, PASSES_FOLLOWED, LATEST_BEFORE };             /* StepEnds */
+enum { WATERMARK_NS, MARKS, STEP_COUNT };                      /* Recorder */
 enum { /* LoopDetector */
     CALLS, FAST_PATH, FRAME, PHASES, UPDATE, INPUT_SIZES, IS_GRAD_ENABLED, WRITE, INFERRED, EARLY, BUFFER, IS_SHADOWED,
     STEPS, END_STEP, HAS_MANUAL_STEPS, HOST_CLOCK
@@ -33,6 +38,8 @@ enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS };                                   
 enum { BACKWARDS_BEFORE };                                                                    /* OpenUpdates */
 enum { NEXT_UPDATE };                                                                         /* InputSizes */
 enum { MADE_NS };                                                                             /* EarlyCalls */
+enum { QUIET_BEFORE, QUIET_UNTIL_NS, QUIET_END_NS };                                          /* Recorder */
+enum { STEPS_ENDED };                                                                         /* StepCount */
 enum { BACKWARDS, UPDATES, FORWARD_CODE, BARE_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE }; /* LoopDetector */
 
 enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
@@ -40,6 +47,7 @@ enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
+#define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
 
 typedef struct {
     PyObject_HEAD

@@ -24,15 +24,18 @@ from training_profiler.instrumentation.loop_detection.outermost_call import Modu
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
+from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
 from training_profiler.recording import fields
-from training_profiler.recording.event_codes import TIME_ONLY
+from training_profiler.recording.event_codes import STEP_END, TIME_ONLY
+from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.step_count import StepCount
 
 HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
 CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
-CLASSES += (StepDetector, EarlyCalls, DetectorFields)
+CLASSES += (StepDetector, EarlyCalls, DetectorFields, StepEnds, Recorder, StepCount)
 # Names in C that differ from those in Python.
 NAMES = {
     ("TrainingThread", "detector"): "confirmed_detector",
@@ -42,6 +45,9 @@ NAMES = {
     ("OpenUpdates", "backwards_before"): "backwards",
     ("LoopDetector", "write"): "forward_begins",
     ("LoopDetector", "steps"): "step_detector",
+    ("StepEnds", "passes_followed"): "passes",
+    ("StepEnds", "latest_before"): "latest",
+    ("StepCount", "steps_ended"): "steps",
 }
 
 
@@ -75,6 +81,7 @@ class World:
         self.detector = self.fake.detector
         self.thread, self.updates = TrainingThread(), OpenUpdates()
         self.fast = new_fast_path(implementation, self.thread, self.updates)
+        self.count = self.fake.let_steps_end_quietly()
         self.thread.claim()
         self.thread.use_detector(self.detector)
         self.modules = [Module(self.fake), Module(self.fake, Module(self.fake)), Criterion(self.fake)]
@@ -277,6 +284,10 @@ class World:
             self.shadow.end()
             self.shadow = None
 
+    def quiet(self, number, inside):
+        """Let the session be asked again after some steps, or some time."""
+        self.fake.ask_session(self.count.steps + number, self.fake.clock() + 100 * number)
+
     def manual(self, number, inside):
         if number == 9:
             self.detector.use_manual_steps()
@@ -288,11 +299,12 @@ class World:
         events = list(self.detector.pending.events)
         detector = self.detector
         counts = (detector.updates, detector.backwards, detector.phases.cycle, detector.input_sizes.pop())
-        return self.seen, events, self.fake.marks, counts, self.thread.busy_with
+        ends = (self.count.steps, self.fake.asked, list(self.fake.recorder.marks), self.fake.recorder.watermark_ns)
+        return self.seen, events, self.fake.marks, counts, ends, self.thread.busy_with
 
 
 KINDS = ("call", "named_call", "failing_call", "step", "steps", "fetch", "backward", "update", "eval", "train")
-KINDS += ("clear", "scaled_update", "no_grad", "compile", "elsewhere", "clock", "watch", "manual")
+KINDS += ("clear", "scaled_update", "no_grad", "compile", "elsewhere", "clock", "watch", "manual", "quiet")
 
 
 def acts():
@@ -322,6 +334,13 @@ def test_both_take_the_fast_path_in_nearly_all_steps():
         world.follow([("steps", 0, [])] * 20)
         fast = [seen for seen in world.seen if isinstance(seen, bool)]
         assert sum(fast) > 0.9 * len(fast), name
+
+
+def test_both_ask_the_session_at_few_steps():
+    for name in IMPLEMENTATIONS:
+        world = World(implementation_of(name))
+        world.follow([("steps", 0, [])] * 20)
+        assert (world.count.steps, world.fake.asked) == (77, 8), name
 
 
 @pytest.fixture
@@ -358,7 +377,7 @@ def test_both_languages_number_the_attributes_alike():
 def test_both_languages_have_the_same_constants():
     text = HEADER.read_text() + HEADER.with_name("native.h").read_text()
     found = dict(re.findall(r"#define (\w+) \(?(\d+(?: << \d+)?)\)?", text))
-    expected = {"MAX_PENDING": MAX_PENDING, "TIME_ONLY": TIME_ONLY, "AT_ONCE_NS": AT_ONCE_NS}
+    expected = {"MAX_PENDING": MAX_PENDING, "TIME_ONLY": TIME_ONLY, "AT_ONCE_NS": AT_ONCE_NS, "STEP_END": STEP_END}
     expected |= {"FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
     in_c = {name: int(found[name].split(" << ")[0]) << int(found[name].partition(" << ")[2] or 0) for name in expected}
     assert in_c == expected
@@ -370,6 +389,7 @@ def test_no_reference_is_lost_or_kept(world):
     world.follow([("steps", 0, [])] * 30)
     objects = [*world.modules, *world.optimizers, *world.iterators, world.thread, world.detector, world.updates]
     objects += [world.detector.phases, world.detector.update, world.detector.phases.passes.latest]
+    objects += [world.fake.ends, world.fake.recorder, world.count]
     objects += [World._call.__code__, World.step.__code__, *world.detector._fast_path.values(), world.detector.calls]
     world.seen.clear()
     gc.collect()
@@ -419,7 +439,8 @@ def test_state_of_other_types_is_left_to_python(world, name, value):
     world.follow([("steps", 0, [])] * 3)
     detector = world.detector
     call = next(iter(detector._fast_path.values()))
-    for one in (world.thread, world.updates, detector, call, detector.phases, detector.phases.passes, detector.update):
+    parts = (detector.phases, detector.phases.passes, detector.update, world.fake.ends, world.fake.recorder, world.count)
+    for one in (world.thread, world.updates, detector, call, *parts):
         before = getattr(one, name, None)
         setattr(one, name, value)
         with suppress(Exception):

@@ -183,6 +183,11 @@ class PatchContext:
             self.created_graphs += 1
         self.unused_graph = updates if creates_graph else None
 
+    def add_ddp_module(self, module: Any) -> None:
+        """Read the statistics of a DDP module from now on, at the ends of steps."""
+        self.gradient_sync.add_module(module)
+        self._recorder.be_quiet(None)
+
     def note_grad_scaler(self) -> None:
         """Remember that a GradScaler was used, so that updates may be skipped."""
         self.has_grad_scaler = True

@@ -17,6 +17,7 @@ from training_profiler.instrumentation.loop_detection.loaders import KnownLoader
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.instrumentation.patches import (
     autograd_function,
     backward,
@@ -189,7 +190,9 @@ class Instrumentation:
             self._recorder.move_watermark(self._recorder.clock())
             pending = PendingEvents(self._recorder)
             codes = SectionCodes(self._recorder.names)
-            detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
+            ends = StepEnds(self._recorder, end_step)
+            detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
+            ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)
             if not self.context.has_optimizer:
                 detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))

@@ -9,7 +9,8 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
-from training_profiler.recording.event_codes import LOOP_BEGIN, is_inferred, is_loader, section_id, time_only
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, is_inferred, is_loader, section_id, time_only
+from training_profiler.recording.fields import Fields, field, number
 from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
@@ -21,6 +22,7 @@ from training_profiler.recording.section import (
     make_section,
 )
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.recording.step_count import StepCount
 
 
 def open_sections(
@@ -55,6 +57,7 @@ def open_sections(
 
 
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
+NO_LIMIT = 1 << 62  # of a number of steps
 MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bounds memory and journal lines
 
 
@@ -75,12 +78,21 @@ class Batch(NamedTuple):
     marks: list[tuple[int, int]]  # (kind, ns), in time order
 
 
-class Recorder:
+class Recorder(Fields):
     """Takes events from any thread without waiting; ``drain`` hands them out.
 
     A session sets ``has_session`` and two hooks: ``on_full`` is called when a buffer wants to be drained, and
     ``on_first_section`` when a section is entered before a session exists.
     """
+
+    # Later events may still be rewritten and are not drained.
+    watermark_ns: int | None = field(0)
+    marks: list[tuple[int, int]] = field(1)
+    # Steps end without the session before this number of them and this time, and are counted here.
+    _step_count: StepCount | None = field(2)
+    _quiet_before: int = number(0)
+    _quiet_until_ns: int = number(1)
+    quiet_end_ns: int = number(2)  # of the last such step
 
     def __init__(
         self,
@@ -91,9 +103,9 @@ class Recorder:
         self.implementation = implementation or best_implementation()
         self.clock = clock
         self.names = names or SectionNames()
-        self.marks: list[tuple[int, int]] = []
-        # Later events may still be rewritten and are not drained.
-        self.watermark_ns: int | None = None
+        self.marks, self.watermark_ns = [], None
+        self.quiet_end_ns = 0
+        self.be_quiet(None)
         self.host_only: frozenset[str] = frozenset()  # names of sections that always use this recorder's clock
         self.has_session = True  # False: sections are not recorded yet
         self.on_full: Callable[[], None] = self.discard
@@ -208,6 +220,31 @@ class Recorder:
             self.watermark_ns = mark_ns if final_ns is None else min(mark_ns, final_ns)
         return mark_ns
 
+    def be_quiet(self, count: StepCount | None, before: int = 0, until_ns: int = 0) -> None:
+        """Let the session's steps end by ``ends_quietly``: it has nothing to do at their end. None: no longer.
+
+        Args:
+            count: what counts them.
+            before: the number of the first step for which that does not hold.
+            until_ns: the first time for which it does not.
+        """
+        self._step_count, self._quiet_before, self._quiet_until_ns = count, min(before, NO_LIMIT), until_ns
+
+    def ends_quietly(self, at_ns: int) -> bool:
+        """End a step at ``at_ns`` if the session has nothing to do then; return whether that was done."""
+        count = self._step_count
+        if count is None or at_ns >= self._quiet_until_ns or count.steps + 1 >= self._quiet_before:
+            return False
+        before = self.marks[-1:]  # a slice, because another thread may drain meanwhile
+        if before and before[0][1] > at_ns:
+            return False
+        self.marks.append((STEP_END, at_ns))
+        if self.watermark_ns is not None:
+            self.watermark_ns = at_ns
+        self.quiet_end_ns = at_ns
+        count.end_step()
+        return True
+
     def drain(self, is_beside: bool = False) -> Batch:
         """Hand out and remove everything recorded since the last drain.
 
@@ -270,11 +307,13 @@ class Recorder:
     def listen(self, on_full: Callable[[], None]) -> None:
         """Record for a session from now on; ``on_full`` is called when a buffer should be drained."""
         self.discard()
+        self.be_quiet(None)
         self.on_full = on_full
         self.has_session = True
 
     def stop_listening(self) -> None:
         """Discard all events from now on."""
+        self.be_quiet(None)
         self.on_full = self.discard
 
     def after_fork_in_child(self) -> None:

@@ -1,14 +1,16 @@
 """The number of finished steps, their tokens, and the training thread."""
 
+from training_profiler.recording.step_count import StepCount
 
-class TrainingProgress:
-    """``thread_id`` is the recorder's number of the thread whose time is the run's; ``steps`` have ended.
+
+class TrainingProgress(StepCount):
+    """``thread_id`` is the recorder's number of the thread whose time is the run's.
 
     A trainer that knows the tokens of its batches counts them here.
     """
 
     def __init__(self, thread_id: int) -> None:
-        self.steps = 0
+        super().__init__()
         self.thread_id = thread_id
         self._tokens = self._drained_tokens = 0
 
@@ -20,11 +22,6 @@ class TrainingProgress:
         """Return the tokens since the last call; None if none are ever counted."""
         before, self._drained_tokens = self._drained_tokens, self._tokens
         return self._drained_tokens - before if self._drained_tokens else None
-
-    def end_step(self) -> int:
-        """Count a step; return how many have ended."""
-        self.steps += 1
-        return self.steps
 
     def move_to(self, thread_id: int) -> None:
         """Attribute the run's time to another thread from now on."""

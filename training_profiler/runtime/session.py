@@ -107,6 +107,7 @@ class Session:
     def reconfigure(self, settings: Settings) -> None:
         """Apply new settings: the session began with a section, and the program now calls start."""
         self.settings = settings
+        self._recorder.be_quiet(None)
         self._recorder.limit_names(settings.max_names)
         self._next_report = self._progress.steps + settings.interval_steps
         self._flushed(self._recorder.clock())
@@ -120,6 +121,18 @@ class Session:
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step now or at ``at_ns``. Report and flush if they are due."""
+        self._end_step(at_ns)
+        self._be_quiet()
+
+    def _be_quiet(self) -> None:
+        """Let steps end without this session while nothing of ``_end_step`` is due."""
+        steps, before = self._progress.steps, self._next_report - 1 - self._steps_ahead
+        has_ddp = self._gradient_sync is not None and bool(self._gradient_sync.modules)
+        if self._captures.is_on or has_ddp or steps + 1 < COUNTED_BY or not self.is_running:
+            before = 0
+        self._recorder.be_quiet(self._progress, before, self._next_poll_ns)
+
+    def _end_step(self, at_ns: int | None) -> None:
         if not self._progress.steps:
             self._begin_training()
         boundary = None if self.instrumentation is None else self.instrumentation.epoch_boundary()
@@ -163,7 +176,7 @@ class Session:
             if is_later:
                 mark(EPOCH_BEGIN, boundary.at_ns, step_end_ns)
             return step_end_ns
-        if is_later and boundary.at_ns > self._step_end_ns:  # a loop may read ahead
+        if is_later and boundary.at_ns > max(self._step_end_ns, self._recorder.quiet_end_ns):  # a loop may read ahead
             mark(EPOCH_BEGIN, boundary.at_ns)
         return mark(STEP_END, at_ns, boundary.at_ns)
 

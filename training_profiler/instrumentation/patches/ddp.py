@@ -19,7 +19,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
         def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 made = original(self, *args, **kwargs)
-                context.gradient_sync.add_module(self)
+                context.add_ddp_module(self)
                 context.calls.add_ddp(self)
                 return made
             except BaseException as error:

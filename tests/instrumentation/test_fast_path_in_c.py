@@ -439,7 +439,14 @@ def test_state_of_other_types_is_left_to_python(world, name, value):
     world.follow([("steps", 0, [])] * 3)
     detector = world.detector
     call = next(iter(detector._fast_path.values()))
-    parts = (detector.phases, detector.phases.passes, detector.update, world.fake.ends, world.fake.recorder, world.count)
+    parts = (
+        detector.phases,
+        detector.phases.passes,
+        detector.update,
+        world.fake.ends,
+        world.fake.recorder,
+        world.count,
+    )
     for one in (world.thread, world.updates, detector, call, *parts):
         before = getattr(one, name, None)
         setattr(one, name, value)

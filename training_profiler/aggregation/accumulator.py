@@ -159,7 +159,9 @@ class Accumulator:
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
-        marks = [(kind, max(ns, self.at_ns)) for kind, ns in batch.marks]
+        marks = batch.marks
+        if marks and marks[0][1] < self.at_ns:
+            marks = [(kind, max(ns, self.at_ns)) for kind, ns in marks]
         last_mark_ns = [ns for _, ns in marks[-1:]]
         until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps

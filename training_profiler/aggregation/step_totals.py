@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -71,10 +72,10 @@ class Moments:
         """Return those of steps with these durations and numbers."""
         if not durations_ns:
             return cls()
-        longest = max(range(len(durations_ns)), key=durations_ns.__getitem__)
+        longest_ns = max(durations_ns)
         mean = sum(durations_ns) / len(durations_ns)
         m2 = _squared_deviations(durations_ns, mean)
-        return cls(len(durations_ns), mean, m2, (durations_ns[longest], numbers[longest]))
+        return cls(len(durations_ns), mean, m2, (longest_ns, numbers[durations_ns.index(longest_ns)]))
 
     def add(self, later: "Moments") -> None:
         """Add those of later steps."""
@@ -152,6 +153,9 @@ class StepSums:
             fill = durations_ns[:room]
             self._points[-1] = (count + len(fill), total + sum(fill), made + sum(calls[:room]))
             durations_ns, calls = durations_ns[room:], calls[room:]
+        if self._steps_a_point == 1:
+            self._points += zip(repeat(1), durations_ns, calls, strict=False)  # whose end is that of the shortest
+            durations_ns = ()
         for begin in range(0, len(durations_ns), self._steps_a_point):
             part = slice(begin, begin + self._steps_a_point)
             self._points.append((len(durations_ns[part]), sum(durations_ns[part]), sum(calls[part])))

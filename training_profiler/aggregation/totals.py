@@ -30,7 +30,9 @@ class Totals:
         self.end_ns = begin_ns
         self.first_step = first_step  # steps complete before this stretch
         self.sections = SectionSums()
-        self.steps = StepSums()
+        self._steps = StepSums()
+        self._step_count = 0
+        self._waiting: list[tuple[Sequence[int], Sequence[int]]] = []  # (durations, slowed), not in ``steps`` yet
         self.coupling = Coupling()
         self.garbage = GarbageSums()
         self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
@@ -67,6 +69,17 @@ class Totals:
         """Duration of the stretch."""
         return self.end_ns - self.begin_ns
 
+    @property
+    def steps(self) -> StepSums:
+        """The sums over steps.
+
+        Of a stretch that is only added to a run they are never asked for, and took a quarter of adding up short steps.
+        """
+        waiting, self._waiting = self._waiting, []
+        for durations_ns, slowed in waiting:
+            self._steps.add(durations_ns, slowed)
+        return self._steps
+
     def add_steps(
         self,
         durations_ns: Sequence[int],
@@ -84,8 +97,9 @@ class Totals:
             slowed: indices of those that a capture slowed.
             in_collections: time in garbage collections in each; None if it is not known.
         """
-        self.slowed_by_capture += [self.steps.count + at for at in slowed]
-        self.steps.add(durations_ns, slowed)
+        self.slowed_by_capture += [self._step_count + at for at in slowed]
+        self._waiting.append((durations_ns, slowed))
+        self._step_count += len(durations_ns)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
         if early:
             steps = np.arange(first_step, first_step + early)

@@ -10,9 +10,10 @@ from training_profiler.recording.recorder import Recorder
 class StepEnds(Fields):
     """Called at the end of each step, with its time.
 
-    The session is asked only where something may be due: at the times that it has told the recorder, and where the
-    batches come from another pass than at the last step, for an epoch may begin there. In a step of 0.25 ms the functions
-    of the session take 5 us, because the step evicts them from the caches. native/fast_path.c has the same.
+    The session is asked only where something may be due: at the steps and times that it has set in the recorder, and
+    where the batches come from another pass than at the last step, for an epoch may begin there. In a step of 0.25 ms,
+    which evicts them from the caches, the session's functions take several microseconds. native/fast_path.c has the
+    same.
     """
 
     _recorder: Recorder = field(0)

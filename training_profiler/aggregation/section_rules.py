@@ -1,6 +1,7 @@
 """Inferred sections yield to manual sections."""
 
 from collections import Counter
+from typing import Final
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.section_names import SectionNames
+
+HIDING: Final = (*STEP_PARTS, *OUTSIDE_STEPS_SECTIONS)  # manual sections of these names hide inferred ones
 
 
 class InferredSectionFilter:
@@ -32,6 +35,10 @@ class InferredSectionFilter:
         is_inferred = (codes & INFERRED) != 0
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
+        plain = events.codes - sign * np.where(is_inferred, INFERRED, 0)
+        is_unaffected = thread_id not in self._open and thread_id not in self._dropped
+        if is_unaffected and not np.isin(ids[~is_inferred], self._ids(HIDING)).any():  # as in nearly all runs
+            return Events(events.times_ns, plain)
         steps_before, outside_before = self._open.pop(thread_id, (0, 0))
         in_step = np.cumsum(sign * self._manual(ids, is_inferred, STEP_PARTS)) + steps_before
         in_outside = np.cumsum(sign * self._manual(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before
@@ -42,7 +49,6 @@ class InferredSectionFilter:
         kept = ~(is_inferred & covered)
         if thread_id in self._dropped or not kept.all():
             self._keep_in_pairs(thread_id, events.codes, is_inferred, kept)
-        plain = events.codes - sign * np.where(is_inferred, INFERRED, 0)
         return Events(events.times_ns[kept], plain[kept])
 
     def _keep_in_pairs(self, thread_id: int, codes: Ints, is_inferred: Bools, kept: Bools) -> None:

@@ -9,9 +9,9 @@ from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, Ma
 from training_profiler.recording.fields import Fields, field, number
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
-# The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step of
-# 0.25 ms, where they also evict caches. So it is measured for every third of the first batches of a pass, and later for
-# every 23rd. That is a prime, because a data set may do something every so many batches.
+# The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step
+# of 0.25 ms, where they also evict caches. So it is measured for every third of the first batches of a pass, and later
+# for every 23rd. That is a prime, because a data set may do something every so many batches.
 FIRST_MADE: Final = 30
 MADE_EVERY: Final = 3
 LATER_MADE_EVERY: Final = 23

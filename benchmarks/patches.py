@@ -79,11 +79,13 @@ class SwitchablePatches:
     def __init__(self) -> None:
         from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
         from training_profiler.recording.data_loader import LoaderRegistry
-        from training_profiler.recording.recorder import Recorder
+        from training_profiler.recording.recorder import NO_LIMIT, Recorder
+        from training_profiler.recording.step_count import StepCount
 
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # without a session: events are discarded
+        self._recorder.be_quiet(StepCount(), NO_LIMIT, NO_LIMIT)  # nearly all steps of a run end without one
         loaders = LoaderRegistry()
         self._instrumentation = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 

@@ -123,9 +123,6 @@ def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
             if begun is None and (not is_fast or detector is None):
                 return original(*args, **kwargs)
             try:
-                if is_fast and len(kwargs) == 1 and "inputs" in kwargs:
-                    # Without a star, the interpreter enters the function without another one of C in between.
-                    return original(args[0], args[1], args[2], args[3], inputs=kwargs["inputs"])
                 return original(*args, **kwargs)
             finally:
                 try:

@@ -158,8 +158,7 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
             if detector is None or not code:
                 return original(self, *args, **kwargs)
             try:
-                # Without a star, the interpreter enters the function without another one of C in between.
-                return original(self, *args, **kwargs) if args or kwargs else original(self)
+                return original(self, *args, **kwargs)
             finally:
                 try:
                     ends(code, detector)

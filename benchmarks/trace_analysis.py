@@ -95,7 +95,8 @@ def run_large() -> list[Figure]:
 def run_beside(paths: Sequence[Path]) -> None:
     """Compare ``trace FILE`` with the other tools on each of these traces, one after another in turns."""
     sides = ["report", *(side for side, module in OTHERS.items() if find_spec(module))]
-    print(f"Not installed: {', '.join(OTHERS.keys() - set(sides)) or 'none'}. Medians of {ROUNDS}, CPU s and peak MB\n")
+    absent = ", ".join(sorted(OTHERS.keys() - set(sides))) or "none"
+    print(f"Not installed: {absent}. Medians of {ROUNDS}, CPU s and peak MB\n")
     rows = []
     for path in paths:
         costs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}

@@ -19,8 +19,9 @@ def watch():
     ready.set()
     threading.Event().wait()
 def hangs_in_c():
+    sleep = ctypes.PyDLL(None).sleep  # found in Python, which would be on the stack
     print("hangs", flush=True)
-    print("slept", ctypes.PyDLL(None).sleep({seconds}), flush=True)
+    print("slept", sleep({seconds}), flush=True)
 ready = threading.Event()
 threading.Thread(target=watch, daemon=True).start()
 ready.wait()

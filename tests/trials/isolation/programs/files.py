@@ -1,6 +1,7 @@
 """Changes, removes and makes files in every common way, and asserts that it sees its own: ``files.py [NAME ...]``.
 
-The current folder, the home folder and ``../elsewhere`` belong to the test, which prepares them with ``prepare``.
+The current folder, the home folder and ``../elsewhere`` belong to the test, which prepares them with ``prepare``. The
+name of the shared memory that ``devices`` leaves goes to standard error.
 """
 
 import csv
@@ -169,6 +170,7 @@ def devices() -> None:
 
     memory = shared_memory.SharedMemory(create=True, size=100)
     memory.buf[0] = 1
+    print(memory.name, file=sys.stderr)
     memory.close()  # and never unlinked
 
 

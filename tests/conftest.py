@@ -64,6 +64,12 @@ def pytest_collection_finish() -> None:
     sys.excepthook = sys.__excepthook__
 
 
+@pytest.fixture(autouse=True)
+def patient_with_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions in this process wait for a disk that stalls: other work on the machine writes, too."""
+    monkeypatch.setattr("training_profiler.runtime.outputs.DISK_S", 30.0)
+
+
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from training_profiler.instrumentation import frozen_forward
 from training_profiler.instrumentation.frozen_forward import MOST_MODULES
 
+pytestmark = pytest.mark.flaky(reruns=2)  # shares of real time, and fewer batches on a busy machine
+
 BATCHES, EPOCHS = 20, 2
 DATA = TensorDataset(torch.randn(2 * BATCHES, 4))
 

@@ -1,11 +1,16 @@
 import gzip
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load import chunks, pieces
+from training_profiler.trace_analysis.load import chunks, pieces, reader
+from training_profiler.trace_analysis.load.columns import CATEGORIES
 from training_profiler.trace_analysis.load.pieces import NoPiecesError, pieces_of
 from training_profiler.trace_analysis.load.reader import read_events, read_parts
 from training_profiler.trace_analysis.load.table import columns_of, read_columns
@@ -24,6 +29,26 @@ HALVES = [
         else [span]
     )
 ]
+# What any event may have as arguments, whether its category has it or not.
+ARGUMENTS = {
+    "External id": 3,
+    "correlation": 4,
+    "device": 1,
+    "stream": 7,
+    "bytes": 2**40,
+    "kernel": "gemm",
+    "Input Dims": [[1, 2], []],
+    "Input type": ["float", ""],
+    "Concrete Inputs": ["", "1"],
+    "Call stack": "a.py(1): f",
+    "Module Hierarchy": "model",
+    "est. achieved occupancy %": 50,
+    "blocks per SM": 0.5,
+    "Collective name": "allreduce",
+    "Process Group Ranks": "[0, 1]",
+    "dtype": "Float",
+}
+KINDS = [*CATEGORIES, *(category.capitalize() for category in CATEGORIES), "cuda_sync", "fwdbwd", "ac2g", None, 3]
 WRITTEN = {
     "an object": MANY.text(),
     "an object with its rank first": json.dumps({"distributedInfo": {"rank": 3}, "traceEvents": MANY.events}),
@@ -59,6 +84,63 @@ def test_trace_in_pieces_is_the_same_as_read_at_once(written, small, tmp_path):
         path.write_bytes(data)
         assert len(list(read_parts(path))) > 20
         assert_same(columns_of(read_parts(path), "a"), columns_of([read_events(path)], "a"))
+
+
+def event(kind, phase, ts, args):
+    """Return an event as Kineto writes it; one without a category lacks the key."""
+    given = {"ph": phase, "cat": kind, "name": f"{kind} {ts % 3}", "pid": 1, "tid": ts % 2, "ts": ts, "dur": 3}
+    return {key: value for key, value in given.items() if key != "cat" or value is not None} | (
+        {"args": args} if args else {}
+    )
+
+
+def in_pieces_and_at_once(events, path):
+    """Check that a file is read the same in pieces and at once; return how many pieces have spans and arrows alone."""
+    path.write_text(json.dumps({"traceEvents": events}))
+    parts = list(read_parts(path))
+    assert_same(columns_of(parts, "a"), columns_of([read_events(path)], "a"))
+    return sum(not part.has_others for part in parts), len(parts)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KINDS),
+            st.sampled_from("XXXXXXsfMi"),
+            st.dictionaries(st.sampled_from(sorted(ARGUMENTS)), st.none(), max_size=4),
+        ),
+        max_size=60,
+    )
+)
+def test_events_of_any_category_are_the_same_in_pieces(kinds):
+    events = [event("cpu_op", "X", 0, None)]
+    for i, (kind, phase, keys) in enumerate(kinds):
+        events.append(event(kind, phase, i, {key: ARGUMENTS[key] for key in keys}))
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(chunks, "_CHUNK", 1000)
+        patch.setattr(pieces, "_NEAR_END", 500)
+        in_pieces_and_at_once(events, Path(folder, "a.json"))
+
+
+def test_spans_of_known_categories_and_arrows_are_decoded_by_category(small, tmp_path):
+    known = [event(category, "X", i, ARGUMENTS) for i in range(20) for category in ("cpu_op", "kernel", "cuda_runtime")]
+    arrows = [event("ac2g", "s", i, None) for i in range(20)]
+    by_category, of = in_pieces_and_at_once(known + arrows, tmp_path / "a.json")
+    assert by_category == of > 10
+
+
+def test_few_pieces_are_decoded_twice(small, monkeypatch, tmp_path):
+    tried = []
+    decode = reader._of_categories
+    monkeypatch.setattr(reader, "_of_categories", lambda piece: tried.append(piece) or decode(piece))
+    by_category, of = in_pieces_and_at_once([event("new", "X", i, ARGUMENTS) for i in range(200)], tmp_path / "a.json")
+    assert by_category == 0
+    assert len(tried) <= reader.MOST_REFUSED + 1 + of // reader.PIECES_A_REFUSAL
+
+
+def test_an_arrow_that_is_a_span_is_one(small, tmp_path):
+    in_pieces_and_at_once([event("ac2g", "X", i, ARGUMENTS) for i in range(50)], tmp_path / "a.json")
+    assert read_columns(tmp_path / "a.json").end_ns[-1] == 52_000
 
 
 def test_each_piece_is_json_and_has_some_of_the_events(small):

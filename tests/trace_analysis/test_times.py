@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
+from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, times_ns
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,13 @@ def test_invalid_time_is_named_by_index(time):
     with pytest.raises(TimeProblemError) as problem:
         times_ns([1.0, time, 2])
     assert problem.value.index == 1
+
+
+@pytest.mark.parametrize("others", [[1, 2.5], ["1.5"], []])
+def test_floats_that_may_not_be_exact_have_to_be_read_as_written(others):
+    assert times_ns([*others, 2.0**42 - 0.5])[-1] == (2**42 - 1) * 1000 + 500
+    with pytest.raises(InexactTimeError):
+        times_ns([*others, 2.0**42])
 
 
 def test_empty_list_of_times_is_valid():

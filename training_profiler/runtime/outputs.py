@@ -188,9 +188,9 @@ class Outputs:
         if not self._settings.is_log_every_given and not self._layout().is_lines:
             self._terminal.start_status()
 
-    def settle(self, patience_s: float = DISK_S) -> bool:
+    def settle(self, patience_s: float | None = None) -> bool:
         """Wait until everything handed over is written, at most so long without progress; return whether it is."""
-        return self._thread.wait(patience_s)
+        return self._thread.wait(DISK_S if patience_s is None else patience_s)
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""

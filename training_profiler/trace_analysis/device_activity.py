@@ -93,7 +93,8 @@ def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tup
 
 
 def _union(columns: Columns, which: Bools) -> Intervals:
-    return union(columns.begin_ns[which], columns.end_ns[which])
+    rows = np.flatnonzero(which)
+    return union(columns.begin_ns[rows], columns.end_ns[rows])
 
 
 def step_windows(columns: Columns) -> tuple[list[str], Ints, Ints]:

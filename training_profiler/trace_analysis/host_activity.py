@@ -96,8 +96,8 @@ def data_loading(columns: Columns) -> ModuleCalls:
 def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
     """Return when the host waited for batches, and the names of these waits."""
     which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
-    names = tuple(columns.names[i] for i in dict.fromkeys(columns.name[which].tolist()))
-    return union(columns.begin_ns[which], columns.end_ns[which]), names
+    names = tuple(columns.names[i] for i in dict.fromkeys(columns.name.compress(which).tolist()))
+    return span_of(columns, which), names
 
 
 def worker_start(columns: Columns) -> Intervals:
@@ -130,7 +130,8 @@ def is_serving(columns: Columns) -> bool:
 
 def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
     """Return when any of these events was open: events that overlap, on one thread or several, count once."""
-    return union(columns.begin_ns[which], columns.end_ns[which])
+    rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
+    return union(columns.begin_ns[rows], columns.end_ns[rows])
 
 
 def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals, Intervals]:

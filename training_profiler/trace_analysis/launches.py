@@ -136,7 +136,7 @@ def is_launched_before(columns: Columns, made: Ints, works: Ints) -> Bools:
 
     ``made`` are the calls that launched each work of the device. If most of them are unknown, calls were left out.
     """
-    numbers = columns.correlation[columns.is_of("cuda_runtime") & (columns.correlation > 0)]
+    numbers = columns.correlation.compress(columns.is_of("cuda_runtime") & (columns.correlation > 0))
     first = numbers.min() if len(numbers) and 2 * (made != NONE).sum() >= len(made) else 0
     number = columns.correlation[works]
     return (number > 0) & (number < first)

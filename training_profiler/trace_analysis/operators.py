@@ -98,8 +98,8 @@ def _lines(
 def _device_time(columns: Columns, launched_by: Ints) -> Ints:
     """Return the device time of the work that each host event launched itself."""
     time = np.zeros(len(columns.begin_ns), np.int64)
-    known = launched_by != NONE
-    np.add.at(time, launched_by[known], (columns.end_ns - columns.begin_ns)[known])
+    known = np.flatnonzero(launched_by != NONE)
+    np.add.at(time, launched_by[known], columns.end_ns[known] - columns.begin_ns[known])
     return time
 
 

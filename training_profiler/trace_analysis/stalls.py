@@ -124,7 +124,7 @@ def _without_habits(stalls: list[Stall], gaps: list[Gap]) -> list[Stall]:
     kept = []
     for stall, gap in reversed(list(zip(stalls, gaps, strict=True))):
         is_habit = longest_later_ns.get(stall.by, 0) >= AGAIN * gap.length_ns
-        kept.append(replace(stall, is_first=stall.is_first and not is_habit))
+        kept.append(replace(stall, is_first=False) if stall.is_first and is_habit else stall)
         if stall.by and not stall.is_first:
             longest_later_ns[stall.by] = max(longest_later_ns.get(stall.by, 0), gap.length_ns)
     return kept[::-1]

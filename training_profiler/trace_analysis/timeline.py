@@ -39,7 +39,7 @@ def main_thread(columns: Columns) -> int:
         columns.is_of("cpu_op", "user_annotation"),
     ):
         if which.any():
-            return int(np.bincount(columns.thread[which]).argmax())
+            return int(np.bincount(columns.thread.compress(which)).argmax())
     return NONE
 
 

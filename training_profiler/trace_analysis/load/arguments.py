@@ -1,8 +1,9 @@
 """Fields of the events' arguments as columns. Of an event only the fields of its category are read."""
 
+import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
+from itertools import repeat
 from operator import is_
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.trace_analysis.load.columns import NONE, Floats, Ints, is_of
-from training_profiler.trace_analysis.load.numbers import Numbers
+from training_profiler.trace_analysis.load.numbers import Numbers, packed
 from training_profiler.trace_analysis.load.reader import MISSING, Args
 
 Values = list[Any]
@@ -30,8 +31,8 @@ _GROUPS: Final = (_KERNEL, _COPY, _CALL, _OPERATOR, _MARK)
 def integers(values: Sequence[Any]) -> Ints:
     """Return whole numbers; -1 for what is none, or does not fit into 64 bits."""
     try:
-        return np.fromiter(values, np.int64, len(values))
-    except (TypeError, ValueError, OverflowError):
+        return packed(*values)
+    except struct.error:
         known = (integer_or_none(value) for value in values)
         return np.array([NONE if integer is None else integer for integer in known], np.int64)
 
@@ -149,12 +150,11 @@ class Arguments:
     def add(self, args: Sequence[Args], category: Ints) -> None:
         """Add the arguments of further events."""
         for group in _GROUPS:
-            which = is_of(category, *group)
-            rows = np.flatnonzero(which)
+            rows = np.flatnonzero(is_of(category, *group))
             if not len(rows):
                 continue
             self._rows[group].append(rows + self.count)
-            of_group = list(compress(args, which.tolist()))
+            of_group = [args[i] for i in rows.tolist()]
             for field in _FIELDS:
                 if group in field.groups:
                     values = field.of(of_group, self._texts[field.column])

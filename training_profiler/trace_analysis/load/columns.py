@@ -43,6 +43,8 @@ CATEGORIES: Final = {
 CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
 FEW_NAMES: Final = 0.02  # of events: it takes less time to look at all names than to find out which are used
+FEW_WANTED: Final = 200  # names
+MOST_16_BITS: Final = 2**16
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -72,6 +74,11 @@ def distinct(values: Ints) -> Ints:
         ordered = np.sort(values, kind="stable")  # many values are nearly in order
         ascending = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return ascending
+
+
+def order_of(numbers: Ints, count: int) -> Ints:
+    """Return the order of ``count`` different numbers from 0 on, stable. Those of 16 bits take a third of the time."""
+    return np.argsort(numbers.astype(np.uint16) if count <= MOST_16_BITS else numbers, kind="stable")
 
 
 def ranked(values: Ints) -> tuple[Ints, Ints]:
@@ -133,7 +140,7 @@ class Columns:
     events: int  # in the file, of any kind
     names: tuple[str, ...]
     threads: tuple[tuple[Any, Any], ...]  # (pid, tid)
-    name: Ints  # index into names
+    name: Ints  # index into names; -1 for none
     category: Ints  # index into CATEGORY_NAMES
     thread: Ints  # index into threads
     begin_ns: Ints
@@ -166,6 +173,10 @@ class Columns:
     notes: tuple[str, ...]  # what of the file could not be read
     # What was asked of the same columns before; arrays are not to be changed.
     _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _names_of_categories: dict[int, Bools] = field(default_factory=dict, init=False, repr=False, compare=False)  # by id
+    _by_name: list[Ints] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )  # rows, and bounds of names
     _of_names: dict[Callable[[str], Any], tuple[Bools, Bools]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -200,14 +211,36 @@ class Columns:
         if is_wanted not in self._of_names:
             self._of_names[is_wanted] = np.zeros(len(self.names), np.bool_), np.zeros(len(self.names), np.bool_)
         table, is_decided = self._of_names[is_wanted]
-        are_few = len(self.names) < FEW_NAMES * len(self.name) and not takes_long
-        is_used = np.full(len(self.names), among is None or are_few)
-        if not is_used.all():
-            is_used[self.name[among]] = True
+        is_used = self._names_among(among, exactly=takes_long)
         for i in np.flatnonzero(is_used & ~is_decided).tolist():
             table[i] = bool(is_wanted(self.names[i]))
         is_decided |= is_used
-        if not (table & is_used).any():  # of most functions: looking up the name of each event takes longer
-            return np.zeros(len(self.name), np.bool_)
-        has_name = table[self.name]
+        wanted = np.flatnonzero(table & is_used)
+        if len(wanted) > FEW_WANTED:
+            has_name = np.append(table, False)[self.name]
+        else:  # of most functions: looking up the name of each event takes longer
+            has_name = np.zeros(len(self.name), np.bool_)
+            for i in wanted.tolist():
+                has_name[self._rows_of_name(i)] = True
         return has_name if among is None else has_name & among
+
+    def _rows_of_name(self, i: int) -> Ints:
+        if not self._by_name:  # begins with the rows that have none
+            numbers = self.name + 1
+            rows = order_of(numbers, len(self.names) + 1)
+            self._by_name.extend((rows, np.cumsum(np.bincount(numbers, minlength=len(self.names) + 1))))
+        rows, bounds = self._by_name
+        return rows[bounds[i] : bounds[i + 1]]
+
+    def _names_among(self, among: Bools | None, *, exactly: bool) -> Bools:
+        """Return which names the events of ``among`` have; all, where these are few and are not to be known exactly."""
+        is_kept = any(among is of_categories for of_categories in self._of_categories.values())
+        if among is None or (not is_kept and not exactly and len(self.names) < FEW_NAMES * len(self.name)):
+            return np.ones(len(self.names), np.bool_)
+        known = self._names_of_categories.get(id(among)) if is_kept else None
+        if known is None:
+            known = np.zeros(len(self.names), np.bool_)
+            known[self.name.compress(among)] = True
+            if is_kept:
+                self._names_of_categories[id(among)] = known
+        return known

@@ -3,25 +3,30 @@
 import codecs
 import re
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from training_profiler.errors import TraceError
 from training_profiler.text import one_line
 from training_profiler.trace_analysis.load.chunks import MOST_BYTES, chunks_of
-from training_profiler.trace_analysis.load.columns import NONE
+from training_profiler.trace_analysis.load.columns import CATEGORIES, NONE
 from training_profiler.trace_analysis.load.mend import mend
 from training_profiler.trace_analysis.load.pieces import pieces_of
-from training_profiler.trace_analysis.load.times import EXACT_BELOW_US
 from training_profiler.units import BYTES_PER_MIB
 
 # An event takes 60 bytes or more; in memory an empty one takes 90. A file full of empty objects is not a trace.
 LEAST_OBJECT_BYTES: Final = 12
 MOST_SMALL_OBJECTS: Final = 100_000
 MOST_DEVICES_BYTES: Final = BYTES_PER_MIB
-_SNIFFED: Final = 1 << 16
+# Pieces with events of other categories, such as the names of threads at the begin and at the end: so many and one of
+# so many others are decoded twice.
+MOST_REFUSED: Final = 3
+PIECES_A_REFUSAL: Final = 8
+_SNIFFED: Final = 1 << 13
 # Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
 _LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 _BEGINS_LIST: Final = re.compile(rb"\s*\[")
@@ -30,14 +35,30 @@ Number = int | float | str | None
 MISSING: Final = msgspec.Raw()
 
 
-class Args(msgspec.Struct, gc=False):
-    """The arguments of an event that the analysis uses."""
+class CallArgs(msgspec.Struct, gc=False):
+    """The arguments of calls of a runtime that the analysis uses."""
 
-    device: Number = NONE
-    stream: Number = NONE
     correlation: Number = NONE
     external_id: Number = msgspec.field(default=NONE, name="External id")
     external_id_old: Number = msgspec.field(default=NONE, name="external id")
+    kernel: Number = None  # that a call of HIP launches
+
+
+class OperatorArgs(CallArgs, gc=False):
+    """Those of operators and annotations."""
+
+    dims: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
+    stack: Any = msgspec.field(default="", name="Call stack")
+    module: Any = msgspec.field(default="", name="Module Hierarchy")
+
+
+class Args(OperatorArgs, gc=False):
+    """Those of any event."""
+
+    device: Number = NONE
+    stream: Number = NONE
     bytes: Number = NONE
     memory_bytes: Number = msgspec.field(default=NONE, name="Bytes")
     device_type: Number = msgspec.field(default=NONE, name="Device Type")
@@ -46,13 +67,7 @@ class Args(msgspec.Struct, gc=False):
     reserved: Number = msgspec.field(default=NONE, name="Total Reserved")
     occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
-    dims: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
-    values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
-    stack: Any = msgspec.field(default="", name="Call stack")
-    module: Any = msgspec.field(default="", name="Module Hierarchy")
     collective: str | None = msgspec.field(default=None, name="Collective name")
-    kernel: Number = None  # that a call of HIP launches
     size: Number = NONE  # of a copy of MTIA
     elements_in: Number = msgspec.field(default=NONE, name="In msg nelems")
     elements_out: Number = msgspec.field(default=NONE, name="Out msg nelems")
@@ -83,6 +98,50 @@ class _EventAsWritten(Event, gc=False):
     dur: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
 
+# By category, where the analysis reads arguments of its events.
+_ARGS: Final = {
+    "kernel": Args,
+    "gpu_memcpy": Args,
+    "gpu_memset": Args,
+    "cuda_runtime": CallArgs,
+    "cpu_op": OperatorArgs,
+    "user_annotation": OperatorArgs,
+}
+
+
+class _Span(msgspec.Struct, gc=False):
+    """An event as ``Event``, of a category that is known; of its arguments only those of the category are read."""
+
+    ph: Literal["X"]
+    name: Number = ""
+    pid: Number = None
+    tid: Number = None
+    ts: Number | bool = None
+    dur: Number | bool = None
+
+
+class _Arrow(msgspec.Struct, gc=False):
+    """An event that connects two others; nothing of it is read."""
+
+    ph: Literal["s", "t", "f"]
+
+
+def _of_category(category: str, base: type[msgspec.Struct], args: type[msgspec.Struct] | None = None) -> Any:
+    """Return the type of the events of a category of the file."""
+    fields = [] if args is None else [("args", args | None, None)]
+    own = {"cat": category} if args else {"cat": category, "args": None}
+    name = f"_{category.title()}"
+    return msgspec.defstruct(name, fields, bases=(base,), namespace=own, tag_field="cat", tag=category, gc=False)
+
+
+_OLD_NAMES: Final = {category.capitalize() for category in CATEGORIES if "_" not in category}
+_SPANS: Final = [
+    _of_category(each, _Span, _ARGS.get(CATEGORIES[each.lower()])) for each in sorted({*CATEGORIES, *_OLD_NAMES})
+]
+_ARROWS: Final = [_of_category(each, _Arrow) for each in ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd")]
+_OF_CATEGORIES: Final = reduce(or_, [*_SPANS, *_ARROWS])
+
+
 class _File(msgspec.Struct, gc=False):
     events: list[Event] = msgspec.field(name="traceEvents")
     devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="deviceProperties")
@@ -93,6 +152,12 @@ class _FileAsWritten(_File, gc=False):
     events: list[_EventAsWritten] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
 
 
+class _FileOfCategories(_File, gc=False):
+    """The same, decoded in less time; a file with any other event is refused."""
+
+    events: list[_OF_CATEGORIES] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+
+
 class RawTrace(msgspec.Struct, gc=False):
     """A decoded trace file."""
 
@@ -100,23 +165,30 @@ class RawTrace(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
     notes: tuple[str, ...] = ()  # what of the file could not be read
+    has_others: bool = True  # whether there may be others than spans and arrows
 
 
-def read_parts(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[RawTrace]:
+def read_parts(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = False) -> Iterator[RawTrace]:
     """Yield the trace in ``path``, which may be gzipped, as parts with some of its events each.
 
-    Of the file, only one part at a time is in memory. The description of the devices is in one of the parts.
+    Of the file, only one part at a time is in memory. The description of the devices is in one of the parts. Times are
+    the bytes of the file if they are to be ``as_written``, or if those at the begin of a part are large.
 
     Raises:
         TraceError: The file cannot be read in parts. ``read_events`` reads it at once, or knows why it cannot be read.
         NoPiecesError: The same.
     """
-    for piece in pieces_of(chunks_of(path, most_bytes)):
-        yield _raw_trace(_of_any_times(path, piece), [])
+    refused = 0
+    for i, piece in enumerate(pieces_of(chunks_of(path, most_bytes))):
+        file = None
+        if refused <= MOST_REFUSED + i // PIECES_A_REFUSAL and not as_written and not _has_large_times(piece):
+            file = _of_categories(piece)
+            refused += file is None
+        yield _raw_trace(file or _of_any_times(path, piece, as_written=as_written), [])
 
 
-def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
-    """Return the events of the trace in ``path``, which may be gzipped.
+def read_events(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = False) -> RawTrace:
+    """Return the events of the trace in ``path``, which may be gzipped; times as in ``read_parts``.
 
     Raises:
         TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
@@ -127,13 +199,13 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
         raise TraceError(f"{path} is not a trace of torch.profiler: most of it is small or empty objects")
     try:
-        file = _of_any_times(path, text)
+        file = _of_any_times(path, text, as_written=as_written)
     except TraceError:
         mended = mend(text)
         if mended is None:
             raise
         text, note = mended
-        file, notes = _of_any_times(path, text), [*notes, note]
+        file, notes = _of_any_times(path, text, as_written=as_written), [*notes, note]
     return _raw_trace(file, notes)
 
 
@@ -155,6 +227,7 @@ def _raw_trace(file: _File, notes: list[str]) -> RawTrace:
         [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
         distributed if isinstance(distributed, dict) else {},
         tuple(notes),
+        not isinstance(file, _FileOfCategories),
     )
 
 
@@ -167,20 +240,20 @@ def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
     return text, []
 
 
-def _of_any_times(path: Path, text: bytes | bytearray) -> _File:
-    if not _LARGE_FLOAT.search(text, 0, _SNIFFED):
-        file = _decoded(path, text, _File)
-        if not _has_large_floats(file.events):
-            return file
-    return _decoded(path, text, _FileAsWritten)
+def _of_any_times(path: Path, text: bytes | bytearray, *, as_written: bool = False) -> _File:
+    return _decoded(path, text, _FileAsWritten if as_written or _has_large_times(text) else _File)
 
 
-def _has_large_floats(events: list[Event]) -> bool:
-    """Return whether a time is a float that may not be exact."""
-    if float not in {type(event.ts) for event in events}:
-        return False
-    times = [event.ts for event in events if type(event.ts) is float]
-    return max(max(times), -min(times)) >= EXACT_BELOW_US
+def _has_large_times(text: bytes | bytearray) -> bool:
+    return _LARGE_FLOAT.search(text, 0, _SNIFFED) is not None
+
+
+def _of_categories(text: bytearray) -> _File | None:
+    """Return a decoded piece; None if it has events of other categories, or cannot be decoded."""
+    try:
+        return msgspec.json.decode(text, type=_FileOfCategories)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _small(part: msgspec.Raw) -> Any:

@@ -1,13 +1,15 @@
 """Times of a trace as whole nanoseconds, exactly as the file has them."""
 
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from training_profiler.trace_analysis.load.columns import Ints
+from training_profiler.trace_analysis.load.numbers import packed
 
 NS_PER_US: Final = 1000
 # A float of so many microseconds still distinguishes nanoseconds: 2**42 us is 51 days.
@@ -23,13 +25,21 @@ class TimeProblemError(ValueError):
         self.index = index
 
 
+class InexactTimeError(ValueError):
+    """A time is a float that may not be exact to the nanosecond, and has to be read as the file has it."""
+
+
 def times_ns(times_us: Sequence[Any]) -> Ints:
     """Return times in whole ns. Given are us as numbers, as strings or as the bytes of the file.
 
     Raises:
         TimeProblemError: A time is missing, is not a finite number or exceeds 64 bits of ns.
+        InexactTimeError: A time is too large a float.
     """
-    kinds = set(map(type, times_us))
+    try:
+        return _in_ns(packed(*times_us))
+    except struct.error:  # they are not all whole numbers
+        kinds = set(map(type, times_us))
     if kinds == {msgspec.Raw}:
         written = [bytes(time) for time in times_us]
         if all(time[-4:-3] == b"." for time in written):  # as Kineto writes times: 1234567.890
@@ -38,24 +48,20 @@ def times_ns(times_us: Sequence[Any]) -> Ints:
             except ValueError:  # a time with an exponent, in quotes, ...
                 pass
         times_us = [time.decode() for time in written]
-    elif kinds <= {int}:
-        return _in_ns(times_us)
     elif kinds <= {int, float}:
         array = np.array(times_us, np.float64)  # JSON has neither NaN nor infinity
         if (np.abs(array) < EXACT_BELOW_US).all():
             return np.rint(array * NS_PER_US).astype(np.int64)
+    if any(type(time) is float and EXACT_BELOW_US <= abs(time) < math.inf for time in times_us):
+        raise InexactTimeError
     return _checked([_ns_of(time, index) for index, time in enumerate(times_us)])
 
 
-def _in_ns(times_us: Sequence[int]) -> Ints:
-    try:
-        array = np.array(times_us, np.int64)
-    except OverflowError:
-        return _checked([time * NS_PER_US for time in times_us])
+def _in_ns(times_us: Ints) -> Ints:
     most_us = MOST_NS // NS_PER_US
-    if len(array) and (array.max() > most_us or array.min() < -most_us):
-        return _checked([time * NS_PER_US for time in times_us])
-    return array * NS_PER_US
+    if len(times_us) and (times_us.max() > most_us or times_us.min() < -most_us):
+        return _checked([time * NS_PER_US for time in times_us.tolist()])
+    return times_us * NS_PER_US
 
 
 def _checked(times: list[int]) -> Ints:

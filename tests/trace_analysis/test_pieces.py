@@ -48,7 +48,16 @@ ARGUMENTS = {
     "Process Group Ranks": "[0, 1]",
     "dtype": "Float",
 }
-KINDS = [*CATEGORIES, *(category.capitalize() for category in CATEGORIES), "cuda_sync", "fwdbwd", "ac2g", None, 3]
+KINDS = [
+    *CATEGORIES,
+    *(category.capitalize() for category in CATEGORIES),
+    "cuda_sync",
+    "Trace",
+    "fwdbwd",
+    "ac2g",
+    None,
+    3,
+]
 WRITTEN = {
     "an object": MANY.text(),
     "an object with its rank first": json.dumps({"distributedInfo": {"rank": 3}, "traceEvents": MANY.events}),

@@ -171,12 +171,11 @@ class Columns:
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
     lost_halves: int  # of device work: begins without an end, and ends without a begin
     notes: tuple[str, ...]  # what of the file could not be read
-    # What was asked of the same columns before; arrays are not to be changed.
+    # What was asked of the same columns before; arrays are not to be changed. Names of categories are by the id of the
+    # array in ``_of_categories``; ``_by_name`` is empty, or the rows by name and where those of each name begin.
     _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _names_of_categories: dict[int, Bools] = field(default_factory=dict, init=False, repr=False, compare=False)  # by id
-    _by_name: list[Ints] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )  # rows, and bounds of names
+    _names_of_categories: dict[int, Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_name: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
     _of_names: dict[Callable[[str], Any], tuple[Bools, Bools]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -135,8 +135,10 @@ def _of_category(category: str, base: type[msgspec.Struct], args: type[msgspec.S
 
 
 _OLD_NAMES: Final = {category.capitalize() for category in CATEGORIES if "_" not in category}
+_NOT_ANALYSED: Final = {"Trace", "cuda_sync", "cuda_profiler_range"}
 _SPANS: Final = [
-    _of_category(each, _Span, _ARGS.get(CATEGORIES[each.lower()])) for each in sorted({*CATEGORIES, *_OLD_NAMES})
+    _of_category(each, _Span, _ARGS.get(CATEGORIES.get(each.lower(), "")))
+    for each in sorted({*CATEGORIES, *_OLD_NAMES, *_NOT_ANALYSED})
 ]
 _ARROWS: Final = [_of_category(each, _Arrow) for each in ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd")]
 _OF_CATEGORIES: Final = reduce(or_, [*_SPANS, *_ARROWS])

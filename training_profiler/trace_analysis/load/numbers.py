@@ -26,7 +26,7 @@ def packed(*values: int) -> Ints:
     """Return whole numbers as an array. It takes half the time of ``numpy.fromiter``.
 
     Raises:
-        struct.error: A value is no whole number, or does not fit into 64 bits.
+        struct.error: A value is not a whole number, or does not fit into 64 bits.
     """
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 

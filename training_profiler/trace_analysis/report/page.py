@@ -30,6 +30,7 @@ from training_profiler.trace_analysis.csv_files import (
 from training_profiler.trace_analysis.report.formats import saving_text, without_text
 from training_profiler.trace_analysis.report.warnings import one_step_lines
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.units import counted
 
 MOST_ROWS: Final = 500  # of a table, those with most time
 _TABLES: Final = (
@@ -68,7 +69,7 @@ def _subtitle(traces: Sequence[Analysis]) -> str:
     devices = {device.name for trace in traces for device in trace.devices if device.name}
     events = sum(trace.events for trace in traces)
     works = sum(trace.gpu_events for trace in traces)
-    return " · ".join([f"{events} events, {works or 'none'} of them on a device", *sorted(devices)])
+    return " · ".join([f"{counted(events, 'event')}, {works or 'none'} of them on a device", *sorted(devices)])
 
 
 def _trace(trace: Analysis, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:

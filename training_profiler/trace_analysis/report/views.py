@@ -144,7 +144,7 @@ def _title(analysis: Analysis) -> list[str]:
     of = f" of {analysis.world_size}" if analysis.world_size else ""
     rank = "" if analysis.rank is None else f", rank {analysis.rank}{of}"
     on_device = analysis.gpu_events or "none"
-    events = f"{analysis.events} events, {on_device} of them on the device{where}{rank}"
+    events = f"{counted(analysis.events, 'event')}, {on_device} of them on the device{where}{rank}"
     return [analysis.path.name, wrapped(events), *warnings_of(analysis)]
 
 

@@ -193,19 +193,35 @@ def _copied(events: Sequence[dict[str, Any]], copy: int) -> Iterator[dict[str, A
     spans = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
     length_us = max(event["ts"] + event["dur"] for event in spans) - min(event["ts"] for event in spans) + 10
     steps = 1 + max(int(event["name"].split("#")[1]) for event in spans if event["name"].startswith("ProfilerStep#"))
-    most = 1 + max(event["args"].get(key, 0) for event in spans for key in _IDS if "args" in event)
+    # Numbers go on where those of the copy before end: a gap would be one of events that were left out. Operators have
+    # numbers of their own.
+    lengths = {
+        is_operator: copy * _range([span for span in spans if _is_operator(span) is is_operator])
+        for is_operator in (True, False)
+    }
     for event in events:
         if event.get("ph") == "M" or event.get("cat") == "Trace":
             continue
         new = event | {"ts": event["ts"] + copy * length_us}
+        length = lengths[_is_operator(event)]
         if "id" in event:
-            new["id"] = event["id"] + copy * most
+            new["id"] = event["id"] + length
         if "args" in event:
             args = event["args"]
-            new["args"] = args | {key: args[key] + copy * most for key in _IDS if args.get(key, 0) > 0}
+            new["args"] = args | {key: args[key] + length for key in _IDS if args.get(key, 0) > 0}
         if event["name"].startswith("ProfilerStep#"):
             new["name"] = f"ProfilerStep#{int(event['name'].split('#')[1]) + copy * steps}"
         yield new
+
+
+def _is_operator(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") in ("cpu_op", "user_annotation")
+
+
+def _range(spans: Sequence[Mapping[str, Any]]) -> int:
+    ids: list[int] = [span.get("args", {}).get(key, 0) for span in spans for key in _IDS]
+    ids = [number for number in ids if number > 0]
+    return 1 + max(ids) - min(ids)
 
 
 def _cpu_s() -> float:

@@ -159,12 +159,19 @@ static int is_first_fetch(FastPath *path, PyObject *iterator)
     return result;
 }
 
+/* Return the latest pass, borrowed; NULL without one, or if the CPU time of its next batch is measured. */
+static Fields *latest_pass(FastPath *path, Fields *phases)
+{
+    Fields *passes = phases == NULL ? NULL : fields_of(path, PASSES_OF, phases->at[PASSES]);
+    Fields *latest = passes == NULL ? NULL : fields_of(path, PASS, passes->at[LATEST]);
+    return latest != NULL && latest->numbers[FETCHES] < latest->numbers[MEASURED_AT] ? latest : NULL;
+}
+
 /* Return the latest pass, owned, if the fetch surely is for the training; NULL without one, or with an exception. */
 static Fields *usual_pass(FastPath *path, Fields *detector, PyObject *iterator)
 {
     Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
-    Fields *passes = phases == NULL ? NULL : fields_of(path, PASSES_OF, phases->at[PASSES]);
-    Fields *latest = passes == NULL ? NULL : fields_of(path, PASS, passes->at[LATEST]);
+    Fields *latest = latest_pass(path, phases);
     if (latest == NULL || phases->at[IS_UNRESOLVED] != Py_False || latest->at[PHASE] != path->training ||
         latest->at[ITERATOR] == NULL)
         return NULL;
@@ -206,7 +213,8 @@ PyObject *path_fetch_begins(FastPath *path, PyObject *iterator)
     PyObject *found = NULL;
     int is_first = is_list(detector->at[CALLS], 0) ? is_first_fetch(path, iterator) : 1;
     if (is_first == 0 && !is_bare_detector(path, detector)) {
-        found = PyObject_CallMethod((PyObject *)detector, "fast_path_fetch_begins", "(O)", iterator);
+        if (latest_pass(path, fields_of(path, PHASES_OF, detector->at[PHASES])) != NULL)
+            found = PyObject_CallMethod((PyObject *)detector, "fast_path_fetch_begins", "(O)", iterator);
     } else if (is_first == 0 && (loader_pass = usual_pass(path, detector, iterator)) != NULL) {
         Writer *writer = writer_of(path, detector);
         int64_t now_ns;

@@ -4,11 +4,22 @@
 
 /* Gradients */
 
-static PyObject *path_backward_begins(FastPath *path, PyObject *ignored)
+/* Return whether a backward pass of these arguments needs nothing but its time. */
+static int is_usual_backward(FastPath *path, PyObject *args)
 {
-    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    Fields *gradients = path->gradients;
+    if (gradients == NULL || gradients->at[BACKWARD_WATCH] != Py_None || gradients->at[UNUSED_GRAPH] != Py_None ||
+        gradients->at[UPDATES_AT_KEPT] != Py_None || !PyTuple_CheckExact(args) || PyTuple_Size(args) != KEEPS_GRAPH + 2)
+        return 0;
+    PyObject *keeps_graph = PyTuple_GetItem(args, KEEPS_GRAPH);
+    return (keeps_graph == Py_None || keeps_graph == Py_False) && PyTuple_GetItem(args, KEEPS_GRAPH + 1) == Py_False;
+}
+
+static PyObject *path_backward_begins(FastPath *path, PyObject *args)
+{
+    Fields *detector = is_busy_with(path, FREE) && is_usual_backward(path, args) ? detector_of(path) : NULL;
     if (detector == NULL)
-        Py_RETURN_FALSE;
+        Py_RETURN_NONE;
     int result = 0, is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
     if (is_usual) {
         Fields *early = fields_of(path, EARLY_OF, detector->at[EARLY]);
@@ -25,8 +36,10 @@ static PyObject *path_backward_begins(FastPath *path, PyObject *ignored)
         if (result == 0)
             set_busy(path, BACKWARD);
     }
+    if (is_usual && result == 0)
+        return (PyObject *)detector;
     Py_DECREF((PyObject *)detector);
-    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *path_backward_ends(FastPath *path, PyObject *object)
@@ -265,7 +278,8 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
 static PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
 {
     Fields *detector = detector_of(path);
-    int result = 0, is_usual = detector != NULL && is_usual_update(path, detector, optimizer);
+    int is_never_skipped = path->gradients != NULL && path->gradients->at[HAS_GRAD_SCALER] == Py_False;
+    int result = 0, is_usual = detector != NULL && is_never_skipped && is_usual_update(path, detector, optimizer);
     if (is_usual) {
         path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
         PyObject *open = path->updates->at[OPEN];
@@ -284,6 +298,7 @@ static PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
 #define FOR_EACH_OWNED(DO)                                                                                             \
     DO(path->thread);                                                                                                  \
     DO(path->updates);                                                                                                 \
+    DO(path->gradients);                                                                                               \
     DO(path->training);                                                                                                \
     DO(path->compiled_call);                                                                                           \
     DO(path->training_mode);                                                                                           \
@@ -313,6 +328,7 @@ static int path_clear(FastPath *path)
 {
     Py_CLEAR(path->thread);
     Py_CLEAR(path->updates);
+    Py_CLEAR(path->gradients);
     return 0;
 }
 
@@ -331,13 +347,14 @@ static void path_dealloc(FastPath *path)
 
 static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    PyObject *thread, *updates, *training;
-    if (!PyArg_ParseTuple(args, "OOO:FastPath", &thread, &updates, &training))
+    PyObject *thread, *updates, *gradients, *training;
+    if (!PyArg_ParseTuple(args, "OOOO:FastPath", &thread, &updates, &gradients, &training))
         return NULL;
     ModuleState *state = PyType_GetModuleState(type);
     if (state == NULL)
         return NULL;
-    if (!PyObject_TypeCheck(thread, state->fields_type) || !PyObject_TypeCheck(updates, state->fields_type)) {
+    if (!PyObject_TypeCheck(thread, state->fields_type) || !PyObject_TypeCheck(updates, state->fields_type) ||
+        !PyObject_TypeCheck(gradients, state->fields_type)) {
         PyErr_SetString(PyExc_TypeError, "the state of a fast path in C is in Fields of C");
         return NULL;
     }
@@ -346,6 +363,7 @@ static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     path->thread = (Fields *)Py_NewRef(thread);
     path->updates = (Fields *)Py_NewRef(updates);
+    path->gradients = (Fields *)Py_NewRef(gradients);
     path->training = Py_NewRef(training);
     path->fields_type = (PyTypeObject *)Py_NewRef((PyObject *)state->fields_type);
     path->writer_type = (PyTypeObject *)Py_NewRef((PyObject *)state->writer_type);
@@ -373,7 +391,7 @@ static PyMethodDef path_methods[] = {
     FAST(call_ends),
     {"fetch_begins", (PyCFunction)path_fetch_begins, METH_O, "See fast_path.py."},
     FAST(fetch_ends),
-    {"backward_begins", (PyCFunction)path_backward_begins, METH_NOARGS, "See fast_path.py."},
+    {"backward_begins", (PyCFunction)path_backward_begins, METH_O, "See fast_path.py."},
     {"backward_ends", (PyCFunction)path_backward_ends, METH_O, "See fast_path.py."},
     {"clearing_begins", (PyCFunction)path_clearing_begins, METH_NOARGS, "See fast_path.py."},
     FAST(clearing_ends),

@@ -15,17 +15,18 @@ typedef enum {
     ROLES
 } Role;
 
-enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                 /* TrainingThread */
-enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };        /* ModuleCall */
-enum { IS_UNRESOLVED, PASSES };                                /* PhaseDetector */
-enum { LATEST };                                               /* Passes */
-enum { ITERATOR, PHASE, LOADER_ID, SAMPLES };                  /* LoaderPass */
-enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE }; /* OptimizerUpdate */
-enum { OPEN };                                                 /* OpenUpdates */
-enum { IS_DUE };                                               /* InputSizes */
-enum { IS_ALONE, PRIMARY };                                    /* StepDetector */
-enum { RECORDER, PASSES_FOLLOWED, LATEST_BEFORE };             /* StepEnds */
-enum { WATERMARK_NS, MARKS, STEP_COUNT };                      /* Recorder */
+enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                           /* TrainingThread */
+enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };                  /* ModuleCall */
+enum { IS_UNRESOLVED, PASSES };                                          /* PhaseDetector */
+enum { LATEST };                                                         /* Passes */
+enum { ITERATOR, PHASE, LOADER_ID, SAMPLES };                            /* LoaderPass */
+enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE };           /* OptimizerUpdate */
+enum { OPEN };                                                           /* OpenUpdates */
+enum { IS_DUE };                                                         /* InputSizes */
+enum { IS_ALONE, PRIMARY };                                              /* StepDetector */
+enum { RECORDER, PASSES_FOLLOWED, LATEST_BEFORE };                       /* StepEnds */
+enum { WATERMARK_NS, MARKS, STEP_COUNT };                                /* Recorder */
+enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER }; /* PatchContext */
 enum { /* LoopDetector */
     CALLS, FAST_PATH, FRAME, PHASES, UPDATE, INPUT_SIZES, IS_GRAD_ENABLED, WRITE, INFERRED, EARLY, BUFFER, IS_SHADOWED,
     STEPS, END_STEP, HAS_MANUAL_STEPS, HOST_CLOCK
@@ -34,7 +35,7 @@ enum { /* LoopDetector */
 /* The same for numbers. */
 enum { BEGIN_NS, CODE };                                                                      /* ModuleCall */
 enum { CYCLE };                                                                               /* PhaseDetector */
-enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS };                                                 /* LoaderPass */
+enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS, MEASURED_AT };                                    /* LoaderPass */
 enum { BACKWARDS_BEFORE };                                                                    /* OpenUpdates */
 enum { NEXT_UPDATE };                                                                         /* InputSizes */
 enum { MADE_NS };                                                                             /* EarlyCalls */
@@ -47,11 +48,12 @@ enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
+#define KEEPS_GRAPH 2         /* as in fast_path.py */
 #define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
 
 typedef struct {
     PyObject_HEAD
-    Fields *thread, *updates;
+    Fields *thread, *updates, *gradients;
     PyObject *training; /* the phase of a pass that feeds the training */
     /* Names of attributes. */
     PyObject *compiled_call, *training_mode, *yielded, *loader_id, *shape, *add, *update_is_recorded;

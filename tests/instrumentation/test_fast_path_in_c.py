@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.fake_training import FakeModule, FakeOptimizer, FakeTraining, Loss
 from tests.support.recording import IMPLEMENTATIONS, FakeRun, implementation_of
-from training_profiler.instrumentation.fast_path import FastPath, new_fast_path
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fast_path import KEEPS_GRAPH, FastPath, new_fast_path
 from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes
@@ -30,12 +31,14 @@ from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
 from training_profiler.recording import fields
 from training_profiler.recording.event_codes import STEP_END, TIME_ONLY
+from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.step_count import StepCount
 
+BACKWARD_ARGUMENTS = ("loss", None, None, False)  # as Tensor.backward passes them on
 HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
 CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
-CLASSES += (StepDetector, EarlyCalls, DetectorFields, StepEnds, Recorder, StepCount)
+CLASSES += (StepDetector, EarlyCalls, DetectorFields, StepEnds, Recorder, StepCount, PatchContext)
 # Names in C that differ from those in Python.
 NAMES = {
     ("TrainingThread", "detector"): "confirmed_detector",
@@ -73,6 +76,19 @@ class Boom(Exception):
     pass
 
 
+class Gradients(Fields):
+    """As PatchContext has them."""
+
+    backward_watch = field(0)
+    unused_graph = field(1)
+    updates_at_kept = field(2)
+    has_grad_scaler = field(3)
+
+    def __init__(self):
+        self.backward_watch = self.unused_graph = self.updates_at_kept = None
+        self.has_grad_scaler = False
+
+
 class World:
     """A training that calls the fast paths as the patches do, and everything that can be observed of it."""
 
@@ -80,7 +96,8 @@ class World:
         self.fake = FakeTraining(FakeRun(implementation=implementation))
         self.detector = self.fake.detector
         self.thread, self.updates = TrainingThread(), OpenUpdates()
-        self.fast = new_fast_path(implementation, self.thread, self.updates)
+        self.gradients = Gradients()
+        self.fast = new_fast_path(implementation, self.thread, self.updates, self.gradients)
         self.count = self.fake.let_steps_end_quietly()
         self.thread.claim()
         self.thread.use_detector(self.detector)
@@ -173,7 +190,7 @@ class World:
     def backward(self, number, inside):
         if self.thread.busy_with > FORWARD:
             return
-        has_begun = self.is_fast and self.fast.backward_begins()
+        has_begun = self.is_fast and self.fast.backward_begins(BACKWARD_ARGUMENTS) is self.detector
         self.seen.append(has_begun)
         if not has_begun:
             if self.detector.calls:
@@ -255,7 +272,7 @@ class World:
         def attempt():
             found.append(self.fast.call_begins(self.modules[0], (), {}, sys._getframe()))
             found.append(self.fast.fetch_begins(self.iterators[0]))
-            found.append(self.fast.backward_begins())
+            found.append(self.fast.backward_begins(BACKWARD_ARGUMENTS))
             found.append(self.fast.clearing_begins())
             found.append(self.fast.update_begins(self.optimizers[0], sys._getframe()))
             found.append(self.fast.update_ends(self.optimizers[0]))
@@ -264,7 +281,7 @@ class World:
         thread = threading.Thread(target=attempt)
         thread.start()
         thread.join()
-        assert found == [None, None, False, 0, False, False]
+        assert found == [None, None, None, 0, False, False]
 
     def clock(self, number, inside):
         """Use a clock that costs a nanosecond."""
@@ -343,6 +360,74 @@ def test_both_ask_the_session_at_few_steps():
         assert (world.count.steps, world.fake.asked) == (77, 8), name
 
 
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("loss",),
+        ("loss", None, True, False),
+        ("loss", None, None, True),
+        ("loss", None, None, None),
+        ("loss", None, None, False, None),
+        ["loss", None, None],
+    ],
+)
+def test_a_backward_pass_that_is_not_as_most_takes_the_slower_path(name, arguments):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])])
+    before = len(world.detector.pending.events)
+    assert world.fast.backward_begins(arguments) is None
+    assert world.thread.busy_with == FREE
+    assert len(world.detector.pending.events) == before
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("attribute", ["backward_watch", "unused_graph", "updates_at_kept"])
+def test_a_backward_pass_that_more_is_asked_of_takes_the_slower_path(name, attribute):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])])
+    setattr(world.gradients, attribute, 0)
+    assert world.fast.backward_begins(BACKWARD_ARGUMENTS) is None
+    setattr(world.gradients, attribute, None)
+    assert world.fast.backward_begins(BACKWARD_ARGUMENTS) is world.detector
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("keeps_graph", [None, False])
+def test_a_backward_pass_that_frees_its_graph_takes_the_fast_path(name, keeps_graph):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])])
+    assert world.fast.backward_begins(("loss", None, keeps_graph, False)) is world.detector
+    assert world.thread.busy_with == BACKWARD
+    world.fast.backward_ends(world.detector)
+    assert world.thread.busy_with == FREE
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_fetch_whose_cpu_time_is_measured_takes_the_slower_path(name):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, [])])
+    latest = world.detector.phases.passes.latest
+    latest.measured_at = latest.fetches
+    assert world.fast.fetch_begins(world.iterators[0]) is None
+    latest.measured_at = latest.fetches + 1
+    assert world.fast.fetch_begins(world.iterators[0]) is latest
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_an_update_that_may_be_skipped_takes_the_slower_path(name):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, []), ("backward", 0, [])])
+    world.gradients.has_grad_scaler = True
+    assert world.fast.update_begins(world.optimizers[0], sys._getframe())
+    before = world.detector.updates
+    assert not world.fast.update_ends(world.optimizers[0])
+    world.gradients.has_grad_scaler = False
+    assert world.fast.update_ends(world.optimizers[0])
+    assert world.detector.updates == before + 1
+
+
 @pytest.fixture
 def world():
     return World(implementation_of("C"))
@@ -378,7 +463,7 @@ def test_both_languages_have_the_same_constants():
     text = HEADER.read_text() + HEADER.with_name("native.h").read_text()
     found = dict(re.findall(r"#define (\w+) \(?(\d+(?: << \d+)?)\)?", text))
     expected = {"MAX_PENDING": MAX_PENDING, "TIME_ONLY": TIME_ONLY, "AT_ONCE_NS": AT_ONCE_NS, "STEP_END": STEP_END}
-    expected |= {"FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
+    expected |= {"KEEPS_GRAPH": KEEPS_GRAPH, "FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
     in_c = {name: int(found[name].split(" << ")[0]) << int(found[name].partition(" << ")[2] or 0) for name in expected}
     assert in_c == expected
     assert "enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }" in text
@@ -457,7 +542,7 @@ def test_state_of_other_types_is_left_to_python(world, name, value):
         with suppress(Exception):
             world.fast.fetch_begins(world.iterators[0])
         with suppress(Exception):
-            world.fast.backward_begins()
+            world.fast.backward_begins(BACKWARD_ARGUMENTS)
         with suppress(Exception):
             world.fast.backward_ends(detector)
         with suppress(Exception):
@@ -481,7 +566,7 @@ def test_a_clock_that_fails_is_reported(name):
     world.fake.recorder.use_clock(world.fake.recorder.buffer(), broken)
     for call in (
         lambda: world.fast.fetch_begins(world.iterators[0]),
-        world.fast.backward_begins,
+        lambda: world.fast.backward_begins(BACKWARD_ARGUMENTS),
         world.fast.clearing_begins,
         lambda: world.fast.backward_ends(world.detector),
         lambda: world.fast.update_begins(world.optimizers[0], sys._getframe()),

@@ -17,6 +17,7 @@ from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
 from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
 
@@ -47,7 +48,7 @@ class WorkerHooks(NamedTuple):
 NO_HOOKS: Final = WorkerHooks()
 
 
-class PatchContext:
+class PatchContext(Fields):
     """The state that all patches of a process share.
 
     Args:
@@ -62,14 +63,12 @@ class PatchContext:
     __slots__ = (
         "_create_detector",
         "_recorder",
-        "backward_watch",
         "calls",
         "captures",
         "created_graphs",
         "detector",
         "fast_path",
         "gradient_sync",
-        "has_grad_scaler",
         "has_optimizer",
         "is_compiling",
         "is_tracing",
@@ -81,11 +80,16 @@ class PatchContext:
         "optimizers",
         "sync_points",
         "training_thread",
-        "unused_graph",
-        "updates_at_kept",
         "updates_on_other_threads",
         "workers",
     )
+
+    backward_watch: BackwardWatch | None = field(0)  # in early steps
+    # Gradients with a graph of their own that no other gradient was computed of before the next update; and the number
+    # of updates before the last of them, if nothing used it so far.
+    unused_graph: int | None = field(1)
+    updates_at_kept: int | None = field(2)
+    has_grad_scaler: bool = field(3)  # a GradScaler was used, so updates may be skipped
 
     def __init__(
         self,
@@ -102,23 +106,23 @@ class PatchContext:
         self.workers: Final = workers
         self.is_compiling: Callable[[], bool] = _never
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
-        self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
+        self.has_grad_scaler = False
         self.has_optimizer = False  # the program has created an optimizer of torch
         self.optimizers: Final = LiveObjects()  # of torch, made so far
         self.later_optimizers: Final = LaterOptimizers()
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
-        self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates)
-        self.backward_watch: BackwardWatch | None = None  # in early steps
+        self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates, self)
+        self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the
         # last backward pass, if it kept the graph.
         self.kept_past_updates = 0
-        self.updates_at_kept: int | None = None
+        self.updates_at_kept = None
         # Gradients with a graph of their own that no other gradient was computed of before the next update; and the
         # number of updates before the last of them, if nothing used it so far.
         self.created_graphs = 0
-        self.unused_graph: int | None = None
+        self.unused_graph = None
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
         self._create_detector = create_detector

@@ -2,7 +2,7 @@
 
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, Final, Protocol
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
@@ -12,6 +12,29 @@ from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, F
 from training_profiler.recording.fields import IS_NATIVE
 from training_profiler.recording.implementation import Implementation
 
+KEEPS_GRAPH: Final = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+PASSED_ON: Final = KEEPS_GRAPH + 2  # arguments by position
+
+
+class Gradients(Protocol):
+    """What asks more of a backward pass or an update than its time; ``PatchContext`` has it."""
+
+    @property
+    def backward_watch(self) -> object | None:
+        """Receives the begin of each backward pass."""
+
+    @property
+    def unused_graph(self) -> int | None:
+        """Set if a gradient has a graph of its own that nothing used so far."""
+
+    @property
+    def updates_at_kept(self) -> int | None:
+        """Set if the last backward pass kept its graph."""
+
+    @property
+    def has_grad_scaler(self) -> bool:
+        """Whether updates may be skipped."""
+
 
 class FastPath:
     """Records the calls that a training makes in each step, each by one call at its begin and one at its end.
@@ -20,9 +43,10 @@ class FastPath:
     the thread is in, or what the call is for.
     """
 
-    def __init__(self, training_thread: TrainingThread, updates: OpenUpdates) -> None:
+    def __init__(self, training_thread: TrainingThread, updates: OpenUpdates, gradients: Gradients) -> None:
         self._thread = training_thread
         self._updates = updates
+        self._gradients = gradients
 
     def _detector(self) -> LoopDetector | None:
         """Return the detector of the calling thread if it has trained; None on others."""
@@ -54,9 +78,15 @@ class FastPath:
         return True
 
     def fetch_begins(self, iterator: Any) -> LoaderPass | None:
-        """Record the begin of a fetch that surely is for the training, and return its pass."""
+        """Record the begin of a fetch that surely is for the training, and return its pass.
+
+        The CPU time of a few batches is measured, which the slower path does.
+        """
         training_thread, detector = self._thread, self._detector()
         if detector is None or training_thread.busy_with > FORWARD or detector.calls:
+            return None
+        latest = detector.phases.passes.latest
+        if latest is None or latest.fetches >= latest.measured_at:
             return None
         if getattr(iterator, "_num_yielded", 1) == 0:
             return None
@@ -78,19 +108,31 @@ class FastPath:
                 training_thread.busy_with = FREE
             detector.fetch_ends(loader_pass)
 
-    def backward_begins(self) -> bool:
-        """Record the begin of a backward pass outside all calls; return whether that was done."""
-        training_thread, detector = self._thread, self._detector()
+    def backward_begins(self, args: tuple[Any, ...]) -> LoopDetector | None:
+        """Record the begin of a backward pass outside all calls; return the detector that has done it.
+
+        The arguments are as Tensor.backward passes them in nearly all trainings: the graph is freed, and gradients get
+        none.
+        """
+        training_thread, gradients, detector = self._thread, self._gradients, self._detector()
         if detector is None or training_thread.busy_with or detector.calls or detector.inferred is not None:
-            return False
+            return None
+        if (
+            gradients.backward_watch is not None
+            or gradients.unused_graph is not None
+            or gradients.updates_at_kept is not None
+            or len(args) != PASSED_ON
+            or not (args[KEEPS_GRAPH] is None or args[KEEPS_GRAPH] is False)
+            or args[KEEPS_GRAPH + 1] is not False
+        ):
+            return None
         detector.backward_begins()
         training_thread.busy_with = BACKWARD
-        return True
+        return detector
 
-    def backward_ends(self, detector: LoopDetector | None) -> None:
+    def backward_ends(self, detector: LoopDetector) -> None:
         """Record the end of such a backward pass."""
         training_thread = self._thread
-        assert detector is not None  # it has recorded the begin
         training_thread.busy_with = FREE
         detector.backward_ends()
 
@@ -117,15 +159,20 @@ class FastPath:
     def update_ends(self, optimizer: Any) -> bool:
         """Record the end of an outermost update that follows a backward pass; return whether that was done."""
         updates, detector = self._updates, self._detector()
-        if detector is None or not updates.is_alone(optimizer) or not updates.follows_backward(detector.backwards):
+        if detector is None or self._gradients.has_grad_scaler or not updates.is_alone(optimizer):
+            return False
+        if not updates.follows_backward(detector.backwards):
             return False
         updates.open.clear()
         detector.update_ends(optimizer)
         return True
 
 
-def new_fast_path(implementation: Implementation, training_thread: TrainingThread, updates: OpenUpdates) -> FastPath:
+def new_fast_path(
+    implementation: Implementation, training_thread: TrainingThread, updates: OpenUpdates, gradients: Gradients
+) -> FastPath:
     """Return the fast paths in C where that serves."""
     if implementation.fast_path is not None and IS_NATIVE:
-        return implementation.fast_path(training_thread, updates, Phase.TRAINING)  # type: ignore[no-any-return]
-    return FastPath(training_thread, updates)
+        made = implementation.fast_path(training_thread, updates, gradients, Phase.TRAINING)
+        return made  # type: ignore[no-any-return]
+    return FastPath(training_thread, updates, gradients)

@@ -24,7 +24,7 @@ class Implementation(NamedTuple):
     new_stop: Callable[[], Any] | None = None  # see HandoverLock, for threads that sample; None in Python
     native: Any = None  # the module in C, which also adds up; None in Python
     # See FastPath in _native.pyi; None in Python.
-    fast_path: Callable[[Any, Any, Any], Any] | None = None
+    fast_path: Callable[[Any, Any, Any, Any], Any] | None = None
 
     def describe(self) -> str:
         """Return which one it is, and why."""
@@ -36,7 +36,7 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 5  # of native/native.h
+_INTERFACE: Final = 6  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 

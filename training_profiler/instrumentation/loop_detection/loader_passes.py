@@ -38,7 +38,6 @@ class LoaderPass(Fields):
         "is_over",
         "made_count",
         "made_cpu_ns",
-        "measured_at",
         "misses",
         "trained_before",
     )
@@ -49,6 +48,7 @@ class LoaderPass(Fields):
     samples: int | None = field(3)  # in its batches; None if not counted
     cycle: int = number(1)  # number of updates before its last fetch
     cycle_begin_ns: int = number(2)  # of the first fetch after that update
+    measured_at: int = number(3)  # batches before the next one whose CPU time is measured
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
@@ -66,7 +66,7 @@ class LoaderPass(Fields):
         self.loader_id = 0
         self.samples = None
         self.misses = 0  # training events during a pass that was taken for evaluation
-        self.measured_at = NEVER  # batches before the next one whose CPU time is measured
+        self.measured_at = NEVER
         self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured
 
     def use_counts(self, counts: LoaderCounts) -> None:

@@ -7,13 +7,12 @@ from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fast_path import KEEPS_GRAPH
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
-KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
-PASSED_ON = KEEPS_GRAPH + 2  # arguments by position
 CREATES_GRAPH = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
 
 
@@ -88,53 +87,77 @@ def _begins(
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
     # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
-    patches.replace(torch.autograd, "backward", lambda original: _computing(context, original, trains=True))
-    patches.replace(torch.autograd, "grad", lambda original: _computing(context, original, trains=False))
+    patches.replace(torch.autograd, "backward", functools.partial(_training, context))
+    patches.replace(torch.autograd, "grad", functools.partial(_computing, context))
 
 
-def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
-    training_thread, captured = context.training_thread, context.captures.under_way
-    is_compiling, fast = context.is_compiling, context.fast_path
-    backward_begins, backward_ends = fast.backward_begins, fast.backward_ends
+def _training(context: PatchContext, original: Any) -> Any:
+    captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
+    begins, ends, any_backward = context.fast_path.backward_begins, context.fast_path.backward_ends, _any(original)
 
     @functools.wraps(original)
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         try:
-            begun, detector, is_fast = None, training_thread.confirmed_detector, False
             try:
-                # As Tensor.backward calls it in nearly all trainings: it frees the graph, and nothing is remembered.
-                is_fast = (
-                    trains
-                    and context.unused_graph is None
-                    and context.updates_at_kept is None
-                    and context.backward_watch is None
-                    and len(args) == PASSED_ON
-                    and (args[KEEPS_GRAPH] is None or args[KEEPS_GRAPH] is False)
-                    and args[KEEPS_GRAPH + 1] is False
-                    and not captured
-                    and backward_begins()
-                )
-                if not is_fast:
-                    begun = _begins(context, args, kwargs, trains, sys._getframe(1))
+                detector = None if captured else begins(args)
             except Exception as error:
                 context.on_error(error)
-            if begun is None and (not is_fast or detector is None):
                 return original(*args, **kwargs)
+            if detector is None:
+                return any_backward(context, args, kwargs, True, frame_of(1))
             try:
                 return original(*args, **kwargs)
             finally:
                 try:
-                    if begun is None:
-                        backward_ends(detector)
-                    else:
-                        training_thread.busy_with = begun[1]
-                        begun[0].backward_ends()
+                    ends(detector)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
             hide_our_frames(error)
             raise
+
+    return hidden_from_warnings(backward)
+
+
+def _computing(context: PatchContext, original: Any) -> Any:
+    is_compiling, any_gradient, frame_of = context.is_compiling, _any(original), sys._getframe
+
+    @functools.wraps(original)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        try:
+            return any_gradient(context, args, kwargs, False, frame_of(1))
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+
+    return hidden_from_warnings(grad)
+
+
+def _any(original: Any) -> Any:
+    """Return a function that computes and records a gradient of any kind."""
+
+    def compute(
+        context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool, frame: FrameType
+    ) -> Any:
+        training_thread, begun = context.training_thread, None
+        try:
+            begun = _begins(context, args, kwargs, trains, frame)
+        except Exception as error:
+            context.on_error(error)
+        if begun is None:
+            return original(*args, **kwargs)
+        detector, busy_before = begun
+        try:
+            return original(*args, **kwargs)
+        finally:
+            training_thread.busy_with = busy_before
+            try:
+                detector.backward_ends()
+            except Exception as error:
+                context.on_error(error)
 
     return hidden_from_warnings(compute)

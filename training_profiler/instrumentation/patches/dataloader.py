@@ -22,11 +22,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread, fetch_begins, fetch_ends = (
-        context.training_thread,
-        context.fast_path.fetch_begins,
-        context.fast_path.fetch_ends,
-    )
+    training_thread, any_fetch = context.training_thread, _any_fetch(context, original)
+    fetch_begins, fetch_ends = context.fast_path.fetch_begins, context.fast_path.fetch_ends
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
@@ -38,20 +35,11 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 context.on_error(error)
                 return original(self)
             if loader_pass is None or detector is None:
-                events = context.events_of_other_thread()
-                if events is not None:
-                    return _fetch_on_other_thread(context, events, original, self)
-                detector = detector or context.current_detector()
-                loader_pass = None if detector is None else _begin_any(context, detector, self)
-                if loader_pass is None or detector is None:
-                    return original(self)
-            cpu_ns = process_time_ns() if loader_pass.fetches >= loader_pass.measured_at else 0
+                return any_fetch(self)
             has_batch = is_over = False
             try:
                 batch = original(self)
                 has_batch = True
-                if cpu_ns:
-                    loader_pass.add_made(process_time_ns() - cpu_ns)
                 return batch
             except StopIteration:
                 is_over = True
@@ -70,6 +58,45 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             raise
 
     return hidden_from_warnings(__next__)
+
+
+def _any_fetch(context: PatchContext, original: Any) -> Any:
+    """Return a function that returns the next batch of an iterator, and records what kind of fetch that is.
+
+    It measures the CPU time of those batches for which the fast path asks more.
+    """
+    training_thread, fetch_ends = context.training_thread, context.fast_path.fetch_ends
+
+    def fetch(iterator: Any) -> Any:
+        detector, events = training_thread.confirmed_detector, context.events_of_other_thread()
+        if events is not None:
+            return _fetch_on_other_thread(context, events, original, iterator)
+        detector = detector or context.current_detector()
+        loader_pass = None if detector is None else _begin_any(context, detector, iterator)
+        if loader_pass is None or detector is None:
+            return original(iterator)
+        cpu_ns = process_time_ns() if loader_pass.fetches >= loader_pass.measured_at else 0
+        has_batch = is_over = False
+        try:
+            batch = original(iterator)
+            has_batch = True
+            if cpu_ns:
+                loader_pass.add_made(process_time_ns() - cpu_ns)
+            return batch
+        except StopIteration:
+            is_over = True
+            raise
+        finally:
+            try:
+                if has_batch:
+                    fetch_ends(loader_pass, detector, batch)
+                else:
+                    training_thread.fetch_ends(get_ident())
+                    detector.fetch_fails(loader_pass, is_over)
+            except Exception as error:
+                context.on_error(error)
+
+    return hidden_from_warnings(fetch)
 
 
 def _begin_any(context: PatchContext, detector: LoopDetector, iterator: Any) -> LoaderPass | None:

@@ -110,7 +110,7 @@ def _ending(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
         if is_compiling():
             return
         try:
-            if captured or context.has_grad_scaler or not update_ends(optimizer):
+            if captured or not update_ends(optimizer):
                 any_ends(context, updates, optimizer)
         except Exception as error:
             context.on_error(error)

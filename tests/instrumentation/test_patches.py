@@ -155,6 +155,44 @@ def test_zero_grad_adds_optimizer_time_without_a_step(instrumented, model, optim
     assert instrumented.steps == 0
 
 
+def test_zero_grad_gets_its_arguments(instrumented, model, optimizer):
+    for _ in range(4):  # the later ones take the fast path
+        for arguments, named, is_none in (((), {}, True), ((False,), {}, False), ((), {"set_to_none": False}, False)):
+            model(INPUTS).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(*arguments, **named)
+            assert (model[0].weight.grad is None) is is_none
+    assert instrumented.counts()["optimizer_step"] == 12
+
+
+def test_modules_get_their_arguments(instrumented, optimizer, model):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, *args, **named):
+            return self.inner(*args, **named)
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, *args, **named):
+            seen.append((args, named))
+            return self.scale * len(args)
+
+    module, seen = Outer(), []
+    given = (((), {}), ((1,), {}), ((1, 2), {"named": 3}), ((), {"args": 4, "kwargs": 5, "training_thread": 6}))
+    for _ in range(4):
+        for args, named in given:
+            module(*args, **named).backward()
+            optimizer.step()
+    assert seen == [*given] * 4
+    assert instrumented.counts()["forward_pass"] == 16
+
+
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_", "get_total_norm"])
 def test_gradient_norms_are_metrics(instrumented, model, clip):
     model(INPUTS).sum().backward()

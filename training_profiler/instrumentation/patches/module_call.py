@@ -40,7 +40,8 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
             raise
 
     def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # A copy of torch's own function. Calling that would cost each module another frame.
+        # A copy of torch's own function. Calling that would cost each module another frame. Without keywords, a call
+        # needs no dictionary for them.
         if is_compiling():
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
@@ -49,7 +50,7 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
             if training_thread.busy_with:
                 if self._compiled_call_impl is not None:
                     return self._compiled_call_impl(*args, **kwargs)
-                return self._call_impl(*args, **kwargs)
+                return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
             # Nearly all outermost calls take this fast path.
             detector = training_thread.confirmed_detector
             try:
@@ -60,7 +61,7 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
             if call is None or detector is None:
                 return outermost(self, args, kwargs)
             try:
-                return self._call_impl(*args, **kwargs)
+                return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
             finally:
                 try:
                     has_ended = call_ends(call, self, detector)

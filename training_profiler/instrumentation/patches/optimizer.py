@@ -145,7 +145,8 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        if args or kwargs:
+        has_arguments = args or kwargs
+        if has_arguments:
             context.calls.add_zero_grad(*args, **kwargs)
         try:
             detector, code = training_thread.confirmed_detector, 0
@@ -158,7 +159,7 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
             if detector is None or not code:
                 return original(self, *args, **kwargs)
             try:
-                return original(self, *args, **kwargs)
+                return original(self, *args, **kwargs) if has_arguments else original(self)
             finally:
                 try:
                     ends(code, detector)

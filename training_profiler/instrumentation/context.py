@@ -85,10 +85,8 @@ class PatchContext(Fields):
     )
 
     backward_watch: BackwardWatch | None = field(0)  # in early steps
-    # Gradients with a graph of their own that no other gradient was computed of before the next update; and the number
-    # of updates before the last of them, if nothing used it so far.
-    unused_graph: int | None = field(1)
-    updates_at_kept: int | None = field(2)
+    unused_graph: int | None = field(1)  # see created_graphs
+    updates_at_kept: int | None = field(2)  # see kept_past_updates
     has_grad_scaler: bool = field(3)  # a GradScaler was used, so updates may be skipped
 
     def __init__(

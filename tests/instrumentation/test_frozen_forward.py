@@ -114,7 +114,8 @@ def test_the_frozen_layers_of_a_model_are_found_and_no_hook_stays(training):
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_frozen_layers_in_a_row_are_counted(training):
+def test_frozen_layers_in_a_row_are_counted(training, monkeypatch):
+    monkeypatch.setattr(frozen_forward, "LEAST", 0.0)  # whatever their part is on a busy machine
     training.back[0].requires_grad_(False)
     training.back[2].requires_grad_(False)
     training.back.append(nn.Linear(4, 4))

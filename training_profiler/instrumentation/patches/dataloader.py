@@ -1,6 +1,7 @@
 """Patch: fetches of ``torch.utils.data.DataLoader``, and the start of its workers."""
 
 import functools
+from collections.abc import Callable
 from threading import get_ident
 from time import process_time_ns
 from typing import Any
@@ -22,23 +23,25 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread, any_fetch = context.training_thread, _any_fetch(context, original)
+    training_thread, any_begins = context.training_thread, functools.partial(_any_begins, context, original)
     fetch_begins, fetch_ends = context.fast_path.fetch_begins, context.fast_path.fetch_ends
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         try:
-            detector = training_thread.confirmed_detector
+            detector, fetch = training_thread.confirmed_detector, original
             try:
                 loader_pass = fetch_begins(self)
             except Exception as error:
                 context.on_error(error)
                 return original(self)
             if loader_pass is None or detector is None:
-                return any_fetch(self)
+                loader_pass, detector, fetch = any_begins(self)
+                if loader_pass is None or detector is None:
+                    return fetch(self)
             has_batch = is_over = False
             try:
-                batch = original(self)
+                batch = fetch(self)
                 has_batch = True
                 return batch
             except StopIteration:
@@ -60,43 +63,30 @@ def _fetching(context: PatchContext, original: Any) -> Any:
     return hidden_from_warnings(__next__)
 
 
-def _any_fetch(context: PatchContext, original: Any) -> Any:
-    """Return a function that returns the next batch of an iterator, and records what kind of fetch that is.
+def _any_begins(
+    context: PatchContext, original: Any, iterator: Any
+) -> tuple[LoaderPass | None, LoopDetector | None, Callable[[Any], Any]]:
+    """Record the begin of a fetch of any kind; return its pass and detector, and how the batch is fetched.
 
-    It measures the CPU time of those batches for which the fast path asks more.
+    A fetch without a pass has no end to be recorded.
     """
-    training_thread, fetch_ends = context.training_thread, context.fast_path.fetch_ends
+    events = context.events_of_other_thread()
+    if events is not None:
+        return None, None, functools.partial(_fetch_on_other_thread, context, events, original)
+    detector = context.training_thread.confirmed_detector or context.current_detector()
+    loader_pass = None if detector is None else _begin_any(context, detector, iterator)
+    if loader_pass is None or loader_pass.fetches < loader_pass.measured_at:
+        return loader_pass, detector, original
+    return loader_pass, detector, functools.partial(_measured, original, loader_pass)
 
-    def fetch(iterator: Any) -> Any:
-        detector, events = training_thread.confirmed_detector, context.events_of_other_thread()
-        if events is not None:
-            return _fetch_on_other_thread(context, events, original, iterator)
-        detector = detector or context.current_detector()
-        loader_pass = None if detector is None else _begin_any(context, detector, iterator)
-        if loader_pass is None or detector is None:
-            return original(iterator)
-        cpu_ns = process_time_ns() if loader_pass.fetches >= loader_pass.measured_at else 0
-        has_batch = is_over = False
-        try:
-            batch = original(iterator)
-            has_batch = True
-            if cpu_ns:
-                loader_pass.add_made(process_time_ns() - cpu_ns)
-            return batch
-        except StopIteration:
-            is_over = True
-            raise
-        finally:
-            try:
-                if has_batch:
-                    fetch_ends(loader_pass, detector, batch)
-                else:
-                    training_thread.fetch_ends(get_ident())
-                    detector.fetch_fails(loader_pass, is_over)
-            except Exception as error:
-                context.on_error(error)
 
-    return hidden_from_warnings(fetch)
+@hidden_from_warnings
+def _measured(original: Any, loader_pass: LoaderPass, iterator: Any) -> Any:
+    """Return the next batch, whose CPU time is measured."""
+    cpu_ns = process_time_ns()
+    batch = original(iterator)
+    loader_pass.add_made(process_time_ns() - cpu_ns)
+    return batch
 
 
 def _begin_any(context: PatchContext, detector: LoopDetector, iterator: Any) -> LoaderPass | None:

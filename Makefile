@@ -40,7 +40,8 @@ fuzz: venv
 # The tests of what is in C, recording, fast paths and adding up, under AddressSanitizer, then with Python's debug allocator. Needs
 # gcc.
 SANITIZED := build/sanitized
-NATIVE_TESTS := tests/recording tests/aggregation/test_native_sums.py tests/instrumentation/test_fast_path_in_c.py
+NATIVE_TESTS := tests/recording tests/aggregation/test_native_sums.py tests/instrumentation/test_fast_path_in_c.py \
+  tests/instrumentation/test_fronts.py
 test-native: venv
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)

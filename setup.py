@@ -10,14 +10,25 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-SOURCES = ("columns", "events", "fast_calls", "fast_path", "fields", "handover_lock", "matching", "module")
+SOURCES = ("columns", "events", "fast_calls", "fast_path", "fields", "fronts", "handover_lock", "matching", "module")
 SOURCES += ("section_lookup", "section_writers", "sums")
+
+
+def compile_arguments() -> list[str]:
+    """Return what the compiler is asked for beside the options of this Python."""
+    if os.name == "nt":
+        return []
+    # Sums are rounded as numpy rounds them, also on processors that multiply and add in one instruction. A training
+    # evicts the code from the caches between two calls of it, so short code is fast code.
+    arguments = ["-ffp-contract=off", "-fvisibility=hidden", "-O2"]
+    return [*arguments, "-fno-plt"] if sys.platform == "linux" else arguments
+
+
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
     depends=["native/native.h", "native/columns.h", "native/fast_path.h"],
-    # Sums are rounded as numpy rounds them, also on processors that multiply and add in one instruction.
-    extra_compile_args=[] if os.name == "nt" else ["-ffp-contract=off"],
+    extra_compile_args=compile_arguments(),
     optional=True,
     py_limited_api=True,
 )

@@ -76,13 +76,13 @@ def _cells(values: list[float], decimals: int = 3) -> list[str]:
 class SwitchablePatches:
     """Installs patches as a run would, and removes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_fronts: bool = True) -> None:
         from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
         from training_profiler.recording.data_loader import LoaderRegistry
         from training_profiler.recording.recorder import NO_LIMIT, Recorder
         from training_profiler.recording.step_count import StepCount
 
-        self.names = tuple(PATCHES)
+        self.names, self._has_fronts = tuple(PATCHES), has_fronts
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # without a session: events are discarded
         self._recorder.be_quiet(StepCount(), NO_LIMIT, NO_LIMIT)  # nearly all steps of a run end without one
@@ -95,6 +95,8 @@ class SwitchablePatches:
 
         with patch.dict(self._table, {name: self._all[name] for name in names}, clear=True):
             self._instrumentation.install(torch)
+        if self._has_fronts:
+            self._instrumentation.context.fronts.place()  # as after the first steps of a run
 
     def uninstall(self) -> None:
         """Remove all patches, and discard what they recorded."""

@@ -22,14 +22,12 @@ static Fields *usual_call(FastPath *path, Fields *detector, PyObject *module, Py
     return is_usual ? (Fields *)Py_NewRef((PyObject *)call) : NULL;
 }
 
-/* Return whether the program's module runs its own Python code, and gradients are enabled; -1 with an exception. */
-static int is_with_gradients(FastPath *path, Fields *detector, PyObject *module)
+/* Return whether gradients are enabled; -1 with an exception. */
+static int is_with_gradients(Fields *detector)
 {
-    PyObject *compiled = PyObject_GetAttr(module, path->compiled_call), *enabled;
-    Py_XDECREF(compiled);
-    if (compiled != Py_None || detector->at[IS_GRAD_ENABLED] == NULL)
-        return compiled == NULL ? -1 : 0;
-    PyObject *is_enabled = Py_NewRef(detector->at[IS_GRAD_ENABLED]);
+    if (detector->at[IS_GRAD_ENABLED] == NULL)
+        return 0;
+    PyObject *enabled, *is_enabled = Py_NewRef(detector->at[IS_GRAD_ENABLED]);
     enabled = PyObject_CallNoArgs(is_enabled);
     Py_DECREF(is_enabled);
     int result = enabled == NULL ? -1 : PyObject_IsTrue(enabled);
@@ -82,6 +80,22 @@ static int record_call(FastPath *path, Fields *detector, Fields *call, PyObject 
     return result < 0 ? -1 : 1;
 }
 
+Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller)
+{
+    Fields *detector = detector_of(path), *call = detector == NULL ? NULL : usual_call(path, detector, module, caller);
+    if (call != NULL) {
+        int is_recorded = is_with_gradients(detector);
+        if (is_recorded > 0)
+            is_recorded = record_call(path, detector, call, NULL, 1);
+        if (is_recorded > 0)
+            set_busy(path, FORWARD);
+        else
+            Py_CLEAR(call);
+    }
+    Py_XDECREF((PyObject *)detector);
+    return call;
+}
+
 PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2])) {
@@ -91,7 +105,9 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL, *call = NULL;
     PyObject *found = NULL;
     if (detector != NULL && (call = usual_call(path, detector, args[0], args[3])) != NULL) {
-        int is_fast = is_with_gradients(path, detector, args[0]);
+        int is_fast = runs_own_code(path, args[0]);
+        if (is_fast > 0)
+            is_fast = is_with_gradients(detector);
         int is_recorded = is_fast <= 0 ? is_fast : record_call(path, detector, call, args[1], PyDict_Size(args[2]));
         if (is_recorded > 0)
             found = Py_NewRef((PyObject *)call);

@@ -5,21 +5,20 @@
 /* Gradients */
 
 /* Return whether a backward pass of these arguments needs nothing but its time. */
-static int is_usual_backward(FastPath *path, PyObject *args)
+static int is_usual_backward(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
     Fields *gradients = path->gradients;
     if (gradients == NULL || gradients->at[BACKWARD_WATCH] != Py_None || gradients->at[UNUSED_GRAPH] != Py_None ||
-        gradients->at[UPDATES_AT_KEPT] != Py_None || !PyTuple_CheckExact(args) || PyTuple_Size(args) != KEEPS_GRAPH + 2)
+        gradients->at[UPDATES_AT_KEPT] != Py_None || count != PASSED_ON)
         return 0;
-    PyObject *keeps_graph = PyTuple_GetItem(args, KEEPS_GRAPH);
-    return (keeps_graph == Py_None || keeps_graph == Py_False) && PyTuple_GetItem(args, KEEPS_GRAPH + 1) == Py_False;
+    return (args[KEEPS_GRAPH] == Py_None || args[KEEPS_GRAPH] == Py_False) && args[KEEPS_GRAPH + 1] == Py_False;
 }
 
-static PyObject *path_backward_begins(FastPath *path, PyObject *args)
+Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
-    Fields *detector = is_busy_with(path, FREE) && is_usual_backward(path, args) ? detector_of(path) : NULL;
+    Fields *detector = is_busy_with(path, FREE) && is_usual_backward(path, args, count) ? detector_of(path) : NULL;
     if (detector == NULL)
-        Py_RETURN_NONE;
+        return NULL;
     int result = 0, is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
     if (is_usual) {
         Fields *early = fields_of(path, EARLY_OF, detector->at[EARLY]);
@@ -37,12 +36,22 @@ static PyObject *path_backward_begins(FastPath *path, PyObject *args)
             set_busy(path, BACKWARD);
     }
     if (is_usual && result == 0)
-        return (PyObject *)detector;
+        return detector;
     Py_DECREF((PyObject *)detector);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return NULL;
 }
 
-static PyObject *path_backward_ends(FastPath *path, PyObject *object)
+static PyObject *path_backward_begins(FastPath *path, PyObject *args)
+{
+    PyObject *given[PASSED_ON];
+    Py_ssize_t count = PyTuple_CheckExact(args) ? PyTuple_Size(args) : 0;
+    for (Py_ssize_t i = 0; count == PASSED_ON && i < count; i++)
+        given[i] = PyTuple_GetItem(args, i);
+    Fields *detector = begin_backward(path, given, count);
+    return detector != NULL || PyErr_Occurred() ? (PyObject *)detector : Py_NewRef(Py_None);
+}
+
+PyObject *path_backward_ends(FastPath *path, PyObject *object)
 {
     Fields *detector = fields_of(path, DETECTOR_OF, object);
     if (detector == NULL || path->thread == NULL) {
@@ -80,7 +89,7 @@ static int is_right_after_update(Fields *detector, Writer *writer)
     return now_ns - ended_ns <= AT_ONCE_NS;
 }
 
-static PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
+PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
 {
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
     PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
@@ -104,7 +113,7 @@ static PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
     return result < 0 ? NULL : PyLong_FromLongLong(code);
 }
 
-static PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
     Fields *detector = count == 2 ? fields_of(path, DETECTOR_OF, args[1]) : NULL;
     if (detector == NULL) {
@@ -137,7 +146,7 @@ static int append_update(PyObject *open, PyObject *optimizer, PyObject *frame)
     return result;
 }
 
-static PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
+PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2 || !Py_IS_TYPE(args[1], path->frame_type)) {
         PyErr_SetString(PyExc_TypeError, "update_begins() takes an optimizer, and the frame of its update");
@@ -275,7 +284,7 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
+PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
 {
     Fields *detector = detector_of(path);
     int is_never_skipped = path->gradients != NULL && path->gradients->at[HAS_GRAD_SCALER] == Py_False;
@@ -308,6 +317,7 @@ static PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
     DO(path->add);                                                                                                     \
     DO(path->update_is_recorded);                                                                                      \
     DO(path->ident);                                                                                               \
+    DO(path->write);                                                                                               \
     DO(path->fields_type);                                                                                             \
     DO(path->writer_type);                                                                                             \
     DO(path->frame_type)
@@ -329,6 +339,8 @@ static int path_clear(FastPath *path)
     Py_CLEAR(path->thread);
     Py_CLEAR(path->updates);
     Py_CLEAR(path->gradients);
+    path->writer = NULL;
+    Py_CLEAR(path->write);
     return 0;
 }
 

@@ -49,6 +49,7 @@ enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
 #define KEEPS_GRAPH 2         /* as in fast_path.py */
+#define PASSED_ON (KEEPS_GRAPH + 2)
 #define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
 
 typedef struct {
@@ -60,6 +61,8 @@ typedef struct {
     PyObject *kinds[KINDS]; /* FREE and so on, as Python has them */
     PyObject *ident;        /* of the thread that was compared last, and the same as a number */
     unsigned long ident_number;
+    PyObject *write; /* the function that writes the events of the latest detector, and what does */
+    Writer *writer;
     PyTypeObject *fields_type, *writer_type, *frame_type, *known[ROLES]; /* and the latest class of each role */
 } FastPath;
 
@@ -80,8 +83,16 @@ static inline Fields *fields_of(FastPath *path, Role role, PyObject *object)
 static inline Writer *writer_of(FastPath *path, Fields *detector)
 {
     PyObject *function = detector->at[WRITE];
-    PyObject *self = function != NULL && PyCFunction_CheckExact(function) ? PyCFunction_GetSelf(function) : NULL;
-    return self != NULL && Py_IS_TYPE(self, path->writer_type) ? (Writer *)self : NULL;
+    if (function == NULL || function == path->write)
+        return function == NULL ? NULL : path->writer;
+    PyObject *self = PyCFunction_CheckExact(function) ? PyCFunction_GetSelf(function) : NULL;
+    if (self == NULL || !Py_IS_TYPE(self, path->writer_type))
+        return NULL;
+    PyObject *before = path->write;
+    path->write = Py_NewRef(function);
+    path->writer = (Writer *)self; /* the function owns it */
+    Py_XDECREF(before);
+    return (Writer *)self;
 }
 
 /* Return an integer; `otherwise`, without an exception, where it is not one. */
@@ -170,6 +181,14 @@ static inline int is_undecided(FastPath *path, Fields *detector)
            update->at[OPEN_CODE] != path->kinds[0];
 }
 
+/* Return whether a module runs its own Python code, not what torch.compile made of it; -1 with an exception. */
+static inline int runs_own_code(FastPath *path, PyObject *module)
+{
+    PyObject *compiled = PyObject_GetAttr(module, path->compiled_call);
+    Py_XDECREF(compiled);
+    return compiled == NULL ? -1 : compiled == Py_None;
+}
+
 /* Call a method, and drop its result. Return -1 with an exception. */
 static inline int call_method(Fields *fields, const char *name, PyObject *argument)
 {
@@ -197,9 +216,20 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
     return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
 }
 
+/* Record the begin of a usual call or backward pass, and return what is needed at its end, owned; NULL, perhaps with an
+   exception, where that was not done. The arguments of the call do not matter, and its module runs its own Python code. */
+Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller);
+Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count);
+
+/* The methods, which fast_path.py documents. */
 PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_fetch_begins(FastPath *path, PyObject *iterator);
 PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_backward_ends(FastPath *path, PyObject *object);
+PyObject *path_clearing_begins(FastPath *path, PyObject *ignored);
+PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_update_ends(FastPath *path, PyObject *optimizer);
 
 #endif

@@ -17,6 +17,8 @@ static int module_fill(PyObject *module)
         return -1;
     if (state->fast_path_type == NULL || PyModule_AddType(module, state->fast_path_type) < 0)
         return -1;
+    if (fronts_add(module) < 0)
+        return -1;
     if (PyModule_AddType(module, state->events_type) < 0 || PyModule_AddType(module, state->lookup_type) < 0)
         return -1;
     if (state->handover_lock_type == NULL || PyModule_AddType(module, state->handover_lock_type) < 0)

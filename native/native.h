@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 6 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 7 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -73,6 +73,9 @@ static inline int64_t difference(int64_t a, int64_t b)
 {
     return (int64_t)((uint64_t)a - (uint64_t)b);
 }
+
+/* Add the type of fronts. Return -1 with an exception. */
+int fronts_add(PyObject *module);
 
 PyObject *event_writer(PyObject *module, PyObject *args);
 PyObject *section_writers(PyObject *module, PyObject *args);

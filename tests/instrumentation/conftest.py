@@ -1,6 +1,7 @@
 """Fixtures of the instrumentation tests."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -36,8 +37,14 @@ def val_loader(training) -> FakeLoader:
     return FakeLoader(training, 4, seconds=0.5)
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+FRONTS: Final = "C, with fronts"
+
+
+@pytest.fixture(params=(*IMPLEMENTATIONS, FRONTS))
 def instrumented(request: pytest.FixtureRequest) -> Iterator[InstrumentedTorch]:
-    """The instrumentation of real torch, its fast paths in Python and in C; torch is restored afterwards."""
-    with instrumented_torch(implementation_of(request.param)) as one:
+    """The instrumentation of real torch, its fast paths in Python and in C, and with fronts; torch is restored."""
+    has_fronts = request.param == FRONTS
+    with instrumented_torch(implementation_of("C" if has_fronts else request.param)) as one:
+        if has_fronts:
+            one.place_fronts()
         yield one

@@ -16,7 +16,7 @@ every_patch = pytest.mark.parametrize("name", PATCHES)
 
 
 def touched_by(patches):
-    return [owner for owner, _, _, _ in patches._replaced]
+    return [one.owner for one in patches._replaced]
 
 
 @every_patch

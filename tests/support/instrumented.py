@@ -99,6 +99,13 @@ class InstrumentedTorch:
         self.instrumentation = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
         self.context = self.instrumentation.context
 
+    def place_fronts(self) -> None:
+        """Have functions of C make the calls of patches, whatever else this process has compiled."""
+        fronts = self.context.fronts
+        fronts._is_watched = True
+        fronts.place()
+        assert fronts.are_placed
+
     def _begin(self) -> Any:
         self.sessions += 1
         return self._end_step

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.fast_path import new_fast_path
+from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
@@ -68,6 +69,7 @@ class PatchContext(Fields):
         "created_graphs",
         "detector",
         "fast_path",
+        "fronts",
         "gradient_sync",
         "has_optimizer",
         "is_compiling",
@@ -111,6 +113,7 @@ class PatchContext(Fields):
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
         self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates, self)
+        self.fronts: Final = Fronts(recorder.implementation, self.fast_path, on_error)
         self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the

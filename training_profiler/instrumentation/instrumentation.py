@@ -11,6 +11,7 @@ from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.early_steps import EarlySteps
 from training_profiler.instrumentation.flops.counter import COUNTED_BY, Flops
+from training_profiler.instrumentation.fronts import PLACED_AT
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
@@ -136,6 +137,7 @@ class Instrumentation:
         self.early_steps.stop()
         self._keep_work()
         self.context.use_detector(None)
+        self.context.fronts.close()
         for patches in reversed(self._patches.values()):
             patches.undo()
         self._patches.clear()
@@ -147,6 +149,8 @@ class Instrumentation:
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
+        if steps >= PLACED_AT:
+            self.context.guarded(self.context.fronts.place)
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
         if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class _Finder(MetaPathFinder):
@@ -90,11 +90,25 @@ def hidden_from_warnings(function: Any) -> Any:
     return function
 
 
+class _Replaced(NamedTuple):
+    owner: Any
+    name: str
+    own: Any  # the owner's value before; an inherited attribute has none, and is deleted again
+    original: Any
+    replacement: Any
+    in_front: Any = _ABSENT  # what stands in front of the replacement
+
+    def is_ours(self) -> bool:
+        """Return whether neither the program nor a library has replaced it after us."""
+        value = vars(self.owner).get(self.name, _ABSENT)
+        return value is not _ABSENT and (value is self.replacement or value is self.in_front)
+
+
 class Patches:
     """Replaced attributes, in order."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Any, Any]] = []  # (owner, name, the owner's value before, replacement)
+        self._replaced: list[_Replaced] = []
         self._undo: list[Callable[[], Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -104,16 +118,33 @@ class Patches:
             AttributeError: there is no such name.
         """
         original = getattr(owner, name)
-        # An inherited attribute has to be deleted again, not set.
         own = vars(owner).get(name, _ABSENT)
         replacement = make(original)
         setattr(owner, name, replacement)
-        self._replaced.append((owner, name, own, replacement))
+        self._replaced.append(_Replaced(owner, name, own, original, replacement))
 
     def repeat(self, owner: Any, alias: Any, name: str) -> None:
         """Set ``alias.name`` to the replaced ``owner.name``, if the function is also available there."""
         if hasattr(alias, name):
             self.replace(alias, name, lambda _: getattr(owner, name))
+
+    def replaced(self, owner: Any, name: str) -> tuple[Any, Any]:
+        """Return what ``owner.name`` was, and what has replaced it.
+
+        Raises:
+            StopIteration: it was not replaced.
+        """
+        return next((one.original, one.replacement) for one in self._replaced if one[:2] == (owner, name))
+
+    def exchange(self, owner: Any, name: str, function: Any) -> None:
+        """Put ``function`` in front of the replacement of ``owner.name``, or that in its place again.
+
+        An attribute that others have replaced since stays theirs.
+        """
+        for i, one in enumerate(self._replaced):
+            if one[:2] == (owner, name) and one.is_ours():
+                self._replaced[i] = one._replace(in_front=function)
+                setattr(owner, name, function)
 
     def keep(self, undo: Callable[[], Any]) -> None:
         """Have ``undo`` called too when the patches are undone."""
@@ -124,14 +155,14 @@ class Patches:
         while self._undo:
             self._undo.pop()()
         while self._replaced:
-            owner, name, own, replacement = self._replaced.pop()
-            if vars(owner).get(name, _ABSENT) is not replacement:
+            one = self._replaced.pop()
+            if not one.is_ours():
                 continue
-            if own is _ABSENT:
-                delattr(owner, name)
+            if one.own is _ABSENT:
+                delattr(one.owner, one.name)
             else:
-                setattr(owner, name, own)
+                setattr(one.owner, one.name, one.own)
 
     def are_in_place(self) -> bool:
         """Return whether no attribute has been replaced after us."""
-        return all(vars(owner).get(name) is replacement for owner, name, _, replacement in self._replaced)
+        return all(one.is_ours() for one in self._replaced)

@@ -173,3 +173,37 @@ class FastPath:
     def clearing_ends(self, code: int, detector: Fields, /) -> None: ...
     def update_begins(self, optimizer: Any, frame: FrameType, /) -> bool: ...
     def update_ends(self, optimizer: Any, /) -> bool: ...
+
+class Front:
+    """Stands in front of the function of a patch: it makes and records nearly every call of a training under way.
+
+    Where it is an attribute of a class, only calls meet it; whoever looks it up gets ``patch``. Windows has none.
+
+    Args:
+        kind: of the calls: "module", "backward", "clearing", "before update", "after update" or "fetch".
+        path: records the calls.
+        original: the function that the program calls. A module's call is made by its ``_call_impl``.
+        patch: makes and records every other call.
+        ended: called at an end that needs more than its time: of a module, with the detector, the call and the module;
+            of a fetch that returns no batch, with the pass, the detector and whether the pass is over.
+        captured: while it is not empty, ``patch`` makes every backward pass and every update.
+        on_error: called with an error of the profiler's own.
+
+    Raises:
+        TypeError: ``path`` is none.
+        ValueError: there is no such kind.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        path: FastPath,
+        original: Callable[..., Any],
+        patch: Callable[..., Any],
+        ended: Callable[..., None] | None,
+        captured: Any,
+        on_error: Callable[[Exception], None],
+        /,
+    ) -> None: ...
+    patch: Callable[..., Any]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

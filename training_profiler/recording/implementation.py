@@ -25,6 +25,7 @@ class Implementation(NamedTuple):
     native: Any = None  # the module in C, which also adds up; None in Python
     # See FastPath in _native.pyi; None in Python.
     fast_path: Callable[[Any, Any, Any, Any], Any] | None = None
+    front: Callable[..., Any] | None = None  # see Front in _native.pyi; None in Python, and on Windows
 
     def describe(self) -> str:
         """Return which one it is, and why."""
@@ -36,7 +37,7 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 6  # of native/native.h
+_INTERFACE: Final = 7  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
@@ -85,6 +86,7 @@ def native_implementation() -> Implementation:
         _native.HandoverLock,
         _native,
         _native.FastPath,
+        getattr(_native, "Front", None),
     )
 
 

@@ -10,7 +10,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.instrumentation.training_thread import FORWARD, FREE, TrainingThread
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -19,6 +19,9 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record each fetch. Loaders of every class share one ``__next__`` of their iterators."""
     module = torch.utils.data.dataloader
     patches.replace(module._BaseDataLoaderIter, "__next__", functools.partial(_fetching, context))
+    context.fronts.offer_attribute(
+        patches, module._BaseDataLoaderIter, "__next__", "fetch", functools.partial(_fails, context.training_thread)
+    )
     patches.replace(module._MultiProcessingDataLoaderIter, "__init__", functools.partial(_starting, context))
 
 
@@ -52,8 +55,7 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                     if has_batch:
                         fetch_ends(loader_pass, detector, batch)
                     else:
-                        training_thread.fetch_ends(get_ident())
-                        detector.fetch_fails(loader_pass, is_over)
+                        _fails(training_thread, loader_pass, detector, is_over)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
@@ -61,6 +63,12 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             raise
 
     return hidden_from_warnings(__next__)
+
+
+def _fails(training_thread: TrainingThread, loader_pass: LoaderPass, detector: LoopDetector, is_over: bool) -> None:
+    """Record the end of a fetch that has returned no batch."""
+    training_thread.fetch_ends(get_ident())
+    detector.fetch_fails(loader_pass, is_over)
 
 
 def _any_begins(

@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import TRACER
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.untraced import skip
 
@@ -19,8 +20,16 @@ DYNAMO: Final = "torch._dynamo.eval_frame"
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
-    """Hide our functions once dynamo is imported."""
+    """Hide our functions once dynamo is imported, and what it cannot trace once it traces."""
     context.after_import(DYNAMO, hide_from_dynamo, patches)
+    has_traced = TRACER in sys.modules and _may_have_traced()
+    context.after_import(TRACER, lambda name: context.fronts.watch(sys.modules[name], patches, has_traced), patches)
+
+
+def _may_have_traced() -> bool:
+    """Return whether the program has asked dynamo for code; what runs without dynamo has no backend."""
+    used = getattr(sys.modules.get(DYNAMO), "cached_backends", None)  # private: may be gone
+    return used is None or any(backend is not None for backend in used.values())
 
 
 def hide_from_dynamo(_: str = DYNAMO) -> None:

@@ -20,14 +20,24 @@ from training_profiler.recording.tracebacks import hide_our_frames
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost calls of ``torch.nn.Module``."""
-    patches.replace(torch.nn.Module, "__call__", lambda original: _recorded(context, torch, original))
+    original = torch.nn.Module.__call__
+    outermost, ends = _outermost(context, torch, original)
+    is_known = is_known_call(torch, original)
+    patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
+    if is_known:
+        context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", "module", ends)
 
 
-def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
-    """Return the replacement of ``Module.__call__``."""
+def _recorded(
+    context: PatchContext,
+    original: Any,
+    is_known: bool,
+    outermost: Callable[..., Any],
+    ends: Callable[..., None],
+) -> Any:
+    """Return the replacement of ``Module.__call__``, which ``is_known_call`` knows or not."""
     training_thread, is_compiling = context.training_thread, context.is_compiling
     call_begins, call_ends, frame_of = context.fast_path.call_begins, context.fast_path.call_ends, sys._getframe
-    outermost, ends = _outermost(context, torch, original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # is_compiling comes first: for dynamo it is a constant, while busy_with would need a guard.
@@ -74,7 +84,7 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
             hide_our_frames(error)
             raise
 
-    return _named(call_as_torch if is_known_call(torch, original) else __call__, original)
+    return _named(call_as_torch if is_known else __call__, original)
 
 
 def _named(replacement: Any, original: Any) -> Any:

@@ -132,17 +132,28 @@ PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t c
 }
 
 /* Append to the updates under way, as OpenUpdates does. */
-static int append_update(PyObject *open, PyObject *optimizer, PyObject *frame)
+static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, PyObject *frame)
 {
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *update = NULL;
-    PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
-    if (id != NULL && frame_id != NULL)
-        update = PyTuple_Pack(3, id, frame_id, code);
+    if (path->update != NULL && optimizer == path->optimizer && frame == path->frame && code == path->code) {
+        Py_DECREF(code);
+        update = Py_NewRef(path->update); /* a new frame is often where that of the last update was */
+    } else {
+        PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
+        if (id != NULL && frame_id != NULL)
+            update = PyTuple_Pack(3, id, frame_id, code);
+        Py_XDECREF(id);
+        Py_XDECREF(frame_id);
+        PyObject *before = path->update, *code_before = path->code;
+        path->update = Py_XNewRef(update);
+        path->optimizer = optimizer;
+        path->frame = frame;
+        path->code = code;
+        Py_XDECREF(before);
+        Py_XDECREF(code_before);
+    }
     int result = update == NULL ? -1 : PyList_Append(open, update);
-    Py_XDECREF(id);
-    Py_XDECREF(frame_id);
     Py_XDECREF(update);
-    Py_DECREF(code);
     return result;
 }
 
@@ -156,7 +167,7 @@ PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t c
     PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
     int result = 0, is_usual = detector != NULL && is_list(open, 0) && is_list(detector->at[CALLS], 0);
     if (is_usual) {
-        result = append_update(open, args[0], args[1]);
+        result = append_update(path, open, args[0], args[1]);
         Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
         Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
         int64_t now_ns = 0;
@@ -187,10 +198,11 @@ static int is_usual_update(FastPath *path, Fields *detector, PyObject *optimizer
 {
     PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
     PyObject *one = is_list(open, 1) ? PyList_GetItem(open, 0) : NULL;
-    if (one == NULL || !PyTuple_CheckExact(one) || PyTuple_Size(one) == 0)
+    if (one == NULL || path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS])
         return 0;
-    int64_t backwards_before = path->updates->numbers[BACKWARDS_BEFORE];
-    return is_id(PyTuple_GetItem(one, 0), optimizer) && backwards_before != detector->numbers[BACKWARDS];
+    if (one == path->update)
+        return optimizer == path->optimizer;
+    return PyTuple_CheckExact(one) && PyTuple_Size(one) > 0 && is_id(PyTuple_GetItem(one, 0), optimizer);
 }
 
 /* Record the end of the update's span, and put its time into `now_ns`: 1; 0 if the detector has to, -1 with an
@@ -316,8 +328,10 @@ PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
     DO(path->shape);                                                                                                   \
     DO(path->add);                                                                                                     \
     DO(path->update_is_recorded);                                                                                      \
-    DO(path->ident);                                                                                               \
-    DO(path->write);                                                                                               \
+    DO(path->ident);                                                                                                   \
+    DO(path->write);                                                                                                   \
+    DO(path->update);                                                                                                  \
+    DO(path->code);                                                                                                    \
     DO(path->fields_type);                                                                                             \
     DO(path->writer_type);                                                                                             \
     DO(path->frame_type)

@@ -61,6 +61,8 @@ typedef struct {
     PyObject *kinds[KINDS]; /* FREE and so on, as Python has them */
     PyObject *ident;        /* of the thread that was compared last, and the same as a number */
     unsigned long ident_number;
+    void *pointer; /* of that thread, or NULL where it is not read */
+    PyObject *update, *optimizer, *frame, *code; /* the latest update under way; of its parts, only the code is owned */
     PyObject *write; /* the function that writes the events of the latest detector, and what does */
     Writer *writer;
     PyTypeObject *fields_type, *writer_type, *frame_type, *known[ROLES]; /* and the latest class of each role */
@@ -131,18 +133,35 @@ static inline int give_integer(Fields *fields, int at, int64_t value)
     return 0;
 }
 
+/* Return what tells the calling thread from others that live, without a call; NULL where there is no such thing. */
+static inline void *thread_pointer(void)
+{
+#if defined(__x86_64__) && defined(__linux__)
+    void *pointer;
+    __asm__("mov %%fs:0, %0" : "=r"(pointer)); /* the ABI has the block of the thread point to itself */
+    return pointer;
+#else
+    return NULL;
+#endif
+}
+
 static inline int is_calling_thread(FastPath *path, Fields *thread)
 {
     PyObject *ident = thread->at[IDENT];
+    if (ident != NULL && ident == path->ident && path->pointer != NULL)
+        return path->pointer == thread_pointer();
     if (ident == NULL || !PyLong_Check(ident))
         return 0;
     if (ident != path->ident) {
         PyObject *before = path->ident;
         path->ident = Py_NewRef(ident);
         path->ident_number = (unsigned long)integer(ident, 0);
+        path->pointer = NULL;
         Py_XDECREF(before);
     }
-    return path->ident_number != 0 && path->ident_number == PyThread_get_thread_ident();
+    int is_calling = path->ident_number != 0 && path->ident_number == PyThread_get_thread_ident();
+    path->pointer = is_calling ? thread_pointer() : NULL;
+    return is_calling;
 }
 
 /* Set the kind of call that the training thread is in. */

@@ -129,8 +129,8 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
         return call_patch(front, args, flags, names);
     if (!is_busy_with(path, FREE)) /* inside another call */
         return PyObject_VectorcallMethod(front->implementation, args, flags, names);
-    PyObject *detector = any_detector(front), *exception[3], *ended;
-    PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], (PyObject *)PyEval_GetFrame());
+    PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = frame == NULL ? NULL : any_detector(front);
+    PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame), *exception[3], *ended;
     if (call == NULL) {
         Py_XDECREF(detector);
         return call_unrecorded(front, args, flags, names);

@@ -1,4 +1,4 @@
-"""Fronts in C make and record the calls that the patches make and record, and nobody but a call meets one."""
+"""Fronts in C make and record the calls that the patches make and record, and only calls meet one."""
 
 import gc
 import inspect
@@ -51,7 +51,7 @@ class Boom(Exception):
 
 
 class Model(torch.nn.Module):
-    """Two layers; told to, it fails, or looks at itself."""
+    """Two layers, and what happens inside of the next call."""
 
     def __init__(self):
         super().__init__()
@@ -421,7 +421,7 @@ def test_call_of_another_thread_is_made_by_the_patch(fronts):
     assert results[0].shape == (2,)
 
 
-def test_module_that_is_compiled_by_hand_runs_its_compiled_code(fronts):
+def test_module_that_has_compiled_code_runs_its_compiled_code(fronts):
     model = Model()
     train(model)
     model._compiled_call_impl = lambda x: "compiled"

@@ -12,6 +12,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.fast_path import FastPath
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.implementation import Implementation
+from training_profiler.recording.tracebacks import hide_our_frames
 
 PLACED_AT: Final = 10  # complete steps
 TRACER: Final = "torch._dynamo.symbolic_convert"  # private: without it, nothing says that dynamo begins to trace
@@ -84,9 +85,13 @@ class Fronts:
     def _tracing(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
-            self._is_watched = False  # what was traced may be traced again
-            self.withdraw()
-            original(*args, **kwargs)
+            try:
+                self._is_watched = False  # what was traced may be traced again
+                self.withdraw()
+                original(*args, **kwargs)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return __init__
 

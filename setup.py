@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 SOURCES = ("columns", "events", "fast_calls", "fast_path", "fields", "fronts", "handover_lock", "matching", "module")
-SOURCES += ("section_lookup", "section_writers", "sums")
+SOURCES += ("no_grad_calls", "section_lookup", "section_writers", "sums")
 
 
 def compile_arguments() -> list[str]:

@@ -22,19 +22,6 @@ static Fields *usual_call(FastPath *path, Fields *detector, PyObject *module, Py
     return is_usual ? (Fields *)Py_NewRef((PyObject *)call) : NULL;
 }
 
-/* Return whether gradients are enabled; -1 with an exception. */
-static int is_with_gradients(Fields *detector)
-{
-    if (detector->at[IS_GRAD_ENABLED] == NULL)
-        return 0;
-    PyObject *enabled, *is_enabled = Py_NewRef(detector->at[IS_GRAD_ENABLED]);
-    enabled = PyObject_CallNoArgs(is_enabled);
-    Py_DECREF(is_enabled);
-    int result = enabled == NULL ? -1 : PyObject_IsTrue(enabled);
-    Py_XDECREF(enabled);
-    return result;
-}
-
 /* Let the sizes of inputs include these. Return -1 with an exception. */
 static int add_inputs(FastPath *path, Fields *detector, Fields *sizes, PyObject *inputs)
 {
@@ -117,18 +104,14 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
         if (found != NULL && found != Py_None)
             set_busy(path, FORWARD);
     }
+    if (found == Py_None)
+        Py_CLEAR(found);
+    if (found == NULL && !PyErr_Occurred() && is_busy_with(path, FREE) && Py_IS_TYPE(args[3], path->frame_type) &&
+        runs_own_code(path, args[0]) > 0)
+        found = (PyObject *)repeat_call(path, args[0], args[3]);
     Py_XDECREF((PyObject *)call);
     Py_XDECREF((PyObject *)detector);
     return found != NULL || PyErr_Occurred() ? found : Py_NewRef(Py_None);
-}
-
-/* Return whether a module is in train mode; -1 with an exception. */
-static int is_training(FastPath *path, PyObject *module)
-{
-    PyObject *mode = PyObject_GetAttr(module, path->training_mode);
-    int result = mode == NULL ? -1 : PyObject_IsTrue(mode);
-    Py_XDECREF(mode);
-    return result;
 }
 
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -139,7 +122,13 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
         PyErr_SetString(PyExc_TypeError, "call_ends() takes a call, its module, and the detector that recorded it");
         return NULL;
     }
-    int is_in_training = call->at[IS_PLAIN] == Py_True ? is_training(path, args[1]) : 0;
+    if (call->at[IS_PLAIN] != Py_True) {
+        int is_ended = path->thread != NULL && path->thread->at[DETECTOR] == args[2];
+        if (is_ended)
+            is_ended = end_repeated(path, detector, call);
+        return is_ended < 0 ? NULL : PyBool_FromLong(is_ended);
+    }
+    int is_in_training = is_training(path, args[1]);
     if (is_in_training < 0)
         return NULL;
     PyObject *calls = detector->at[CALLS];

@@ -184,15 +184,6 @@ PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t c
     return result < 0 ? NULL : PyBool_FromLong(is_usual);
 }
 
-/* Return whether a number is the id of an object. */
-static int is_id(PyObject *number, PyObject *object)
-{
-    void *id = number != NULL && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : NULL;
-    if (id == NULL && PyErr_Occurred())
-        PyErr_Clear();
-    return id == (void *)object;
-}
-
 /* Return whether the one update under way is that of the optimizer, after a backward pass since the one before. */
 static int is_usual_update(FastPath *path, Fields *detector, PyObject *optimizer)
 {
@@ -321,6 +312,7 @@ PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
     DO(path->updates);                                                                                                 \
     DO(path->gradients);                                                                                               \
     DO(path->training);                                                                                                \
+    DO(path->back);                                                                                                    \
     DO(path->compiled_call);                                                                                           \
     DO(path->training_mode);                                                                                           \
     DO(path->yielded);                                                                                                 \
@@ -396,6 +388,7 @@ static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
     PyObject *types = PyImport_ImportModule("types");
     path->frame_type = types == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(types, "FrameType");
     Py_XDECREF(types);
+    path->back = PyUnicode_InternFromString("f_back");
     path->compiled_call = PyUnicode_InternFromString("_compiled_call_impl");
     path->training_mode = PyUnicode_InternFromString("training");
     path->yielded = PyUnicode_InternFromString("_num_yielded");

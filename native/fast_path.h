@@ -12,17 +12,19 @@ objects, the clock, a method of ours, the end of an object) may change the state
 /* The classes whose fields are read, and the numbers of these; Python has the same, and a test compares them. */
 typedef enum {
     CALL, PHASES_OF, PASSES_OF, PASS, UPDATE_OF, SIZES, EARLY_OF, STEPS_OF, DETECTOR_OF, ENDS_OF, RECORDER_OF, COUNT_OF,
-    ROLES
+    RUN_OF, USE_OF, ROWS_OF, ROLES
 } Role;
 
 enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                           /* TrainingThread */
 enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };                  /* ModuleCall */
-enum { IS_UNRESOLVED, PASSES };                                          /* PhaseDetector */
+enum { IS_UNRESOLVED, PASSES, RUN, IS_OPEN };                            /* PhaseDetector */
+enum { KEY, USES, LATEST_USE };                                          /* NoGradRun */
+enum { IS_EVALUATED, USE_MODULE, USE_CALLER, USE_CALL, USE_KIND, USE_IN_METHOD }; /* ModuleUse */
 enum { LATEST };                                                         /* Passes */
 enum { ITERATOR, PHASE, LOADER_ID, SAMPLES };                            /* LoaderPass */
 enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE };           /* OptimizerUpdate */
 enum { OPEN };                                                           /* OpenUpdates */
-enum { IS_DUE };                                                         /* InputSizes */
+enum { IS_DUE, ROWS };                                                   /* InputSizes */
 enum { IS_ALONE, PRIMARY };                                              /* StepDetector */
 enum { RECORDER, PASSES_FOLLOWED, LATEST_BEFORE };                       /* StepEnds */
 enum { WATERMARK_NS, MARKS, STEP_COUNT };                                /* Recorder */
@@ -34,7 +36,11 @@ enum { /* LoopDetector */
 
 /* The same for numbers. */
 enum { BEGIN_NS, CODE };                                                                      /* ModuleCall */
-enum { CYCLE };                                                                               /* PhaseDetector */
+enum { FUNCTION };                                                                            /* TrainingThread */
+enum { CYCLE, FORWARDS, RUN_END_NS };                                                         /* PhaseDetector */
+enum { RUN_CALLS };                                                                           /* NoGradRun */
+enum { USE_CALLS, USE_END_NS };                                                               /* ModuleUse */
+enum { ROW_CALLS };                                                                           /* EvaluatedRows */
 enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS, MEASURED_AT };                                    /* LoaderPass */
 enum { BACKWARDS_BEFORE };                                                                    /* OpenUpdates */
 enum { NEXT_UPDATE };                                                                         /* InputSizes */
@@ -50,6 +56,8 @@ enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
 #define KEEPS_GRAPH 2         /* as in fast_path.py */
 #define PASSED_ON (KEEPS_GRAPH + 2)
+#define NEAREST 4             /* as in callers.py */
+#define MOST_ROW_CALLS 4096   /* as in evaluated_rows.py */
 #define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
 
 typedef struct {
@@ -57,7 +65,7 @@ typedef struct {
     Fields *thread, *updates, *gradients;
     PyObject *training; /* the phase of a pass that feeds the training */
     /* Names of attributes. */
-    PyObject *compiled_call, *training_mode, *yielded, *loader_id, *shape, *add, *update_is_recorded;
+    PyObject *back, *compiled_call, *training_mode, *yielded, *loader_id, *shape, *add, *update_is_recorded;
     PyObject *kinds[KINDS]; /* FREE and so on, as Python has them */
     PyObject *ident;        /* of the thread that was compared last, and the same as a number */
     unsigned long ident_number;
@@ -200,6 +208,36 @@ static inline int is_undecided(FastPath *path, Fields *detector)
            update->at[OPEN_CODE] != path->kinds[0];
 }
 
+/* Return whether gradients are enabled, or that is not known; -1 with an exception. */
+static inline int is_with_gradients(Fields *detector)
+{
+    if (detector->at[IS_GRAD_ENABLED] == NULL)
+        return 0;
+    PyObject *is_enabled = Py_NewRef(detector->at[IS_GRAD_ENABLED]), *enabled = PyObject_CallNoArgs(is_enabled);
+    Py_DECREF(is_enabled);
+    int result = enabled == NULL ? -1 : PyObject_IsTrue(enabled);
+    Py_XDECREF(enabled);
+    return result;
+}
+
+/* Return whether a module is in train mode; -1 with an exception. */
+static inline int is_training(FastPath *path, PyObject *module)
+{
+    PyObject *mode = PyObject_GetAttr(module, path->training_mode);
+    int result = mode == NULL ? -1 : PyObject_IsTrue(mode);
+    Py_XDECREF(mode);
+    return result;
+}
+
+/* Return whether a number is the id of an object. */
+static inline int is_id(PyObject *number, PyObject *object)
+{
+    void *id = number != NULL && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : NULL;
+    if (id == NULL && PyErr_Occurred())
+        PyErr_Clear();
+    return id == (void *)object;
+}
+
 /* Return whether a module runs its own Python code, not what torch.compile made of it; -1 with an exception. */
 static inline int runs_own_code(FastPath *path, PyObject *module)
 {
@@ -235,10 +273,14 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
     return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
 }
 
-/* Record the begin of a usual call or backward pass, and return what is needed at its end, owned; NULL, perhaps with an
+/* Record the begin of a usual call, one that repeats an earlier one without gradients, or a backward pass, and return what is needed at its end, owned; NULL, perhaps with an
    exception, where that was not done. The arguments of the call do not matter, and its module runs its own Python code. */
 Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller);
+Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller);
 Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count);
+
+/* Record the end of a repeated call: 1 if it is one and that was done, 0 if not, -1 with an exception. */
+int end_repeated(FastPath *path, Fields *detector, Fields *call);
 
 /* The methods, which fast_path.py documents. */
 PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);

@@ -131,6 +131,8 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
         return PyObject_VectorcallMethod(front->implementation, args, flags, names);
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = frame == NULL ? NULL : any_detector(front);
     PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame), *exception[3], *ended;
+    if (call == NULL && detector != NULL && !PyErr_Occurred())
+        call = (PyObject *)repeat_call(path, args[0], frame);
     if (call == NULL) {
         Py_XDECREF(detector);
         return call_unrecorded(front, args, flags, names);

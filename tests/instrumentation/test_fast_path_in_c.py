@@ -17,9 +17,11 @@ from tests.support.recording import IMPLEMENTATIONS, FakeRun, implementation_of
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.fast_path import KEEPS_GRAPH, FastPath, new_fast_path
 from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
+from training_profiler.instrumentation.loop_detection.evaluated_rows import CALLS, EvaluatedRows
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes
 from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
+from training_profiler.instrumentation.loop_detection.no_grad_runs import ModuleUse, NoGradRun
 from training_profiler.instrumentation.loop_detection.optimizer_update import AT_ONCE_NS, OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
@@ -39,6 +41,7 @@ BACKWARD_ARGUMENTS = ("loss", None, None, False)  # as Tensor.backward passes th
 HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
 CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
 CLASSES += (StepDetector, EarlyCalls, DetectorFields, StepEnds, Recorder, StepCount, PatchContext)
+CLASSES += (NoGradRun, ModuleUse, EvaluatedRows)
 # Names in C that differ from those in Python.
 NAMES = {
     ("TrainingThread", "detector"): "confirmed_detector",
@@ -51,11 +54,23 @@ NAMES = {
     ("StepEnds", "passes_followed"): "passes",
     ("StepEnds", "latest_before"): "latest",
     ("StepCount", "steps_ended"): "steps",
+    ("PhaseDetector", "forwards"): "forwards_without_grad",
+    ("NoGradRun", "run_calls"): "calls",
+    ("NoGradRun", "latest_use"): "latest",
+    ("ModuleUse", "use_in_method"): "is_in_method",
+    **{("ModuleUse", f"use_{name}"): name for name in ("module", "caller", "call", "kind", "calls", "end_ns")},
+    ("EvaluatedRows", "row_calls"): "calls",
 }
 
 
 class Module(FakeModule):
     _compiled_call_impl = None
+
+
+class Agent(FakeModule):
+    def acts(self, world, modules, inside):
+        for module in modules:
+            world._call(module, inside)
 
 
 class Criterion(Loss):
@@ -104,6 +119,7 @@ class World:
         self.modules = [Module(self.fake), Module(self.fake, Module(self.fake)), Criterion(self.fake)]
         self.optimizers = [FakeOptimizer(), FakeOptimizer()]
         self.iterators = [Iterator(), Iterator()]
+        self.agent = Agent(self.fake)
         self.seen = []
         self.shadow = None
         self.is_fast = is_fast
@@ -262,6 +278,20 @@ class World:
         with self.fake.no_grad():
             self.follow(inside)
 
+    def act(self, number, inside):
+        """Call models without gradients again and again."""
+        with self.fake.no_grad():
+            for at in range(4):
+                self._call(self.modules[at % 2 if number > 7 else number % 2], inside if number == 4 else [])
+
+    def act_in_method(self, number, inside):
+        """The same by a method of another module, in which one call of each is a forward pass."""
+        # The frame of a method may have the address of the one before, so each begins with a module called there.
+        modules = [self.modules[at] for at in ([0, 1], [0], [0, 0], [0, 1, 0], [0, 2], [0, 1, 2])[number % 6]]
+        with self.fake.no_grad():
+            for _ in range(3):
+                self.agent.acts(self, modules, inside if number > 7 else [])
+
     def compile(self, number, inside):
         module = self.modules[number % 3]
         module._compiled_call_impl = None if module._compiled_call_impl else print
@@ -316,12 +346,18 @@ class World:
         events = list(self.detector.pending.events)
         detector = self.detector
         counts = (detector.updates, detector.backwards, detector.phases.cycle, detector.input_sizes.pop())
+        phases, run = detector.phases, detector.phases._run
+        counts += (phases.forwards_without_grad, phases._run_end_ns, phases.is_unresolved, phases.is_open)
+        if run is not None:
+            uses = [(use.calls, use.begin_ns, use.end_ns, use.is_evaluated) for use in run._uses.values()]
+            counts += (run.calls, uses, run.latest.end_ns)
         ends = (self.count.steps, self.fake.asked, list(self.fake.recorder.marks), self.fake.recorder.watermark_ns)
         return self.seen, events, self.fake.marks, counts, ends, self.thread.busy_with
 
 
 KINDS = ("call", "named_call", "failing_call", "step", "steps", "fetch", "backward", "update", "eval", "train")
 KINDS += ("clear", "scaled_update", "no_grad", "compile", "elsewhere", "clock", "watch", "manual", "quiet")
+KINDS += ("act", "act", "act_in_method")
 
 
 def acts():
@@ -333,8 +369,8 @@ def acts():
     )
 
 
-def followed(name, script):
-    world = World(implementation_of(name))
+def followed(name, script, is_fast=True):
+    world = World(implementation_of(name), is_fast)
     world.follow([("steps", 0, [])])  # by then most calls are usual ones
     world.follow(script)
     return world.outcome()
@@ -343,6 +379,51 @@ def followed(name, script):
 @given(acts())
 def test_both_record_the_same(script):
     assert followed("C", script) == followed("Python", script)
+
+
+KINDS_OF_AGENTS = ("act", "act", "act_in_method", "act_in_method", "step", "eval", "train", "fetch", "no_grad")
+KINDS_OF_AGENTS += ("failing_call", "watch", "clock")
+INSIDE = st.sampled_from([[], [("call", 1, []), ("act", 0, [])]])
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS_OF_AGENTS), st.integers(0, 9), INSIDE), max_size=12))
+def test_fast_paths_record_what_the_slower_ones_do(script):
+    slower = followed("Python", script, is_fast=False)[1:]
+    for name in IMPLEMENTATIONS:
+        assert followed(name, script)[1:] == slower
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_model_that_acts_takes_the_fast_path(name, mode):
+    world = World(implementation_of(name))
+    world.detector.input_sizes.rows.calls = CALLS
+    world.follow([("steps", 0, []), (mode, 0, [])])
+    world.seen.clear()
+    world.follow([("act", 0, [])] * 5)
+    answers = [seen for seen in world.seen if isinstance(seen, bool)]
+    assert answers == [False, *[True] * 19]
+    world.seen.clear()
+    world.follow([("act_in_method", 0, [])] * 3)
+    assert [seen for seen in world.seen if isinstance(seen, bool)] == [False, False, *[True] * 16]
+    ends = [seen[0] for seen in world.seen if isinstance(seen, tuple) and len(seen) == 4 and isinstance(seen[0], bool)]
+    assert ends == [False, False, *[True] * 16]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("what", ["function", "compiled", "eval mode", "watched", "within a call"])
+def test_an_acting_call_that_more_is_asked_of_takes_the_slower_path(name, what):
+    world = World(implementation_of(name))
+    world.follow([("steps", 0, []), ("act", 0, [])])
+    if what == "function":
+        world.thread.function = -1
+    elif what == "within a call":
+        world.detector.calls.append(world.detector.call_begins(world.modules[1], (), True, sys._getframe()))
+    else:
+        world.follow([({"compiled": "compile", "eval mode": "eval", "watched": "watch"}[what], 0, [])])
+    world.seen.clear()
+    world.follow([("act", 0, [])])
+    assert [seen for seen in world.seen if isinstance(seen, bool)] == [False] * 4
 
 
 def test_both_take_the_fast_path_in_nearly_all_steps():

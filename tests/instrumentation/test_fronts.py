@@ -66,6 +66,17 @@ class Model(torch.nn.Module):
         return x
 
 
+class Agent(torch.nn.Module):
+    """A policy that is not called itself."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.critic = model, torch.nn.Linear(2, 1)
+
+    def value(self, x):
+        return self.critic(self.model(x))
+
+
 def is_front(value):
     return type(value).__name__ == "Front"
 
@@ -98,6 +109,7 @@ class Program:
         torch.manual_seed(0)
         self.run = run
         self.models = [Model(), Model()]
+        self.agent = Agent(self.models[0])
         self.criterion = torch.nn.MSELoss()
         self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in self.models]
         self.x, self.loss, self.losses = torch.ones(2, 2), None, []
@@ -128,6 +140,21 @@ class Program:
         with torch.no_grad():
             self.losses.append(self.criterion(self.models[number](self.x), torch.zeros(2, 2)).item())
         self.models[number].train()
+
+    def act(self, number, inside):
+        with torch.no_grad():
+            for _ in range(3):
+                self.models[number](self.x)
+
+    def act_in_eval_mode(self, number, inside):
+        self.models[number].eval()
+        self.act(number, inside)
+        self.models[number].train()
+
+    def act_in_method(self, number, inside):
+        with torch.no_grad():
+            for _ in range(3):
+                self.losses.append(self.agent.value(self.x).sum().item())
 
     def failing_call(self, number, inside):
         self.models[number].inside = self._fail
@@ -178,7 +205,8 @@ class Program:
         thread.join()
 
 
-LEAVES = ("named_call", "call_alone", "evaluation", "failing_call", "backward", "failing_backward", "clear")
+LEAVES = ("act", "act", "act_in_eval_mode", "act_in_method", "act_in_method", "named_call", "call_alone", "evaluation")
+LEAVES += ("failing_call", "backward", "failing_backward", "clear")
 LEAVES += ("clear_model", "update", "update_with_closure", "fetch", "step", "step", "step")
 LEAF = st.tuples(st.sampled_from(LEAVES), st.integers(0, 1), st.just([]))
 ACT = st.recursive(

@@ -61,6 +61,8 @@ class FastPath:
         if detector is None or training_thread.busy_with or module._compiled_call_impl is not None:
             return None
         call = detector.fast_path_call_begins(module, args, kwargs, caller)
+        if call is None and not training_thread.function:
+            call = detector.repeated_call_begins(module, caller)
         if call is not None:
             training_thread.busy_with = FORWARD
         return call
@@ -68,9 +70,12 @@ class FastPath:
     def call_ends(self, call: ModuleCall, module: Any, detector: LoopDetector) -> bool:
         """Record the end of such a call; return whether its end needs nothing more than that."""
         training_thread, calls = self._thread, detector.calls
-        if not (call.is_plain and module.training and training_thread.confirmed_detector is detector):
+        if training_thread.confirmed_detector is not detector or not calls or calls[-1] is not call:
             return False
-        if not calls or calls[-1] is not call:
+        if not call.is_plain and detector.repeated_call_ends(call):
+            training_thread.busy_with = FREE
+            return True
+        if not (call.is_plain and module.training):
             return False
         training_thread.busy_with = FREE
         calls.pop()

@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.fields import Fields, field, number
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -24,16 +24,17 @@ class TrainingThread(Fields):
     All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    __slots__ = ("_before_capture", "_owner", "function", "has_called_module", "is_confirmed")
+    __slots__ = ("_before_capture", "_owner", "has_called_module", "is_confirmed")
     busy_with: int = field(0)  # the kind of call that the training thread is in
     ident: int = field(1)  # of the training thread; 0 for none yet
     confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
+    function: int = number(0)  # of the autograd function under way, negative if it is called without gradients
     fetching: set[int] = field(3)  # threads in a fetch before confirmation: another thread may train meanwhile
 
     def __init__(self) -> None:
         self.busy_with = FREE
         self._before_capture = FREE  # the same, before the capture under way
-        self.function = 0  # number of the autograd function under way, negative if it is called without gradients
+        self.function = 0
         self.ident = 0
         self.has_called_module = False  # with gradients enabled
         self.is_confirmed = False  # it has computed gradients or updated parameters

@@ -20,12 +20,13 @@ class InputSizes(Fields):
     """The elements of the largest input of each forward pass that is looked at."""
 
     is_due: bool = field(0)
+    rows: EvaluatedRows = field(1)
     next_update: int = number(0)  # after which ``update_ends`` has something to do
 
     def __init__(self) -> None:
         self.is_due = True
         self.next_update = 0
-        self.rows: Final = EvaluatedRows()
+        self.rows = EvaluatedRows()
         self.are_channels_last = False  # images among the first inputs, in NHWC order
         self._seen: list[tuple[int, int]] = []
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
 from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
+from training_profiler.instrumentation.loop_detection.no_grad_calls import NoGradCalls
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
@@ -22,7 +22,7 @@ MAX_FAST_PATH_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
 
 
-class ModuleCalls(DetectorFields):
+class ModuleCalls(NoGradCalls):
     """Infers forward passes from outermost module calls, and finds the begin of the training loop."""
 
     def __init__(
@@ -123,17 +123,6 @@ class ModuleCalls(DetectorFields):
         self.pending.events.extend((now_ns, code))
         return ModuleCall(type(module), now_ns, code, has_grad=has_grad)
 
-    def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
-        now_ns = self.pending.clock()
-        code = self.phases.no_grad_call_begins(module, caller, now_ns)
-        if is_bare(module) or self._is_same_forward(module, caller):
-            if self.pending.ends_with(-code):
-                self.pending.remove_last()
-                return ModuleCall(type(module), 0, code, has_grad=False)
-            code = time_only(code)
-        self._events.extend((now_ns, code))
-        return ModuleCall(type(module), now_ns, code, has_grad=False)
-
     def _grad_call_begins(
         self, module: Any, may_explore: bool, frame: FrameType, inputs: tuple[Any, ...]
     ) -> ModuleCall:
@@ -222,22 +211,6 @@ class ModuleCalls(DetectorFields):
         calls.clear()
         if self._loop_from_ns is not None:
             self._loop_begins(self._loop_from_ns)
-
-    def _is_same_forward(self, module: Any, frame: FrameType) -> bool:
-        """Return whether the call belongs to the same forward pass as the one before.
-
-        It does if one method of a module calls several modules, each once, e.g. in a policy that is not called itself.
-        """
-        caller = self._methods.outermost(frame)
-        if caller is None:
-            self.frame = None
-            return False
-        if caller == self.frame and id(module) not in self._called_in_frame:
-            self._called_in_frame.add(id(module))
-            return True
-        self.frame = caller
-        self._called_in_frame = {id(module)}
-        return False
 
     def _training_event_begins(self, now_ns: int, module: int = 0) -> None:
         begin_ns = self.phases.training_event_begins(now_ns, module)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.callers import (
@@ -14,16 +14,26 @@ from training_profiler.instrumentation.loop_detection.callers import (
     says,
 )
 from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.recording.fields import Fields, field, number
 
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
 
 
-class ModuleUse:
+class ModuleUse(Fields):
     """The calls of one module."""
 
-    __slots__ = ("begin_ns", "calls", "end_ns", "is_evaluated", "module")
+    __slots__ = ("begin_ns",)
+    is_evaluated: bool = field(0)
+    module: Callable[[], Any] = field(1)
+    caller: CodeType | None = field(2)  # of the calls that may be repeated
+    call: ModuleCall | None = field(3)  # the same call in all of them
+    kind: type | None = field(4)
+    is_in_method: bool = field(5)  # a method of a module makes them
+    calls: int = number(0)
+    end_ns: int = number(1)
 
     def __init__(self, begin_ns: int, module: Callable[[], Any] = lambda: None) -> None:
         self.module = module  # None once it is gone
@@ -31,10 +41,24 @@ class ModuleUse:
         self.end_ns = begin_ns  # of the call added last
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
+        self.caller = self.call = self.kind = None
+        self.is_in_method = False
 
     def call_ends(self, now_ns: int) -> None:
         """Set the end of the call added last."""
         self.end_ns = now_ns
+
+    def repeats(self) -> None:
+        """Add a call that repeats an earlier one."""
+        self.calls += 1
+
+    def may_repeat(self, call: ModuleCall, caller: CodeType, is_in_method: bool) -> None:
+        """Let ``call``, which the function ``caller`` made, stand for those like it."""
+        self.call, self.kind, self.caller, self.is_in_method = call, call.kind, caller, is_in_method
+
+    def is_repeated(self, module: Any, caller: CodeType) -> bool:
+        """Return whether a call of ``module`` by ``caller`` is like that."""
+        return self.caller is caller and self.kind is type(module) and self.module() is module
 
     def has_trained_parts(self, was_trained: Callable[[int], bool]) -> bool:
         """Return whether modules inside this one are trained: a policy may act by its own call and learn by theirs."""
@@ -42,8 +66,13 @@ class ModuleUse:
         return module is not None and any(was_trained(id(inner)) for inner in modules_within(module))
 
 
-class NoGradRun:
+class NoGradRun(Fields):
     """The calls without gradients since the last training event."""
+
+    key: tuple[int, ...] = field(0)
+    _uses: dict[int, ModuleUse] = field(1)  # by id of the module
+    latest: ModuleUse = field(2)
+    calls: int = number(0)
 
     def __init__(
         self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...], hint: Purpose = Purpose.UNKNOWN
@@ -57,8 +86,8 @@ class NoGradRun:
         self.is_rollout_open = False
         self.acts = False  # by its variables, although no name says so
         self.named = named
-        self._uses: dict[int, ModuleUse] = {}  # by id of the module
-        self._latest = ModuleUse(begin_ns)
+        self._uses = {}
+        self.latest = ModuleUse(begin_ns)
 
     def hand_out(self, *, is_rollout: bool) -> None:
         """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
@@ -78,7 +107,19 @@ class NoGradRun:
                 self._uses[id(module)] = use
         use.calls += 1
         use.is_evaluated |= not module.training
-        self._latest = use
+        self.latest = use
+
+    def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
+        """Return the calls that one of ``module`` by ``caller`` repeats; None without such."""
+        use = self._uses.get(id(module))
+        is_repeated = use is not None and use.is_repeated(module, caller.f_code) and is_nearest(self.key, caller)
+        return use if is_repeated else None
+
+    def repeats(self, use: ModuleUse) -> None:
+        """Add a call that repeats those of ``use``."""
+        self.calls += 1
+        use.repeats()
+        self.latest = use
 
     def moves_to(self, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> bool:
         """Go on in other functions; return False if those evaluate and the ones before do not, or the reverse."""
@@ -91,7 +132,7 @@ class NoGradRun:
 
     def call_ends(self, now_ns: int) -> None:
         """Set the end of the call added last."""
-        self._latest.call_ends(now_ns)
+        self.latest.call_ends(now_ns)
 
     def of_trained(self, was_trained: Callable[[int], bool]) -> list[ModuleUse]:
         """Return the calls of each module that is trained."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.callers import Purpose
@@ -10,10 +10,12 @@ from training_profiler.instrumentation.loop_detection.first_evaluations import F
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, Phase
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     EvalModeCalls,
+    ModuleUse,
     NoGradDecisions,
     NoGradRun,
     WithGrad,
 )
+from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
@@ -33,6 +35,10 @@ class PhaseDetector(Fields):
     is_unresolved: bool = field(0)
     cycle: int = number(0)  # number of updates so far
     passes: Passes = field(1)
+    _run: NoGradRun | None = field(2)  # calls without gradients since the last training event
+    is_open: bool = field(3)  # validation_epoch has been entered
+    forwards_without_grad: int = number(1)
+    _run_end_ns: int = number(2)
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, was_trained: Callable[[int], bool] = lambda module: False
@@ -43,11 +49,11 @@ class PhaseDetector(Fields):
         self.forwards_without_grad = 0
         self._pending = pending
         self._codes = codes
-        self._is_open = False  # validation_epoch has been entered
+        self.is_open = False
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations()
         self._no_grad = NoGradDecisions(was_trained)
-        self._run: NoGradRun | None = None  # calls without gradients since the last training event
+        self._run = None
         self._run_end_ns = 0
         self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
         self._eval_mode = EvalModeCalls()  # since the last training event
@@ -60,7 +66,7 @@ class PhaseDetector(Fields):
         """Handle the begin of a fetch, and decide the phase of the pass if it shows by now."""
         for unknown in self.passes.unknown:
             unknown.is_evaluated |= self._was_evaluated(unknown)  # the batch fetched now was not used yet
-        if self._is_open and not loader_pass.fetches and 0 != self._evaluated != loader_pass.loader_id != 0:
+        if self.is_open and not loader_pass.fetches and 0 != self._evaluated != loader_pass.loader_id != 0:
             self._close()  # a test after a validation
         if loader_pass.kind is Phase.UNKNOWN:
             if not is_grad_enabled or (loader_pass.fetches and self._was_evaluated(loader_pass)):
@@ -69,9 +75,9 @@ class PhaseDetector(Fields):
         elif loader_pass.kind is Phase.EVALUATION:
             if self._run is not None:
                 self._open_run(self._run, now_ns)
-            elif not self._is_open:
+            elif not self.is_open:
                 self._open_before_next(now_ns)
-        elif self._is_open:
+        elif self.is_open:
             self._close()
         if loader_pass.cycle != self.cycle:
             loader_pass.cycle, loader_pass.cycle_begin_ns = self.cycle, now_ns
@@ -97,7 +103,7 @@ class PhaseDetector(Fields):
         if loader_pass.kind is Phase.EVALUATION:
             loader_pass.is_over = True
             self._evaluated = loader_pass.loader_id
-        if loader_pass.kind is Phase.EVALUATION and self._is_open:
+        if loader_pass.kind is Phase.EVALUATION and self.is_open:
             # Not closed yet: if a loader reads ahead, its last batches are still to be used.
             self._continue(now_ns)
 
@@ -108,7 +114,7 @@ class PhaseDetector(Fields):
     def _evaluates(self, loader_pass: LoaderPass, now_ns: int) -> None:
         self.passes.resolve(loader_pass, Phase.EVALUATION)
         self.first_evaluations.passes(loader_pass)
-        if self._is_open:
+        if self.is_open:
             if loader_pass.fetches:
                 self._recode(loader_pass.begin_ns)
         elif self._run is not None and self._run.begin_ns < (loader_pass.begin_ns or now_ns):
@@ -142,9 +148,28 @@ class PhaseDetector(Fields):
         self.is_unresolved = True
         return self._codes.no_grad
 
+    def may_repeat(self, call: ModuleCall, caller: CodeType, is_in_method: bool) -> None:
+        """Let ``call``, which has just begun, stand for those of the run that are like it."""
+        if self._run is not None:
+            self._run.latest.may_repeat(call, caller, is_in_method)
+
+    def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
+        """Return the calls of the run that a call of ``module`` by ``caller`` repeats; None without such."""
+        return None if self._run is None else self._run.repeated_use(module, caller)
+
+    def repeats(self, use: ModuleUse) -> None:
+        """Handle the begin of such a call outside of evaluations."""
+        self.forwards_without_grad += 1
+        if self._run is not None:
+            self._run.repeats(use)
+
+    def is_latest(self, call: ModuleCall) -> bool:
+        """Return whether the latest call of the run is ``call``."""
+        return self._run is not None and self._run.latest.call is call
+
     def _continues_evaluation(self) -> bool:
         latest = self.passes.latest
-        return self._is_open and (latest is None or latest.kind is not _UNKNOWN)
+        return self.is_open and (latest is None or latest.kind is not _UNKNOWN)
 
     def no_grad_call_ends(self, now_ns: int) -> None:
         """Handle the end of a forward pass without gradients."""
@@ -169,7 +194,7 @@ class PhaseDetector(Fields):
         """
         self._eval_mode_end_ns = now_ns
         latest = self.passes.latest
-        if self._is_open and latest is not None and latest.kind is Phase.EVALUATION:
+        if self.is_open and latest is not None and latest.kind is Phase.EVALUATION:
             if begin_ns:
                 self.with_grad.add(1, now_ns - begin_ns)
             self._continue(now_ns)
@@ -193,7 +218,7 @@ class PhaseDetector(Fields):
 
     def _open_with_grad(self) -> None:
         first = self._eval_mode.first
-        if first is not None and not self._is_open:
+        if first is not None and not self.is_open:
             self._open_at(first.begin_ns, (self._codes.forward, time_only(self._codes.forward)))
 
     def reconsider(self, loader_pass: LoaderPass) -> None:
@@ -233,7 +258,7 @@ class PhaseDetector(Fields):
         first = self._eval_mode.first
         if first is not None and first.begin_ns <= step_begin_ns and self._were_evaluated_with_grad(module):
             self._open_with_grad()
-        if self._is_open:
+        if self.is_open:
             self._close()
         self._eval_mode.clear()
         self.is_unresolved = False
@@ -316,7 +341,7 @@ class PhaseDetector(Fields):
         first = self._eval_mode.first
         if first is not None and self._no_grad.purpose(first) is not Purpose.ACTING:
             self._open_with_grad()
-        if self._is_open:
+        if self.is_open:
             self._close()
 
     def checkpoint_begins(self) -> None:
@@ -359,9 +384,9 @@ class PhaseDetector(Fields):
 
     def _open_at(self, begin_ns: int, firsts: tuple[int, ...]) -> None:
         """Enter ``validation_epoch`` if needed, before the event at ``begin_ns`` that is one of ``firsts``."""
-        if not self._is_open:
+        if not self.is_open:
             self._pending.insert_before(begin_ns, firsts, self._codes.validation)
-            self._is_open = True
+            self.is_open = True
             self._begin_ns = self._last_ns = begin_ns
         self.is_unresolved = True
         self._recode(begin_ns)
@@ -377,7 +402,7 @@ class PhaseDetector(Fields):
 
     def _open_before_next(self, now_ns: int) -> None:
         self._pending.events.extend((now_ns, self._codes.validation))
-        self._is_open = self.is_unresolved = True
+        self.is_open = self.is_unresolved = True
         self._begin_ns = self._last_ns = now_ns
 
     def _continue(self, now_ns: int) -> None:
@@ -386,6 +411,6 @@ class PhaseDetector(Fields):
 
     def _close(self) -> None:
         self._pending.insert_exit(self._last_ns, self._codes.validation)
-        self._is_open = False
+        self.is_open = False
         self.first_evaluations.ended(self._last_ns - self._begin_ns)
         self._evaluated = 0

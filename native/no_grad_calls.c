@@ -1,0 +1,158 @@
+/* Calls of modules without gradients that repeat an earlier one, as those of a model that acts: no_grad_calls.py has the
+same in Python. */
+
+#include "fast_path.h"
+
+/* Return whether the functions around a call are those of the run, as is_nearest of callers.py; -1 with an exception. */
+static int is_nearest(FastPath *path, PyObject *key, PyObject *caller)
+{
+    Py_ssize_t length = key != NULL && PyTuple_CheckExact(key) ? PyTuple_Size(key) : 0;
+    PyObject *frame = Py_NewRef(caller);
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyObject *code = NULL, *back = NULL;
+        if (Py_IS_TYPE(frame, path->frame_type)) {
+            code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+            if (code == NULL || !is_id(PyTuple_GetItem(key, i), code))
+                Py_CLEAR(code);
+            else if ((back = i + 1 < NEAREST ? PyObject_GetAttr(frame, path->back) : Py_NewRef(Py_None)) == NULL) {
+                Py_DECREF(code);
+                Py_DECREF(frame);
+                return -1;
+            }
+        }
+        Py_DECREF(frame);
+        if (code == NULL)
+            return 0;
+        Py_DECREF(code);
+        frame = back;
+    }
+    int is_end = length == NEAREST || (length > 0 && frame == Py_None);
+    Py_DECREF(frame);
+    return is_end;
+}
+
+/* Return whether the calls of a module in the run may stand for this one; -1 with an exception. */
+static int is_repeated(FastPath *path, Fields *use, PyObject *module, PyObject *caller)
+{
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)caller);
+    int is_same = use->at[USE_CALLER] == code && use->at[USE_KIND] == (PyObject *)Py_TYPE(module);
+    Py_DECREF(code);
+    if (!is_same || use->at[USE_MODULE] == NULL)
+        return 0;
+    PyObject *reference = Py_NewRef(use->at[USE_MODULE]), *found = PyObject_CallNoArgs(reference);
+    Py_DECREF(reference);
+    Py_XDECREF(found);
+    return found == NULL ? -1 : found == module;
+}
+
+/* Return whether nothing but the times is recorded of a call, gradients are disabled, and the functions around it are
+   those of the run; -1 with an exception. */
+static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, PyObject *module, PyObject *caller)
+{
+    int is_in_training = is_training(path, module), result;
+    if (is_in_training < 0)
+        return -1;
+    if (!is_in_training) {
+        Fields *sizes = fields_of(path, SIZES, detector->at[INPUT_SIZES]);
+        Fields *rows = sizes == NULL ? NULL : fields_of(path, ROWS_OF, sizes->at[ROWS]);
+        if (rows == NULL || use->at[IS_EVALUATED] != Py_True || rows->numbers[ROW_CALLS] < MOST_ROW_CALLS)
+            return 0;
+    }
+    PyObject *key = Py_XNewRef(run->at[KEY]);
+    result = is_nearest(path, key, caller);
+    Py_XDECREF(key);
+    if (result > 0 && (result = is_with_gradients(detector)) >= 0)
+        result = !result && detector->at[IS_GRAD_ENABLED] != NULL;
+    return result;
+}
+
+/* Record the begin, and return the call, owned; NULL with an exception, or where Python has to. */
+static Fields *record_repeated(FastPath *path, Fields *detector, Fields *phases, Fields *run, Fields *use)
+{
+    Fields *call = fields_of(path, CALL, use->at[USE_CALL]);
+    Writer *writer = writer_of(path, detector);
+    PyObject *calls = detector->at[CALLS];
+    if (call == NULL || writer == NULL || !is_list(calls, 0))
+        return NULL;
+    Py_INCREF((PyObject *)call);
+    Py_INCREF(calls);
+    give(detector, FRAME, Py_NewRef(Py_None));
+    int result = write_owned(writer, call->numbers[CODE], &call->numbers[BEGIN_NS]);
+    if (result == 0) {
+        phases->numbers[FORWARDS]++;
+        run->numbers[RUN_CALLS]++;
+        use->numbers[USE_CALLS]++;
+        give(run, LATEST_USE, Py_NewRef((PyObject *)use));
+        result = PyList_Append(calls, (PyObject *)call);
+    }
+    Py_DECREF(calls);
+    if (result < 0)
+        Py_CLEAR(call);
+    return call;
+}
+
+Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
+{
+    Fields *detector = is_busy_with(path, FREE) && path->thread->numbers[FUNCTION] == 0 ? detector_of(path) : NULL;
+    Fields *phases = NULL, *run = NULL, *update = NULL, *use = NULL, *call = NULL;
+    if (detector != NULL && is_bare_detector(path, detector) && is_list(detector->at[CALLS], 0)) {
+        phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+        update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    }
+    if (phases != NULL && update != NULL && update->at[OPEN_CODE] == path->kinds[0] &&
+        phases->at[IS_OPEN] == Py_False && phases->at[IS_UNRESOLVED] == Py_True)
+        run = fields_of(path, RUN_OF, phases->at[RUN]);
+    if (run != NULL && run->at[USES] != NULL && PyDict_CheckExact(run->at[USES])) {
+        Py_INCREF((PyObject *)phases);
+        Py_INCREF((PyObject *)run);
+        PyObject *key = PyLong_FromVoidPtr(module), *found = NULL;
+        if (key != NULL && (found = PyDict_GetItemWithError(run->at[USES], key)) != NULL)
+            use = (Fields *)Py_XNewRef((PyObject *)fields_of(path, USE_OF, found));
+        Py_XDECREF(key);
+        int is_like = use == NULL ? 0 : is_repeated(path, use, module, caller);
+        if (is_like > 0 && use->at[USE_IN_METHOD] != Py_False) {
+            found = PyObject_CallMethod((PyObject *)detector, "repeated_call_begins", "(OO)", module, caller);
+            call = found == NULL ? NULL : fields_of(path, CALL, found);
+            if (call == NULL)
+                Py_XDECREF(found);
+        } else if (is_like > 0)
+            is_like = is_quiet(path, detector, run, use, module, caller);
+        if (is_like > 0 && call == NULL && use->at[USE_IN_METHOD] == Py_False && phases->at[RUN] == (PyObject *)run)
+            call = record_repeated(path, detector, phases, run, use);
+        if (call != NULL)
+            set_busy(path, FORWARD);
+        Py_DECREF((PyObject *)run);
+        Py_DECREF((PyObject *)phases);
+        Py_XDECREF((PyObject *)use);
+    }
+    Py_XDECREF((PyObject *)detector);
+    return call;
+}
+
+int end_repeated(FastPath *path, Fields *detector, Fields *call)
+{
+    Fields *phases = is_bare_detector(path, detector) ? fields_of(path, PHASES_OF, detector->at[PHASES]) : NULL;
+    Fields *run = phases == NULL ? NULL : fields_of(path, RUN_OF, phases->at[RUN]);
+    Fields *use = run == NULL ? NULL : fields_of(path, USE_OF, run->at[LATEST_USE]);
+    if (use == NULL || use->at[USE_CALL] != (PyObject *)call || phases->at[IS_OPEN] != Py_False)
+        return 0;
+    Writer *writer = writer_of_end(path, detector);
+    PyObject *calls = detector->at[CALLS];
+    if (writer == NULL || !is_list(calls, 1) || PyList_GetItem(calls, 0) != (PyObject *)call)
+        return 0;
+    int64_t now_ns, code = call->numbers[CODE];
+    Py_INCREF((PyObject *)writer);
+    Py_INCREF((PyObject *)phases);
+    Py_INCREF((PyObject *)use);
+    set_busy(path, FREE);
+    int result = PyList_SetSlice(calls, 0, 1, NULL);
+    if (result == 0 && (result = write_owned(writer, -code, &now_ns)) == 0) {
+        phases->numbers[RUN_END_NS] = now_ns;
+        use->numbers[USE_END_NS] = now_ns;
+        result = 1;
+    }
+    Py_DECREF((PyObject *)use);
+    Py_DECREF((PyObject *)phases);
+    Py_DECREF((PyObject *)writer);
+    return result;
+}

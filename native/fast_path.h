@@ -19,7 +19,7 @@ enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                           /* Trai
 enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };                  /* ModuleCall */
 enum { IS_UNRESOLVED, PASSES, RUN, IS_OPEN };                            /* PhaseDetector */
 enum { KEY, USES, LATEST_USE };                                          /* NoGradRun */
-enum { IS_EVALUATED, USE_MODULE, USE_CALLER, USE_CALL, USE_KIND, USE_IN_METHOD }; /* ModuleUse */
+enum { IS_EVALUATED, USE_MODULE, USE_CALLER, USE_CALL, USE_KIND };       /* ModuleUse */
 enum { LATEST };                                                         /* Passes */
 enum { ITERATOR, PHASE, LOADER_ID, SAMPLES };                            /* LoaderPass */
 enum { OPEN_CODE, CODE_OF_UPDATE, IS_SCALING, IS_IN_CLOSURE };           /* OptimizerUpdate */
@@ -31,7 +31,7 @@ enum { WATERMARK_NS, MARKS, STEP_COUNT };                                /* Reco
 enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER }; /* PatchContext */
 enum { /* LoopDetector */
     CALLS, FAST_PATH, FRAME, PHASES, UPDATE, INPUT_SIZES, IS_GRAD_ENABLED, WRITE, INFERRED, EARLY, BUFFER, IS_SHADOWED,
-    STEPS, END_STEP, HAS_MANUAL_STEPS, HOST_CLOCK
+    STEPS, END_STEP, HAS_MANUAL_STEPS, HOST_CLOCK, CALLED_IN_FRAME
 };
 
 /* The same for numbers. */
@@ -39,7 +39,7 @@ enum { BEGIN_NS, CODE };                                                        
 enum { FUNCTION };                                                                            /* TrainingThread */
 enum { CYCLE, FORWARDS, RUN_END_NS };                                                         /* PhaseDetector */
 enum { RUN_CALLS };                                                                           /* NoGradRun */
-enum { USE_CALLS, USE_END_NS };                                                               /* ModuleUse */
+enum { USE_CALLS, USE_END_NS, DEPTH };                                                        /* ModuleUse */
 enum { ROW_CALLS };                                                                           /* EvaluatedRows */
 enum { FETCHES, PASS_CYCLE, CYCLE_BEGIN_NS, MEASURED_AT };                                    /* LoaderPass */
 enum { BACKWARDS_BEFORE };                                                                    /* OpenUpdates */

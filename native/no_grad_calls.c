@@ -3,32 +3,62 @@ same in Python. */
 
 #include "fast_path.h"
 
-/* Return whether the functions around a call are those of the run, as is_nearest of callers.py; -1 with an exception. */
-static int is_nearest(FastPath *path, PyObject *key, PyObject *caller)
+/* Return whether the functions around a call are those of the run, as is_nearest of callers.py; -1 with an exception. Put
+   the frame `depth` frames away, from 1, into `method`, owned. */
+static int is_nearest(FastPath *path, PyObject *key, PyObject *caller, int64_t depth, PyObject **method)
 {
-    Py_ssize_t length = key != NULL && PyTuple_CheckExact(key) ? PyTuple_Size(key) : 0;
-    PyObject *frame = Py_NewRef(caller);
-    for (Py_ssize_t i = 0; i < length; i++) {
-        PyObject *code = NULL, *back = NULL;
+    Py_ssize_t length = PyTuple_Size(key);
+    PyObject *frame = Py_NewRef(caller), *back, *code;
+    int result = 1;
+    for (Py_ssize_t i = 0; i < length && result > 0; i++) {
+        result = 0;
         if (Py_IS_TYPE(frame, path->frame_type)) {
             code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-            if (code == NULL || !is_id(PyTuple_GetItem(key, i), code))
-                Py_CLEAR(code);
-            else if ((back = i + 1 < NEAREST ? PyObject_GetAttr(frame, path->back) : Py_NewRef(Py_None)) == NULL) {
-                Py_DECREF(code);
-                Py_DECREF(frame);
-                return -1;
-            }
+            result = is_id(PyTuple_GetItem(key, i), code);
+            Py_DECREF(code);
         }
-        Py_DECREF(frame);
-        if (code == NULL)
-            return 0;
-        Py_DECREF(code);
-        frame = back;
+        if (result && i + 1 == depth)
+            *method = Py_NewRef(frame);
+        if (result && i + 1 < NEAREST) {
+            back = PyObject_GetAttr(frame, path->back);
+            Py_DECREF(frame);
+            if ((frame = back) == NULL)
+                return -1;
+        }
     }
-    int is_end = length == NEAREST || (length > 0 && frame == Py_None);
+    result = result && (length == NEAREST || (length > 0 && frame == Py_None));
     Py_DECREF(frame);
-    return is_end;
+    return result;
+}
+
+/* Return whether the call belongs to the same forward pass as the one before, as _is_same_forward; -1 with an exception. */
+static int is_same_forward(Fields *detector, PyObject *module, PyObject *method)
+{
+    PyObject *frame = detector->at[FRAME], *called = detector->at[CALLED_IN_FRAME], *key = PyLong_FromVoidPtr(module);
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)method), *ids[2] = {NULL, NULL}, *made = NULL;
+    int is_same = frame != NULL && PyTuple_CheckExact(frame) && PyTuple_Size(frame) == 2 &&
+                  is_id(PyTuple_GetItem(frame, 0), method) && is_id(PyTuple_GetItem(frame, 1), code);
+    int result = key == NULL ? -1 : 0;
+    if (result == 0 && is_same && called != NULL && PySet_Check(called) && (result = PySet_Contains(called, key)) == 0)
+        result = PySet_Add(called, key) < 0 ? -1 : 1;
+    else if (result >= 0) {
+        ids[0] = PyLong_FromVoidPtr(method);
+        ids[1] = PyLong_FromVoidPtr(code);
+        made = PySet_New(NULL);
+        frame = ids[0] == NULL || ids[1] == NULL ? NULL : PyTuple_Pack(2, ids[0], ids[1]);
+        result = frame == NULL || made == NULL || PySet_Add(made, key) < 0 ? -1 : 0;
+        if (result == 0) {
+            give(detector, FRAME, Py_NewRef(frame));
+            give(detector, CALLED_IN_FRAME, Py_NewRef(made));
+        }
+        Py_XDECREF(frame);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(ids[0]);
+    Py_XDECREF(ids[1]);
+    Py_DECREF(code);
+    Py_XDECREF(key);
+    return result;
 }
 
 /* Return whether the calls of a module in the run may stand for this one; -1 with an exception. */
@@ -47,9 +77,10 @@ static int is_repeated(FastPath *path, Fields *use, PyObject *module, PyObject *
 
 /* Return whether nothing but the times is recorded of a call, gradients are disabled, and the functions around it are
    those of the run; -1 with an exception. */
-static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, PyObject *module, PyObject *caller)
+static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, PyObject *module, PyObject *caller,
+                    PyObject **method)
 {
-    int is_in_training = is_training(path, module), result;
+    int is_in_training = is_training(path, module), result = 0;
     if (is_in_training < 0)
         return -1;
     if (!is_in_training) {
@@ -59,7 +90,8 @@ static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, 
             return 0;
     }
     PyObject *key = Py_XNewRef(run->at[KEY]);
-    result = is_nearest(path, key, caller);
+    if (key != NULL && PyTuple_CheckExact(key))
+        result = is_nearest(path, key, caller, use->numbers[DEPTH], method);
     Py_XDECREF(key);
     if (result > 0 && (result = is_with_gradients(detector)) >= 0)
         result = !result && detector->at[IS_GRAD_ENABLED] != NULL;
@@ -67,18 +99,35 @@ static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, 
 }
 
 /* Record the begin, and return the call, owned; NULL with an exception, or where Python has to. */
-static Fields *record_repeated(FastPath *path, Fields *detector, Fields *phases, Fields *run, Fields *use)
+static Fields *record_repeated(FastPath *path, Fields *detector, Fields *phases, Fields *run, Fields *use, PyObject *module,
+                               PyObject *method)
 {
     Fields *call = fields_of(path, CALL, use->at[USE_CALL]);
     Writer *writer = writer_of(path, detector);
     PyObject *calls = detector->at[CALLS];
-    if (call == NULL || writer == NULL || !is_list(calls, 0))
+    if (call == NULL || writer == NULL || !is_list(calls, 0) || (method == NULL) != (use->numbers[DEPTH] == 0))
         return NULL;
     Py_INCREF((PyObject *)call);
+    Py_INCREF((PyObject *)writer);
     Py_INCREF(calls);
-    give(detector, FRAME, Py_NewRef(Py_None));
-    int result = write_owned(writer, call->numbers[CODE], &call->numbers[BEGIN_NS]);
+    int is_part = 0, result = 0, goes_on = 0;
+    if (method == NULL)
+        give(detector, FRAME, Py_NewRef(Py_None));
+    else
+        result = is_part = is_same_forward(detector, module, method);
+    Events *events = writer->events;
+    int64_t now_ns = 0, code = call->numbers[CODE] & ~(int64_t)TIME_ONLY;
+    if (result >= 0) {
+        goes_on = is_part && events->length >= 2 && events->items[events->length - 1] == -code;
+        if (is_part && !goes_on)
+            code |= TIME_ONLY;
+        result = write_owned(writer, code, &now_ns);
+    }
     if (result == 0) {
+        if (goes_on && events->length >= 4)
+            events->length -= 4;
+        call->numbers[BEGIN_NS] = goes_on ? 0 : now_ns;
+        call->numbers[CODE] = code;
         phases->numbers[FORWARDS]++;
         run->numbers[RUN_CALLS]++;
         use->numbers[USE_CALLS]++;
@@ -86,6 +135,7 @@ static Fields *record_repeated(FastPath *path, Fields *detector, Fields *phases,
         result = PyList_Append(calls, (PyObject *)call);
     }
     Py_DECREF(calls);
+    Py_DECREF((PyObject *)writer);
     if (result < 0)
         Py_CLEAR(call);
     return call;
@@ -110,15 +160,17 @@ Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
             use = (Fields *)Py_XNewRef((PyObject *)fields_of(path, USE_OF, found));
         Py_XDECREF(key);
         int is_like = use == NULL ? 0 : is_repeated(path, use, module, caller);
-        if (is_like > 0 && use->at[USE_IN_METHOD] != Py_False) {
+        PyObject *method = NULL;
+        if (is_like > 0 && use->numbers[DEPTH] >= NEAREST) { /* deeper than the functions of the run are known */
             found = PyObject_CallMethod((PyObject *)detector, "repeated_call_begins", "(OO)", module, caller);
             call = found == NULL ? NULL : fields_of(path, CALL, found);
             if (call == NULL)
                 Py_XDECREF(found);
         } else if (is_like > 0)
-            is_like = is_quiet(path, detector, run, use, module, caller);
-        if (is_like > 0 && call == NULL && use->at[USE_IN_METHOD] == Py_False && phases->at[RUN] == (PyObject *)run)
-            call = record_repeated(path, detector, phases, run, use);
+            is_like = is_quiet(path, detector, run, use, module, caller, &method);
+        if (is_like > 0 && use->numbers[DEPTH] < NEAREST && phases->at[RUN] == (PyObject *)run)
+            call = record_repeated(path, detector, phases, run, use, module, method);
+        Py_XDECREF(method);
         if (call != NULL)
             set_busy(path, FORWARD);
         Py_DECREF((PyObject *)run);

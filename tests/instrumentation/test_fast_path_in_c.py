@@ -57,7 +57,6 @@ NAMES = {
     ("PhaseDetector", "forwards"): "forwards_without_grad",
     ("NoGradRun", "run_calls"): "calls",
     ("NoGradRun", "latest_use"): "latest",
-    ("ModuleUse", "use_in_method"): "is_in_method",
     **{("ModuleUse", f"use_{name}"): name for name in ("module", "caller", "call", "kind", "calls", "end_ns")},
     ("EvaluatedRows", "row_calls"): "calls",
 }

@@ -34,6 +34,7 @@ class DetectorFields(Fields):
     _end_step: Callable[[int], None] = field(13)
     has_manual_steps: bool = field(14)
     _host_clock: Clock = field(15)
+    _called_in_frame: set[int] = field(16)  # ids of the modules that were called in ``frame``
     backwards: int = number(0)
     updates: int = number(1)
     _forward_code: int = number(2)

@@ -42,7 +42,7 @@ class ModuleCalls(NoGradCalls):
         self._is_grad_enabled = is_grad_enabled
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
-        self._called_in_frame: set[int] = set()
+        self._called_in_frame = set()
         self._seen_in_training: set[int] = set()  # ids of trainable modules called in train mode
         self._function = 0  # the autograd function of the last call that one made
         self.input_sizes = InputSizes()

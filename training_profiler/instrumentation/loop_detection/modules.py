@@ -63,6 +63,14 @@ def _subclasses(root: type) -> Iterator[type]:
             yield kind
 
 
+def depth_of(method: tuple[int, int], frame: FrameType | None) -> int:
+    """Return how many frames away from ``frame`` the one of a ``MethodFrames`` key is, from 1."""
+    depth = 1
+    while frame is not None and id(frame) != method[0]:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
 MAX_MODULES: Final = 100_000
 CALLS_PER_CHECK: Final = 64  # of a frozen module
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
 from training_profiler.instrumentation.loop_detection.evaluated_rows import CALLS
-from training_profiler.instrumentation.loop_detection.modules import MethodFrames, is_bare
+from training_profiler.instrumentation.loop_detection.modules import MethodFrames, depth_of, is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
@@ -19,7 +19,6 @@ class NoGradCalls(DetectorFields):
     codes: SectionCodes
     _events: Any
     _methods: MethodFrames
-    _called_in_frame: set[int]
 
     def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
         now_ns = self.pending.clock()
@@ -29,7 +28,7 @@ class NoGradCalls(DetectorFields):
         call = ModuleCall(type(module), 0, code, has_grad=False)
         self._enter(call, code, now_ns, is_part)
         if not has_none and code == self.codes.no_grad:
-            self.phases.may_repeat(call, caller.f_code, self.frame is not None)
+            self.phases.may_repeat(call, caller.f_code, 0 if self.frame is None else depth_of(self.frame, caller))
         return call
 
     def _enter(self, call: ModuleCall, code: int, now_ns: int, is_part: bool) -> None:
@@ -51,9 +50,9 @@ class NoGradCalls(DetectorFields):
         if not module.training and not (use.is_evaluated and self.input_sizes.rows.calls >= CALLS):
             return None  # the sizes of the inputs are read
         call, now_ns = use.call, self.pending.clock()
-        if not use.is_in_method:
+        if not use.depth:
             self.frame = None
-        self._enter(call, self.codes.no_grad, now_ns, use.is_in_method and self._is_same_forward(module, caller))
+        self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
         self.phases.repeats(use)
         self.calls.append(call)
         return call

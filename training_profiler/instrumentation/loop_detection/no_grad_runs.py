@@ -31,9 +31,9 @@ class ModuleUse(Fields):
     caller: CodeType | None = field(2)  # of the calls that may be repeated
     call: ModuleCall | None = field(3)  # the same call in all of them
     kind: type | None = field(4)
-    is_in_method: bool = field(5)  # a method of a module makes them
     calls: int = number(0)
     end_ns: int = number(1)
+    depth: int = number(2)  # of the outermost of the methods of modules that make them, from 1; 0 without one
 
     def __init__(self, begin_ns: int, module: Callable[[], Any] = lambda: None) -> None:
         self.module = module  # None once it is gone
@@ -42,7 +42,7 @@ class ModuleUse(Fields):
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
         self.caller = self.call = self.kind = None
-        self.is_in_method = False
+        self.depth = 0
 
     def call_ends(self, now_ns: int) -> None:
         """Set the end of the call added last."""
@@ -52,9 +52,9 @@ class ModuleUse(Fields):
         """Add a call that repeats an earlier one."""
         self.calls += 1
 
-    def may_repeat(self, call: ModuleCall, caller: CodeType, is_in_method: bool) -> None:
+    def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
         """Let ``call``, which the function ``caller`` made, stand for those like it."""
-        self.call, self.kind, self.caller, self.is_in_method = call, call.kind, caller, is_in_method
+        self.call, self.kind, self.caller, self.depth = call, call.kind, caller, depth
 
     def is_repeated(self, module: Any, caller: CodeType) -> bool:
         """Return whether a call of ``module`` by ``caller`` is like that."""

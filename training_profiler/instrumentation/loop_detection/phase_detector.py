@@ -148,10 +148,10 @@ class PhaseDetector(Fields):
         self.is_unresolved = True
         return self._codes.no_grad
 
-    def may_repeat(self, call: ModuleCall, caller: CodeType, is_in_method: bool) -> None:
+    def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
         """Let ``call``, which has just begun, stand for those of the run that are like it."""
         if self._run is not None:
-            self._run.latest.may_repeat(call, caller, is_in_method)
+            self._run.latest.may_repeat(call, caller, depth)
 
     def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
         """Return the calls of the run that a call of ``module`` by ``caller`` repeats; None without such."""

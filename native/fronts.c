@@ -148,21 +148,6 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     return finish(front, result, ended, exception, call, detector);
 }
 
-/* Gradients */
-
-static PyObject *call_backward(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
-{
-    Front *front = (Front *)self;
-    if (is_capturing(front))
-        return call_patch(front, args, flags, names);
-    PyObject *detector = (PyObject *)begin_backward(front->path, args, (Py_ssize_t)(flags & ~MAY_CHANGE)), *exception[3];
-    if (detector == NULL)
-        return call_unrecorded(front, args, flags, names);
-    PyObject *result = call_original(front, args, flags, names);
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    return finish(front, result, path_backward_ends(front->path, detector), exception, NULL, detector);
-}
-
 /* Updates */
 
 static PyObject *call_clearing(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
@@ -238,8 +223,11 @@ static const struct {
     const char *kind;
     vectorcallfunc call;
 } CALLS_OF[] = {
-    {"module", call_module},       {"backward", call_backward},         {"clearing", call_clearing},
-    {"fetch", call_fetch},         {"before update", call_before_update}, {"after update", call_after_update},
+    {"module", call_module},
+    {"clearing", call_clearing},
+    {"fetch", call_fetch},
+    {"before update", call_before_update},
+    {"after update", call_after_update},
 };
 
 /* Whoever looks the attribute up gets the patch's function. */
@@ -249,12 +237,6 @@ static PyObject *front_bind(PyObject *self, PyObject *object, PyObject *type)
     if (object == NULL || object == Py_None)
         return Py_NewRef(front->patch);
     return PyObject_CallFunctionObjArgs((PyObject *)front->method_type, front->patch, object, NULL);
-}
-
-/* Pickled by the name under which the program finds it. */
-static PyObject *front_reduce(PyObject *self, PyObject *ignored)
-{
-    return PyObject_GetAttrString(self, "__qualname__");
 }
 
 #define FOR_EACH_OWNED(DO)                                                                                             \
@@ -324,11 +306,6 @@ static PyObject *front_make(PyTypeObject *type, PyObject *args, PyObject *named)
     return (PyObject *)front;
 }
 
-static PyMethodDef front_methods[] = {
-    {"__reduce__", front_reduce, METH_NOARGS, "Return its qualified name."},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyMemberDef front_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Front, call), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Front, attributes), READONLY, NULL},
@@ -344,7 +321,6 @@ static PyType_Slot front_slots[] = {
     {Py_tp_dealloc, front_dealloc},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_descr_get, front_bind},
-    {Py_tp_methods, front_methods},
     {Py_tp_members, front_members},
     {0, NULL},
 };

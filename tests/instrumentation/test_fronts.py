@@ -89,7 +89,6 @@ def places():
         vars(torch.nn.Module)["zero_grad"],
         vars(torch.optim.Optimizer)["zero_grad"],
         vars(torch.utils.data.dataloader._BaseDataLoaderIter)["__next__"],
-        torch.autograd.backward,
         *(list(hook.values())[-1] for hook in hooks),
     ]
 
@@ -282,10 +281,8 @@ def test_programs_that_look_find_the_patch(fronts):
     assert super(Model, model := Model()).__call__.__self__ is model
     assert inspect.isfunction(torch.optim.Optimizer.zero_grad)
     assert inspect.isfunction(torch.utils.data.dataloader._BaseDataLoaderIter.__next__)
-    backward = torch.autograd.backward
-    assert (backward.__name__, backward.__module__) == ("backward", "torch.autograd")
-    assert inspect.signature(backward) == inspect.signature(backward.__wrapped__)
-    assert pickle.loads(pickle.dumps(backward)) is backward
+    assert pickle.loads(pickle.dumps(patch)) is patch
+    assert inspect.signature(patch) == inspect.signature(patch.__wrapped__)
 
 
 def test_error_of_the_program_is_as_without_fronts(fronts):
@@ -431,13 +428,18 @@ def test_symbolic_tracing_leaves_the_patches_in_place(fronts):
     assert fronts.context.detector.updates == 6
 
 
-def test_function_that_a_program_took_outlives_the_session(fronts):
-    taken = torch.autograd.backward
+def test_front_that_a_program_took_outlives_the_session(fronts):
+    taken = vars(torch.nn.Module)["__call__"]
     train(Model())
     fronts.instrumentation.uninstall()
-    x = torch.ones(2, requires_grad=True)
-    taken(x.sum())
-    assert x.grad.tolist() == [1, 1]
+    assert taken(Model(), torch.ones(2)).shape == (2,)
+
+
+def test_function_of_a_module_stays_the_same_object(patched):
+    taken = torch.autograd.backward
+    patched.context.fronts._is_watched = True
+    patched.context.fronts.place()
+    assert torch.autograd.backward is taken
 
 
 def test_call_of_another_thread_is_made_by_the_patch(fronts):

@@ -66,15 +66,17 @@ class Fronts:
     def offer_attribute(
         self,
         patches: Patches,
-        owner: Any,
+        owner: type,
         name: str,
         kind: str,
         ended: Callable[..., None] | None = None,
-        captured: Sized = (),
     ) -> None:
-        """Do the same for ``owner.name``, which ``patches`` have replaced."""
+        """Do the same for ``owner.name``, which ``patches`` have replaced.
+
+        Not for a function of a module: the program would find another object there than it has imported.
+        """
         original, patch = patches.replaced(owner, name)
-        self.offer(functools.partial(patches.exchange, owner, name), kind, original, patch, ended, captured)
+        self.offer(functools.partial(patches.exchange, owner, name), kind, original, patch, ended)
 
     def watch(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
         """Withdraw the fronts when the module ``tracer`` begins to trace; it may have done so before."""

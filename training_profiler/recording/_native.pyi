@@ -180,13 +180,13 @@ class Front:
     Where it is an attribute of a class, only calls meet it; whoever looks it up gets ``patch``. Windows has none.
 
     Args:
-        kind: of the calls: "module", "backward", "clearing", "before update", "after update" or "fetch".
+        kind: of the calls: "module", "clearing", "before update", "after update" or "fetch".
         path: records the calls.
         original: the function that the program calls. A module's call is made by its ``_call_impl``.
         patch: makes and records every other call.
         ended: called at an end that needs more than its time: of a module, with the detector, the call and the module;
             of a fetch that returns no batch, with the pass, the detector and whether the pass is over.
-        captured: while it is not empty, ``patch`` makes every backward pass and every update.
+        captured: while it is not empty, ``patch`` makes every update.
         on_error: called with an error of the profiler's own.
 
     Raises:

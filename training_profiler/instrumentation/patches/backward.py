@@ -88,8 +88,6 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
     # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
     patches.replace(torch.autograd, "backward", functools.partial(_training, context))
-    captured = context.captures.under_way
-    context.fronts.offer_attribute(patches, torch.autograd, "backward", "backward", captured=captured)
     patches.replace(torch.autograd, "grad", functools.partial(_computing, context))
 
 

@@ -5,20 +5,21 @@
 /* Gradients */
 
 /* Return whether a backward pass of these arguments needs nothing but its time. */
-static int is_usual_backward(FastPath *path, PyObject *const *args, Py_ssize_t count)
+static int is_usual_backward(FastPath *path, PyObject *args)
 {
     Fields *gradients = path->gradients;
     if (gradients == NULL || gradients->at[BACKWARD_WATCH] != Py_None || gradients->at[UNUSED_GRAPH] != Py_None ||
-        gradients->at[UPDATES_AT_KEPT] != Py_None || count != PASSED_ON)
+        gradients->at[UPDATES_AT_KEPT] != Py_None || !PyTuple_CheckExact(args) || PyTuple_Size(args) != KEEPS_GRAPH + 2)
         return 0;
-    return (args[KEEPS_GRAPH] == Py_None || args[KEEPS_GRAPH] == Py_False) && args[KEEPS_GRAPH + 1] == Py_False;
+    PyObject *keeps_graph = PyTuple_GetItem(args, KEEPS_GRAPH);
+    return (keeps_graph == Py_None || keeps_graph == Py_False) && PyTuple_GetItem(args, KEEPS_GRAPH + 1) == Py_False;
 }
 
-Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count)
+static PyObject *path_backward_begins(FastPath *path, PyObject *args)
 {
-    Fields *detector = is_busy_with(path, FREE) && is_usual_backward(path, args, count) ? detector_of(path) : NULL;
+    Fields *detector = is_busy_with(path, FREE) && is_usual_backward(path, args) ? detector_of(path) : NULL;
     if (detector == NULL)
-        return NULL;
+        Py_RETURN_NONE;
     int result = 0, is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
     if (is_usual) {
         Fields *early = fields_of(path, EARLY_OF, detector->at[EARLY]);
@@ -36,22 +37,12 @@ Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count)
             set_busy(path, BACKWARD);
     }
     if (is_usual && result == 0)
-        return detector;
+        return (PyObject *)detector;
     Py_DECREF((PyObject *)detector);
-    return NULL;
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *path_backward_begins(FastPath *path, PyObject *args)
-{
-    PyObject *given[PASSED_ON];
-    Py_ssize_t count = PyTuple_CheckExact(args) ? PyTuple_Size(args) : 0;
-    for (Py_ssize_t i = 0; count == PASSED_ON && i < count; i++)
-        given[i] = PyTuple_GetItem(args, i);
-    Fields *detector = begin_backward(path, given, count);
-    return detector != NULL || PyErr_Occurred() ? (PyObject *)detector : Py_NewRef(Py_None);
-}
-
-PyObject *path_backward_ends(FastPath *path, PyObject *object)
+static PyObject *path_backward_ends(FastPath *path, PyObject *object)
 {
     Fields *detector = fields_of(path, DETECTOR_OF, object);
     if (detector == NULL || path->thread == NULL) {

@@ -55,7 +55,6 @@ enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
 #define KEEPS_GRAPH 2         /* as in fast_path.py */
-#define PASSED_ON (KEEPS_GRAPH + 2)
 #define NEAREST 4             /* as in callers.py */
 #define MOST_ROW_CALLS 4096   /* as in evaluated_rows.py */
 #define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
@@ -273,11 +272,11 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
     return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
 }
 
-/* Record the begin of a usual call, one that repeats an earlier one without gradients, or a backward pass, and return what is needed at its end, owned; NULL, perhaps with an
-   exception, where that was not done. The arguments of the call do not matter, and its module runs its own Python code. */
+/* Record the begin of a usual call, or of one that repeats an earlier one without gradients, and return what is needed at
+   its end, owned; NULL, perhaps with an exception, where that was not done. The arguments of the call do not matter, and
+   its module runs its own Python code. */
 Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller);
 Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller);
-Fields *begin_backward(FastPath *path, PyObject *const *args, Py_ssize_t count);
 
 /* Record the end of a repeated call: 1 if it is one and that was done, 0 if not, -1 with an exception. */
 int end_repeated(FastPath *path, Fields *detector, Fields *call);
@@ -287,7 +286,6 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_fetch_begins(FastPath *path, PyObject *iterator);
 PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
-PyObject *path_backward_ends(FastPath *path, PyObject *object);
 PyObject *path_clearing_begins(FastPath *path, PyObject *ignored);
 PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);

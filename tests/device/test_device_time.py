@@ -468,8 +468,8 @@ class TestCost:
     def test_of_short_steps_as_many_are_stamped_as_may_be(self, run):
         self.train(run, 20_000, step_s=0.001)
         found = run.stats()
-        # 20 us a step of 1 ms: 0.2 % are one step in ten, and 10 ms are free.
-        assert 2_000 < found.spans < 3_000
+        # 20 us a step of 1 ms and 6 us on the device: 0.2 % are one step in 13, and 10 ms are free.
+        assert 1_500 < found.spans < 2_300
         assert found.unmeasured == {"left out to keep the cost low": 20_000 - found.spans}
         assert run.device_s()["forward_pass"][1] == pytest.approx(found.spans * 0.00101, rel=0.02)
 

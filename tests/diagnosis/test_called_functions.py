@@ -130,6 +130,9 @@ def test_two_activities_are_named_with_both_fixes() -> None:
         (".log_prob", "making and asking probability distributions"),
         ("torch.zeros_like", "filling tensors with zeros"),
         ("tensor.clone", "copying objects"),
+        ("p.mul_", "changing tensors in place"),
+        (".lerp_", "changing tensors in place"),
+        ("torch.cuda.empty_cache", "emptying the cache of torch's allocator"),
         ("plt.pause", "drawing figures"),
         ("fig.canvas.draw", "drawing figures"),
         ("plt.savefig", "drawing figures"),
@@ -201,3 +204,11 @@ def test_functional_code_without_a_line_that_only_computes_is_not_shown() -> Non
     assert important(longer, [unexplained(longer)]) == []
     other = snapshot_of({"backward_pass": 0.3}, steps=64, step_s=0.125)
     assert important(other, [unexplained(other)]) != []
+
+
+def test_a_library_s_own_loop_cannot_be_wrapped_in_sections() -> None:
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.3}, steps=64, step_s=0.125)
+    assert unexplained(run).fix.startswith("Wrap the parts of the loop")
+    in_library = unexplained(replace(run, phases={"evaluation": 0.1}))
+    assert in_library.fix.startswith("It lies in a library's own loop")
+    assert in_library.losses == "same bit for bit, if they change nothing"

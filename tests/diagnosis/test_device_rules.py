@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 
 
@@ -41,7 +42,9 @@ def test_without_system_monitor_there_has_no_finding():
 
 def test_idle_device_names_its_costliest_cause():
     run = run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3)
-    assert found(run).fix.startswith("First fix what keeps it waiting (data-loading-bound): Raise DataLoader(")
+    waits = "40.0% of step time is spent waiting for the next batch"
+    assert found(run).fix == f"First fix what keeps it waiting: {waits}"
+    assert any(finding.message.startswith(waits) for finding in diagnose(run))  # which has the whole fix
 
 
 def test_time_between_steps_may_hold_all_of_its_idle_time():
@@ -70,3 +73,43 @@ def test_a_small_part_of_the_idle_time_is_not_its_cause():
 def test_idle_device_without_cause_needs_larger_kernels():
     fix = found(run_at(0.4)).fix
     assert fix.startswith('Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it')
+
+
+def shared_run(
+    others: float | None, busy: float = 0.9, processes: float = 3.0, steps: int = 100, samples: int = 5
+) -> Snapshot:
+    taken = None if others is None else Level(mean=others, max=1.0, last=others)
+    gpu = GpuStats(
+        index=0,
+        loop_utilization=Level(busy, 1.0, busy),
+        processes=Level(processes, processes, processes),
+        others_utilization=taken,
+    )
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
+    return replace(run, machine=MachineStats(samples=samples, gpus=(gpu,)))
+
+
+def test_a_device_that_other_programs_use_comes_first():
+    run = shared_run(0.61)
+    finding = diagnose(run)[0]
+    assert (finding.code, finding.evidence["gpu"], finding.evidence["processes"]) == ("shared-gpu", 0, 3)
+    assert finding.message == (
+        "Other programs use GPU 0, too: their kernels run 61% of the time (3 processes in all), and work on it waits "
+        "for them"
+    )
+    assert finding.potential_saving_s == pytest.approx(0.61 * 10.0)
+    assert finding.saving_range_s[0] == 0.0  # their work may fall into the pauses of this one
+    assert finding.losses == "same bit for bit, on the same kind of GPU"
+
+
+@pytest.mark.parametrize(
+    "run", [shared_run(0.1), shared_run(None), shared_run(0.0), shared_run(0.6, samples=4), shared_run(0.6, steps=9)]
+)
+def test_a_device_of_its_own_or_one_that_is_not_known_to_be_shared_has_no_finding(run):
+    assert "shared-gpu" not in [finding.code for finding in diagnose(run)]
+
+
+def test_a_device_that_others_keep_busy_is_not_this_programs_busy_device():
+    assert busy_part(shared_run(None)) == 0.9
+    assert busy_part(shared_run(0.05)) == pytest.approx(0.85)
+    assert busy_part(shared_run(0.61)) is None

@@ -107,6 +107,20 @@ def test_fix_of_transfers():
     assert "pin_memory" not in transfer_fix(run(pin_memory=True))
 
 
+def test_copies_of_no_loader_are_not_to_be_pinned_by_one():
+    fix = transfer_fix(replace(run(), loaders=()))
+    assert "DataLoader" not in fix
+    assert fix.startswith("Copy from pinned memory (pin_memory() of a tensor")
+
+
+@pytest.mark.parametrize(("copies", "is_many"), [(700, False), (900, True)])
+def test_many_small_copies_are_to_become_few(copies, is_many):
+    sections = run().sections | {"data_transfer": section_stats("data_transfer", 0.2, total_s=2.0, count=copies)}
+    fix = transfer_fix(replace(run(pin_memory=True), sections=sections))
+    assert ("copy at once what belongs together (9 copies a step)" in fix) == is_many
+    assert fix.startswith("Use .to(device, non_blocking=True)")
+
+
 def test_loader_of_another_kind_gets_general_advice():
     other = replace(run(), loaders=(LoaderStats("0", 100, None, 5.0),))
     assert waiting_fix(other).startswith("Raise DataLoader(num_workers=...), then set pin_memory")

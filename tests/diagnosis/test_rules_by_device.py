@@ -83,7 +83,8 @@ def test_fetch_that_the_device_waits_for_is_found():
     device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
     finding = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
     assert finding.message == (
-        "25.0% of step time is spent waiting for the next batch (data_loading: 31.2 ms per step on the device)"
+        "25.0% of step time is spent waiting for the next batch "
+        "(data_loading: 31.2 ms per step in which the device has no work)"
     )
     assert finding.potential_saving_s == pytest.approx(2.0)
 

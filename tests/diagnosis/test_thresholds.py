@@ -62,6 +62,7 @@ def test_these_are_the_thresholds():
         "unexplained": 0.10,
         "waits-for-device": 0.05,
         "gpu-utilization": 0.80,
+        "shared-gpu": 0.10,
         "host-memory": 0.85,
         "gpu-memory-high": 0.90,
         "gpu-memory-low": 0.50,

@@ -21,7 +21,12 @@ NO_CHANGE = (
     "a different rank",
     "the usual switches",
 )
-FILLED_IN = ("X (X)", "XX: X", "Use X, or X")  # made of texts that are fixes themselves
+FILLED_IN = (
+    "X (X)",
+    "XX: X",
+    "Use X, or X",
+    "X.to(device, non_blocking=True); prefetch batches to the device",
+)  # made of texts that are fixes themselves
 
 
 def fixes() -> list[str]:

@@ -1,5 +1,10 @@
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from training_profiler.sampling.gpu import GpuReading, Gpus
 
@@ -32,11 +37,18 @@ class FakeCuda:
 class FakeNvml:
     NVML_TEMPERATURE_GPU = 0
 
+    NVML_ERROR_NOT_FOUND = 6
+
     class NVMLError(Exception):
-        pass
+        def __init__(self, text: str, value: int = 0) -> None:
+            super().__init__(text)
+            self.value = value
 
     def __init__(self, uuids: tuple[str, ...] = ("GPU-a", "GPU-b"), has_driver: bool = True) -> None:
         self.uuids, self.has_driver = uuids, has_driver
+        self.pids: list[int] = []  # that use a device
+        self.busy: list[tuple[int, int, int]] = []  # what the driver has kept: process, percent, time in us
+        self.busy_asked: list[int] = []  # since when
         self.begun = self.ended = 0
         self.power_asked = 0
 
@@ -64,6 +76,16 @@ class FakeNvml:
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         return SimpleNamespace(gpu=85)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: str, since_us: int) -> Any:
+        self.busy_asked.append(since_us)
+        found = [SimpleNamespace(pid=pid, smUtil=part, timeStamp=us) for pid, part, us in self.busy if us > since_us]
+        if not found:
+            raise self.NVMLError("not found", self.NVML_ERROR_NOT_FOUND)
+        return found
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         return 64
@@ -136,6 +158,81 @@ def test_pynvml_without_a_function_has_the_other_readings():
     (seen,) = gpus_of(FakeCuda([100], ["a"]), Older()).read()
     assert "energy_j" not in seen.values
     assert seen.values["temperature_c"] == 64
+
+
+OWN, WORKER, OTHER = os.getpid(), 77_000_001, 77_000_002
+
+
+def shared(nvml: Any) -> Gpus:
+    return Gpus(
+        {"torch": SimpleNamespace(cuda=FakeCuda([100], ["a"])), "pynvml": nvml}.get, is_own=lambda pid: pid != OTHER
+    )
+
+
+def test_processes_of_a_device_and_the_time_of_others():
+    nvml = FakeNvml()
+    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 6, 1000), (OTHER, 90, 1000), (OTHER, 61, 2000)]
+    (seen,) = shared(nvml).read()
+    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0.61)
+
+
+def test_own_processes_are_no_others_and_the_driver_is_not_asked():
+    nvml = FakeNvml()
+    nvml.pids, nvml.busy = [OWN, WORKER], [(WORKER, 90, 1000)]
+    (seen,) = shared(nvml).read()
+    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0)
+    assert nvml.busy_asked == []
+
+
+def test_what_others_do_is_read_at_each_fifth_sample_and_since_the_last():
+    nvml = FakeNvml()
+    gpus = shared(nvml)
+    nvml.pids, nvml.busy = [OWN, OTHER], [(OTHER, 61, 2000)]
+    seen = [gpus.read()[0].values["others_utilization"] for _ in range(6)]
+    assert seen == [0.61] * 5 + [0]  # nothing has run since
+    assert nvml.busy_asked == [0, 2000]
+
+
+def test_a_driver_without_times_of_processes_is_asked_once():
+    class Older(FakeNvml):
+        def nvmlDeviceGetProcessUtilization(self, handle: str, since_us: int) -> Any:
+            self.busy_asked.append(since_us)
+            raise self.NVMLError("not supported", 3)
+
+    nvml = Older()
+    nvml.pids = [OWN, OTHER]
+    gpus = shared(nvml)
+    values = [gpus.read()[0].values for _ in range(12)]
+    assert {each["processes"] for each in values} == {2}
+    assert not any("others_utilization" in each for each in values)
+    assert nvml.busy_asked == [0]
+
+
+@pytest.mark.parametrize("pids", [[], [OTHER], [OTHER, 9]])
+def test_in_a_container_that_numbers_processes_itself_none_is_taken_for_another(pids):
+    nvml = FakeNvml()
+    nvml.pids, nvml.busy = pids, [(OTHER, 61, 2000)]
+    (seen,) = shared(nvml).read()
+    assert "others_utilization" not in seen.values
+    assert seen.values.get("processes", 0) == len(pids)
+
+
+def test_children_are_own_processes():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        nvml = FakeNvml()
+        nvml.pids, nvml.busy = [OWN, child.pid, os.getppid()], [(child.pid, 90, 5), (os.getppid(), 20, 5)]
+        (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
+        assert seen.values["others_utilization"] == 0.2
+    finally:
+        child.communicate(b"\n")
+
+
+def test_a_process_that_has_ended_counts_as_another():
+    nvml = FakeNvml()
+    nvml.pids, nvml.busy = [OWN, 2**22 + 5], [(2**22 + 5, 30, 5)]
+    (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
+    assert seen.values["others_utilization"] == 0.3
 
 
 def test_without_a_driver_nvml_is_tried_once():

@@ -49,6 +49,8 @@ GPU_LEVELS: Final = (
     "temperature_c",
     "power_w",
     "clock_mhz",
+    "processes",
+    "others_utilization",
     "alloc_retries",
 )
 GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})

@@ -129,6 +129,17 @@ ACTIVITIES: Final = (
         "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",
     ),
     Activity(
+        "changing tensors in place",
+        frozenset(("mul_", "add_", "sub_", "div_", "lerp_", "addcmul_", "addcdiv_")),
+        "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
+        "weights, torch._foreach_add_ for an update",
+    ),
+    Activity(
+        "emptying the cache of torch's allocator",
+        frozenset({"empty_cache"}),
+        "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
+    ),
+    Activity(
         "waiting for the network",
         frozenset(
             (

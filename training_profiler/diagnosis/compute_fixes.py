@@ -36,8 +36,13 @@ def is_device_idle(snapshot: Snapshot) -> bool:
 
 
 def busy_part(snapshot: Snapshot) -> float | None:
-    """Return for how much of the loop the least busy accelerator runs a kernel; None below 80 %, or if unknown."""
-    busy = _utilization(snapshot)
+    """Return for how much of the loop the least busy accelerator runs kernels of this process.
+
+    None below 80 %, or if unknown.
+    """
+    busy, shared = _utilization(snapshot), None if snapshot.machine is None else snapshot.machine.most_shared
+    if busy is not None and shared is not None:
+        busy = max(0.0, busy - shared[0])
     return None if busy is None or busy < IDLE_BELOW else busy
 
 

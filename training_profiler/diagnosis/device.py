@@ -12,6 +12,7 @@ CPU_BOTTLENECK: Final = 0.70
 SERIOUS: Final = 0.50
 MOST_OF_IT: Final = 0.5  # of the idle time
 GPU_UTILIZATION: Final = "gpu-utilization"
+SHARED_GPU: Final = "shared-gpu"
 CAUSES: Final = (  # codes of findings that explain an idle device
     "data-loading-bound",
     "data-generation-bound",
@@ -66,6 +67,31 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+@RULES.rule(SHARED_GPU, threshold=0.10)
+def shared_gpu(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device of which processes of other programs take over 10 % of the time; None below 5 samples.
+
+    One process after the other has the device, so work on it waits for theirs: for that share at most, if this one had
+    work for it all the time, and not at all if their work fell into its pauses.
+    """
+    machine, step = snapshot.machine, snapshot.step
+    if machine is None or machine.samples < SAMPLES_NEEDED or step is None or not has_enough_steps(snapshot):
+        return None
+    if machine.most_shared is None or machine.most_shared[0] <= threshold:
+        return None
+    others, gpu = machine.most_shared
+    most = 2 if gpu.processes is None else max(2, round(gpu.processes.max))
+    return Finding(
+        code=SHARED_GPU,
+        message=f"Other programs use GPU {gpu.index}, too: their kernels run {others:.0%} of the time "
+        f"({most} processes in all), and work on it waits for them",
+        evidence={"gpu": gpu.index, "others": others, "processes": most, "threshold": threshold},
+        potential_saving_s=others * step.settled_s,
+        fix="Run it again on a GPU that no other program uses, before changing code: nvidia-smi lists the programs, "
+        "CUDA_VISIBLE_DEVICES chooses the GPU",
+    )
+
+
 def _between_steps_s(snapshot: Snapshot) -> float:
     """Return the time from the first step on that is in no step, without the profiler's own."""
     assert snapshot.step is not None
@@ -83,5 +109,9 @@ def with_cause(findings: list[Finding]) -> list[Finding]:
     cause = max(causes, key=lambda finding: finding.potential_saving_s)
     if cause.potential_saving_s < MOST_OF_IT * idle.potential_saving_s:
         return findings
-    fix = f"First fix what keeps it waiting ({cause.code}): {cause.fix}"
+    # The whole fix stands beside the cause, which is listed as well.
+    what = cause.message
+    for mark in (" (", ";", ":"):
+        what = what.partition(mark)[0]
+    fix = f"First fix what keeps it waiting: {what}"
     return [replace(finding, fix=fix) if finding.code == GPU_UTILIZATION else finding for finding in findings]

@@ -24,6 +24,8 @@ MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
+OWN_SECTIONS: Final = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
+IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its callbacks, and let it log less often"
 
 
 @RULES.rule(WAITS_FOR_DEVICE, threshold=0.05)
@@ -108,7 +110,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording}){beside}"
-    fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
+    fix = IN_A_LIBRARY if snapshot.phases else OWN_SECTIONS
     of_run = max(0.0, other.share - loss)
     spent = activities(of_run, its_lines, has_forward)
     if spent:

@@ -7,7 +7,7 @@ from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
-from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
+from training_profiler.recording.known_sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 from training_profiler.units import ms_text
@@ -33,6 +33,7 @@ WHOLE_BATCHES: Final = (
     "sampler=BatchSampler(sampler, batch_size, drop_last)) with the order as it is: sampler is RandomSampler(dataset) "
     "for shuffle=True, else SequentialSampler(dataset)"
 )
+MANY_COPIES: Final = 8  # a step; the batch of a language model has up to six tensors
 REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
 
 
@@ -239,9 +240,20 @@ def stalls_fix(snapshot: Snapshot) -> str:
 
 def transfer_fix(snapshot: Snapshot) -> str:
     """Return what to change where moving batches to the device takes long."""
-    loader = slowest_loader(snapshot)
-    pinned = "" if loader is not None and loader.pin_memory else "Set pin_memory=True in the DataLoader and use "
-    return f"{pinned or 'Use '}.to(device, non_blocking=True); prefetch batches to the device"
+    loader, copies = slowest_loader(snapshot), snapshot.sections.get(DATA_TRANSFER)
+    fetched = sum(loader.batches for loader in snapshot.loaders if loader.phase == "train")
+    if not fetched:
+        how = "Copy from pinned memory (pin_memory() of a tensor that is used again and again) by "
+    else:
+        how = "Use " if loader is not None and loader.pin_memory else "Set pin_memory=True in the DataLoader and use "
+    fix = f"{how}.to(device, non_blocking=True); prefetch batches to the device"
+    batches = max(snapshot.steps, fetched)
+    if copies is None or not batches or copies.count < MANY_COPIES * batches:
+        return fix
+    return (
+        f"{fix}; copy at once what belongs together ({copies.count / batches:.0f} copies a step), and make constants "
+        "and random numbers where they are used (device=...)"
+    )
 
 
 def first_batch_fix(snapshot: Snapshot) -> str:

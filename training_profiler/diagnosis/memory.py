@@ -7,11 +7,14 @@ from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MemoryChange, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor
+WAITS_FROM: Final = 0.15  # of step time: then more rows a batch are as much more to wait for
+FULL_FROM: Final = 0.95  # of the time in which a device runs a kernel
 RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a training needs
 JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
 GROWTH_NEEDS: Final = 10  # points
@@ -68,13 +71,17 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 @RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
 def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a run in which no device used half its memory; None below 10 steps or 5 samples."""
+    """Flag a run in which no device used half its memory; None below 10 steps or 5 samples.
+
+    None either where steps wait for batches, or the device is full of work: larger batches would take as much longer.
+    """
     fullest_gpu = fullest(snapshot)
     machine = snapshot.machine
     if fullest_gpu is None or machine is None or machine.samples < SAMPLES_NEEDED or not has_enough_steps(snapshot):
         return None
     gpu, share = fullest_gpu
-    if share >= threshold:
+    busy, waits = gpu.loop_utilization, snapshot.share_of_step(DATA_LOADING) or 0.0
+    if share >= threshold or waits >= WAITS_FROM or (busy is not None and busy.mean > FULL_FROM):
         return None
     return Finding(
         code="gpu-memory-low",

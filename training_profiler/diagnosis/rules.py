@@ -61,8 +61,8 @@ from training_profiler.units import counted, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
 # Before all others: a lost rank saves no known time, but fails the run; under another
-# profiler and on a busy machine every other time is in doubt.
-FIRST: Final = ("rank-silent", recorded.PROFILER_RECORDS, machine.MACHINE_BUSY)
+# profiler, on a busy machine and on a shared device every other time is in doubt.
+FIRST: Final = ("rank-silent", recorded.PROFILER_RECORDS, machine.MACHINE_BUSY, device.SHARED_GPU)
 HARMLESS: Final = ("warm-up", "steps-do-more")  # a run with no other finding is healthy
 COMPUTES_SLOWLY: Final = "computes-slowly"
 SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth

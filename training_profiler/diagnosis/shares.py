@@ -87,7 +87,10 @@ class StepShare:
         if foreign_s and share - foreign_s / step.settled_s <= threshold:
             return None
         per_step_s = total_s / step.settled_count
-        where = " on the device" if snapshot.is_by_device(self.section) else ""
+        where = ""
+        if snapshot.is_by_device(self.section):
+            # Fetching queues no work, so the device is idle in it.
+            where = " in which the device has no work" if self.section == DATA_LOADING else " on the device"
         evidence: dict[str, float | int | str] = {
             "share_of_step": share,
             "threshold": threshold,

@@ -23,6 +23,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "full-precision": (0.8, 1.3),
     "channels-first": (0.1, 1.6),
     "gpu-utilization": (0.1, 1.0),
+    "shared-gpu": (0.0, 1.0),
     "validation-tiny-batches": (0.5, 1.1),
     "loader-restarted": (0.5, 1.3),
     "few-threads": (0.2, 1.25),

@@ -40,7 +40,7 @@ TRIED: Final = (
     Price("num_workers", EXACT_IF, NO_RANDOM, r"num_workers(=| from| and)|more workers(?! would)|in workers"),
     Price("persistent_workers", EXACT_IF, KEPT, "persistent_workers=True"),
     Price("prefetch_factor", EXACT),
-    Price("pin_memory", EXACT, words="pin_memory=True|pinned memory"),
+    Price("pin_memory", EXACT, words=r"pin_memory(=True|\(\))|pinned memory"),
     Price("non_blocking", EXACT),
     Price("BatchSampler", EXACT),
     Price("set_num_threads", CLOSE, words="set_num_threads|(fewer|more) threads"),
@@ -104,10 +104,14 @@ ADVISED: Final = (
     Price("cheaper hooks", EXACT_IF, "if they change no value", "hooks that only watch"),
     Price("a shorter lock", EXACT, words="shorten what holds"),
     Price("fewer garbage collections", EXACT, words=r"gc\.collect\(\) less often|gc\.set_threshold"),
+    Price("memory kept by torch", EXACT, words=r"empty_cache\(\) out"),
     Price("memory used again", EXACT, words="memory again|MALLOC_MMAP_THRESHOLD_"),
     Price("fewer recorded steps", EXACT, words="Record a few steps only"),
     Price("sections", EXACT, words="wrap the parts"),
+    Price("fewer callbacks", EXACT_IF, "if they change nothing", "some of its callbacks"),
     Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),
+    Price("fewer copies", EXACT, words="at once what belongs together"),
+    Price("another GPU", EXACT_IF, "on the same kind of GPU", "on a GPU that no other"),
     Price("another machine", EXACT_IF, "on the same kind of CPU", "quiet machine|(dedicated|more) CPUs|CPU limit"),
 )
 PRICES: Final = (*TRIED, *ADVISED)

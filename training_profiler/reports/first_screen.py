@@ -11,7 +11,7 @@ from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
 from training_profiler.reports.layout import KEPT, Layout, shortened
-from training_profiler.reports.machine import steps_per_s_text
+from training_profiler.reports.machine import OTHERS_SHOWN_FROM, steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
 from training_profiler.units import duration_text, ms_column, three_digits, unit_of_steps
@@ -108,7 +108,9 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     gpus = () if machine is None else machine.gpus
     busy = [gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None]
     if busy:
-        yield f"GPU busy {sum(busy) / len(busy):.0%}"
+        shared = None if machine is None else machine.most_shared
+        others = "" if shared is None or shared[0] < OTHERS_SHOWN_FROM else f" (others {shared[0]:.0%})"
+        yield f"GPU busy {sum(busy) / len(busy):.0%}{others}"
 
 
 def _bars(snapshot: Snapshot) -> list[Bar]:

@@ -7,6 +7,7 @@ from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, S
 from training_profiler.units import BYTES_PER_GIB, S_PER_HOUR, duration_text, three_digits
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
+OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
 # NVML states +-5% for its power readings (nvmlDeviceGetPowerUsage) and nothing for the counter, which sums them.
 ENERGY_ERROR: Final = 0.05
 OVERALL_SHOWN_BELOW: Final = 0.9  # of the steps a second in steps: then validation, checkpoints and more take time
@@ -122,7 +123,7 @@ def _gpu_line(gpu: GpuStats) -> str:
     of = "" if gpu.total_bytes is None else f" of {_gib(gpu.total_bytes)}"
     parts = [f"peak memory{of}: {memory}"] if memory else []
     if gpu.loop_utilization is not None:
-        parts.append(f"busy {gpu.loop_utilization.mean:.0%} of the time")
+        parts.append(f"busy {gpu.loop_utilization.mean:.0%} of the time{_by_others(gpu)}")
     if gpu.temperature_c is not None:
         parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
     if gpu.power_w is not None:
@@ -131,6 +132,11 @@ def _gpu_line(gpu: GpuStats) -> str:
         parts.append(energy)
     name = f" ({gpu.name})" if gpu.name else ""
     return f"GPU {gpu.index}{name}: {'; '.join(parts) or 'no figures available'}"
+
+
+def _by_others(gpu: GpuStats) -> str:
+    others = gpu.others_utilization
+    return "" if others is None or others.mean < OTHERS_SHOWN_FROM else f", of other programs {others.mean:.0%}"
 
 
 def _gib(number_of_bytes: float) -> str:

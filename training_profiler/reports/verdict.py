@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.device import SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.recording.known_sections import (
@@ -72,6 +73,7 @@ _CLASSES: Final = {
     "slowing-down": "SLOWING DOWN",
     "slower-since": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
+    "shared-gpu": "GPU SHARED",
     "small-operators": "SMALL OPERATORS",
     "time-step-loop": "TIME STEP LOOP",
     "python-in-forward": "PYTHON",
@@ -118,7 +120,10 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
         headline = f"{_CLASSES.get(first.code, first.code.upper())}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
             return Verdict(headline, "", f"{_lost(snapshot, first)}; the times below contain that", BAD)
-        return Verdict(headline, "", _saving(snapshot, first), BAD)
+        saving = _saving(snapshot, first)
+        if first.code == SHARED_GPU:
+            saving += "; the times below contain the waiting"
+        return Verdict(headline, "", saving, BAD)
     if not snapshot.steps:
         return Verdict("no training step was recorded", "", "", UNKNOWN)
     missing = too_little_data(snapshot)

@@ -54,6 +54,8 @@ class GpuStats:
     energy_j: float | None = None  # counted by the device over ``energy_s``
     energy_s: float | None = None
     loop_utilization: Level | None = None  # utilization from the first steps on, without capture windows
+    processes: Level | None = None  # how many use it
+    others_utilization: Level | None = None  # part of the time in which kernels of other programs ran, 0 to 1
 
     @property
     def held_bytes(self) -> Level | None:
@@ -104,6 +106,12 @@ class MachineStats:
         """How busy the least busy accelerator is in the loop, 0 to 1, and its index; None if unknown."""
         known = ((gpu.loop_utilization.mean, gpu.index) for gpu in self.gpus if gpu.loop_utilization is not None)
         return min(known, default=None)
+
+    @property
+    def most_shared(self) -> tuple[float, GpuStats] | None:
+        """For how much of the time others keep the accelerator busy that they use most, and which; None if unknown."""
+        known = [(gpu.others_utilization.mean, gpu) for gpu in self.gpus if gpu.others_utilization is not None]
+        return max(known, key=lambda other: other[0], default=None)
 
     @property
     def shared_cpus(self) -> tuple[float, float] | None:

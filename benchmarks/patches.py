@@ -1,8 +1,9 @@
 """Cost of the patches in one process, installed and removed in turns: ``python -m benchmarks.patches``.
 
 It measures a module call inside another, as nearly all module calls are; the step of the smallest training, with each
-patch alone and with all; and the fetch of a batch, from one loader and from two alternating ones. Costs of a session
-(draining, sums, journal, reports, sampling) are not included; see ``unmodified_training``.
+patch alone and with all; the fetch of a batch, from one loader and from two alternating ones; and moving a tensor to a
+device, and to another dtype. Costs of a session (draining, sums, journal, reports, sampling) are not included; see
+``unmodified_training``.
 """
 
 import argparse
@@ -25,6 +26,8 @@ STEP_ROUNDS: Final = 40
 WARM_UP: Final = 150  # changing a class resets the interpreter's specialized lookups
 FETCHED: Final = 400
 FETCH_ROUNDS: Final = 40
+MOVED: Final = 200
+MOVES: Final = ("device", "dtype")
 FETCHES: Final = {"one loader": 1, "two alternating": 2}  # how many loaders
 NONE, ALL = "none", "all patches"
 ALONE: Final = ("forward pass", "backward pass", "optimizer")
@@ -47,10 +50,12 @@ def run() -> list[Figure]:
         differences = [on - off for on, off in zip(values, us[NONE], strict=True)]
         rows.append([name, f"{min(values):.1f}", f"{min(values) - min(us[NONE]):+.1f}", *_cells(differences, 1)])
     print_table(["patches", "best", "added, of the best", "added, median", "quartiles"], rows)
-    for fetched in FETCHES:
-        us = measured[fetched]
+    calls = {name: f"Fetches of a batch, {name}: CPU us, {{}} interleaved rounds of {FETCHED}" for name in FETCHES}
+    calls |= {name: f"Tensors moved to a {name}: CPU us, {{}} interleaved rounds of {MOVED}" for name in MOVES}
+    for call, title in calls.items():
+        us = measured[call]
         added = [on - off for on, off in zip(us[ALL], us[NONE], strict=True)]
-        print(f"Fetches of a batch, {fetched}: CPU us, {len(added)} interleaved rounds of {FETCHED} fetches")
+        print(title.format(len(added)))
         least = min(us[ALL]) - min(us[NONE])
         rows = [[name, f"{min(values):.3f}", *_cells(values)] for name, values in us.items()]
         print_table(["patches", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
@@ -132,6 +137,7 @@ def measure() -> dict[str, Any]:
         "call us": in_turns(patches, both, INNER_ROUNDS, inner_call()),
         "step us": in_turns(patches, sets, STEP_ROUNDS, step()),
         **{name: in_turns(patches, both, FETCH_ROUNDS, fetches(count)) for name, count in FETCHES.items()},
+        **{name: in_turns(patches, both, FETCH_ROUNDS, moves(name)) for name in MOVES},
     }
 
 
@@ -190,6 +196,27 @@ def fetches(loaders: int) -> Callable[[], float]:
         begin_ns = thread_time_ns()
         fetch(iterators, FETCHED)
         return (thread_time_ns() - begin_ns) / FETCHED / 1e3
+
+    return work
+
+
+def moves(where: str) -> Callable[[], float]:
+    """Return a function that returns the CPU us of moving a tensor, one of ``MOVES``, in a training."""
+    import torch
+
+    x, weight = torch.zeros(1), torch.zeros(1, requires_grad=True)
+    to = {"device": torch.device("cpu"), "dtype": torch.float64}[where]
+
+    def move(count: int) -> None:
+        for _ in range(count):
+            x.to(to)
+
+    def work() -> float:
+        (weight * 2).backward()  # from then on it is a training
+        move(WARM_UP)
+        begin_ns = thread_time_ns()
+        move(MOVED)
+        return (thread_time_ns() - begin_ns) / MOVED / 1e3
 
     return work
 

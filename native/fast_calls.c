@@ -1,4 +1,4 @@
-/* The begins and ends of module calls and fetches. */
+/* The begins and ends of module calls, fetches and transfers. */
 
 #include "fast_path.h"
 
@@ -311,4 +311,35 @@ PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t coun
         PyErr_Clear();
     PyErr_Restore(kind, error, traceback);
     return NULL;
+}
+
+/* Transfers */
+
+PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
+{
+    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    Writer *writer = detector == NULL ? NULL : writer_of_end(path, detector);
+    int64_t now_ns;
+    int result = writer == NULL ? 0 : write_owned(writer, detector->numbers[TRANSFER_CODE], &now_ns);
+    if (writer != NULL && result == 0) {
+        set_busy(path, OTHER_PATCH);
+        return (PyObject *)detector;
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *path_transfer_ends(FastPath *path, PyObject *object)
+{
+    Fields *detector = fields_of(path, DETECTOR_OF, object);
+    if (detector == NULL || path->thread == NULL) {
+        PyErr_SetString(PyExc_TypeError, "transfer_ends() takes the detector that recorded the begin");
+        return NULL;
+    }
+    set_busy(path, FREE);
+    Writer *writer = writer_of_end(path, detector);
+    int64_t now_ns;
+    int result = writer == NULL ? call_method(detector, "transfer_ends", NULL)
+                                : write_owned(writer, -detector->numbers[TRANSFER_CODE], &now_ns);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -403,6 +403,8 @@ static PyMethodDef path_methods[] = {
     FAST(fetch_ends),
     {"backward_begins", (PyCFunction)path_backward_begins, METH_O, "See fast_path.py."},
     {"backward_ends", (PyCFunction)path_backward_ends, METH_O, "See fast_path.py."},
+    {"transfer_begins", (PyCFunction)path_transfer_begins, METH_NOARGS, "See fast_path.py."},
+    {"transfer_ends", (PyCFunction)path_transfer_ends, METH_O, "See fast_path.py."},
     {"clearing_begins", (PyCFunction)path_clearing_begins, METH_NOARGS, "See fast_path.py."},
     FAST(clearing_ends),
     FAST(update_begins),

@@ -47,9 +47,9 @@ enum { NEXT_UPDATE };                                                           
 enum { MADE_NS };                                                                             /* EarlyCalls */
 enum { QUIET_BEFORE, QUIET_UNTIL_NS, QUIET_END_NS };                                          /* Recorder */
 enum { STEPS_ENDED };                                                                         /* StepCount */
-enum { BACKWARDS, UPDATES, FORWARD_CODE, BARE_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE }; /* LoopDetector */
+enum { BACKWARDS, UPDATES, FORWARD_CODE, BARE_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, TRANSFER_CODE }; /* LoopDetector */
 
-enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }; /* as in training_thread.py */
+enum { FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH, KINDS }; /* as in training_thread.py */
 
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
@@ -286,6 +286,8 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_fetch_begins(FastPath *path, PyObject *iterator);
 PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
+PyObject *path_transfer_begins(FastPath *path, PyObject *ignored);
+PyObject *path_transfer_ends(FastPath *path, PyObject *detector);
 PyObject *path_clearing_begins(FastPath *path, PyObject *ignored);
 PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);

@@ -39,7 +39,7 @@ static void fields_dealloc(Fields *fields)
 static PyMemberDef fields_members[] = {
     FIELD(0),  FIELD(1),  FIELD(2),  FIELD(3),  FIELD(4),  FIELD(5),  FIELD(6),  FIELD(7),  FIELD(8),  FIELD(9),
     FIELD(10), FIELD(11), FIELD(12), FIELD(13), FIELD(14), FIELD(15), FIELD(16), FIELD(17), FIELD(18), FIELD(19),
-    NUMBER(0), NUMBER(1), NUMBER(2), NUMBER(3), NUMBER(4), NUMBER(5), NUMBER(6),
+    NUMBER(0), NUMBER(1), NUMBER(2), NUMBER(3), NUMBER(4), NUMBER(5), NUMBER(6), NUMBER(7),
     {NULL},
 };
 

@@ -37,6 +37,7 @@ typedef struct {
     PyObject *ended;          /* is called at an end that needs more than its time */
     PyObject *captured;       /* captures of graphs under way: nothing is recorded meanwhile */
     PyObject *on_error;       /* is called with an error of ours */
+    PyObject *tensor, *device; /* torch's classes, of fronts that ask for them */
     PyObject *implementation; /* the name of what a call of a module calls */
     PyTypeObject *method_type;
     PyObject *attributes; /* its name and the like */
@@ -217,6 +218,54 @@ static PyObject *call_fetch(PyObject *self, PyObject *const *args, size_t flags,
     return finish(front, batch, ended, exception, fetch, detector);
 }
 
+/* Transfers */
+
+static PyObject *call_transfer(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Front *front = (Front *)self;
+    if ((flags & ~MAY_CHANGE) < 1 || (PyObject *)Py_TYPE(args[0]) != front->tensor) /* such as a tensor of a tracer */
+        return call_patch(front, args, flags, names);
+    if (!is_busy_with(front->path, FREE)) /* inside another call */
+        return call_original(front, args, flags, names);
+    PyObject *detector = path_transfer_begins(front->path, NULL), *exception[3];
+    if (detector == NULL || detector == Py_None) {
+        Py_XDECREF(detector);
+        return call_unrecorded(front, args, flags, names);
+    }
+    PyObject *result = call_original(front, args, flags, names);
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    return finish(front, result, path_transfer_ends(front->path, detector), exception, NULL, detector);
+}
+
+static int is_called(PyObject *name, const char *text)
+{
+    return PyUnicode_CompareWithASCIIString(name, text) == 0;
+}
+
+/* Return whether the arguments name a device: by a string, its number, a device, or a tensor that is there. */
+static int names_device(Front *front, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count > 1 && (PyUnicode_Check(args[1]) || PyLong_Check(args[1]) || (PyObject *)Py_TYPE(args[1]) == front->device ||
+                      PyObject_TypeCheck(args[1], (PyTypeObject *)front->tensor)))
+        return 1;
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_Size(names); i++) {
+        PyObject *name = PyTuple_GetItem(names, i);
+        if (is_called(name, "tensor") || (is_called(name, "device") && args[count + i] != Py_None))
+            return 1;
+    }
+    return 0;
+}
+
+static PyObject *call_to(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Front *front = (Front *)self;
+    Py_ssize_t count = (Py_ssize_t)(flags & ~MAY_CHANGE);
+    int is_tensor = count > 0 && (PyObject *)Py_TYPE(args[0]) == front->tensor;
+    if (is_tensor && !names_device(front, args, count, names))
+        return call_original(front, args, flags, names);
+    return call_transfer(self, args, flags, names);
+}
+
 /* The type */
 
 static const struct {
@@ -228,6 +277,8 @@ static const struct {
     {"fetch", call_fetch},
     {"before update", call_before_update},
     {"after update", call_after_update},
+    {"transfer", call_transfer},
+    {"to", call_to},
 };
 
 /* Whoever looks the attribute up gets the patch's function. */
@@ -246,6 +297,8 @@ static PyObject *front_bind(PyObject *self, PyObject *object, PyObject *type)
     DO(front->ended);                                                                                                  \
     DO(front->captured);                                                                                               \
     DO(front->on_error);                                                                                               \
+    DO(front->tensor);                                                                                                 \
+    DO(front->device);                                                                                                 \
     DO(front->implementation);                                                                                         \
     DO(front->method_type);                                                                                            \
     DO(front->attributes)
@@ -276,16 +329,18 @@ static void front_dealloc(Front *front)
 static PyObject *front_make(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     const char *kind;
-    PyObject *path, *original, *patch, *ended, *captured, *on_error;
+    PyObject *path, *original, *patch, *ended, *captured, *on_error, *tensor = NULL, *device = NULL;
     ModuleState *state = PyType_GetModuleState(type);
-    if (state == NULL || !PyArg_ParseTuple(args, "sO!OOOOO:Front", &kind, state->fast_path_type, &path, &original,
-                                           &patch, &ended, &captured, &on_error))
+    if (state == NULL ||
+        !PyArg_ParseTuple(args, "sO!OOOOO|O!O!:Front", &kind, state->fast_path_type, &path, &original, &patch, &ended,
+                          &captured, &on_error, &PyType_Type, &tensor, &PyType_Type, &device))
         return NULL;
     vectorcallfunc call = NULL;
     for (size_t i = 0; i < sizeof(CALLS_OF) / sizeof(CALLS_OF[0]); i++)
         if (strcmp(kind, CALLS_OF[i].kind) == 0)
             call = CALLS_OF[i].call;
-    if (call == NULL)
+    int needs_classes = call == call_transfer || call == call_to;
+    if (call == NULL || (needs_classes && device == NULL))
         return PyErr_Format(PyExc_ValueError, "there is no front of the kind '%s'", kind);
     Front *front = (Front *)PyType_GenericAlloc(type, 0);
     if (front == NULL)
@@ -297,6 +352,8 @@ static PyObject *front_make(PyTypeObject *type, PyObject *args, PyObject *named)
     front->ended = Py_NewRef(ended);
     front->captured = Py_NewRef(captured);
     front->on_error = Py_NewRef(on_error);
+    front->tensor = Py_XNewRef(tensor);
+    front->device = Py_XNewRef(device);
     front->implementation = PyUnicode_InternFromString("_call_impl");
     PyObject *types = PyImport_ImportModule("types");
     front->method_type = types == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(types, "MethodType");

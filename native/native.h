@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 7 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 8 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -34,7 +34,7 @@ typedef struct {
 } Writer;
 
 #define FIELDS 20
-#define NUMBERS 7
+#define NUMBERS 8
 
 /* The attributes of an object of Python that both languages read and write; see fields.py. */
 typedef struct {

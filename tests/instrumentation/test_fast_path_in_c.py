@@ -30,7 +30,14 @@ from training_profiler.instrumentation.loop_detection.step_detector import StepD
 from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.shadow import Shadow
-from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.instrumentation.training_thread import (
+    BACKWARD,
+    FETCH,
+    FORWARD,
+    FREE,
+    OTHER_PATCH,
+    TrainingThread,
+)
 from training_profiler.recording import fields
 from training_profiler.recording.event_codes import STEP_END, TIME_ONLY
 from training_profiler.recording.fields import Fields, field
@@ -259,6 +266,20 @@ class World:
         self.fake.clock.advance_ns(2)
         self.fast.clearing_ends(code, self.detector)
 
+    def transfer(self, number, inside):
+        """Move tensors to a device."""
+        if self.thread.busy_with:
+            return
+        detector = self.fast.transfer_begins() if self.is_fast else None
+        self.seen.append(detector is not None)
+        begin_ns, self.thread.busy_with = (self.detector.pending.clock() if detector is None else 0), OTHER_PATCH
+        self.fake.clock.advance_ns(number)
+        if detector is not None:
+            self.fast.transfer_ends(detector)
+        else:
+            self.thread.busy_with = FREE
+            self.detector.pending.record_span(begin_ns, self.detector.codes.data_transfer)
+
     def scaled_update(self, number, inside):
         """Update as a GradScaler does, whose own time is in pieces around it."""
         self.detector.update.scaling_begins()
@@ -305,12 +326,13 @@ class World:
             found.append(self.fast.clearing_begins())
             found.append(self.fast.update_begins(self.optimizers[0], sys._getframe()))
             found.append(self.fast.update_ends(self.optimizers[0]))
+            found.append(self.fast.transfer_begins())
 
         found = []
         thread = threading.Thread(target=attempt)
         thread.start()
         thread.join()
-        assert found == [None, None, None, 0, False, False]
+        assert found == [None, None, None, 0, False, False, None]
 
     def clock(self, number, inside):
         """Use a clock that costs a nanosecond."""
@@ -356,7 +378,7 @@ class World:
 
 KINDS = ("call", "named_call", "failing_call", "step", "steps", "fetch", "backward", "update", "eval", "train")
 KINDS += ("clear", "scaled_update", "no_grad", "compile", "elsewhere", "clock", "watch", "manual", "quiet")
-KINDS += ("act", "act", "act_in_method")
+KINDS += ("act", "act", "act_in_method", "transfer", "transfer")
 
 
 def acts():
@@ -381,7 +403,7 @@ def test_both_record_the_same(script):
 
 
 KINDS_OF_AGENTS = ("act", "act", "act_in_method", "act_in_method", "step", "eval", "train", "fetch", "no_grad")
-KINDS_OF_AGENTS += ("failing_call", "watch", "clock")
+KINDS_OF_AGENTS += ("failing_call", "watch", "clock", "transfer")
 INSIDE = st.sampled_from([[], [("call", 1, []), ("act", 0, [])]])
 
 
@@ -546,8 +568,8 @@ def test_both_languages_have_the_same_constants():
     expected |= {"KEEPS_GRAPH": KEEPS_GRAPH, "FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
     in_c = {name: int(found[name].split(" << ")[0]) << int(found[name].partition(" << ")[2] or 0) for name in expected}
     assert in_c == expected
-    assert "enum { FREE, FORWARD, FETCH, BACKWARD, KINDS }" in text
-    assert (FREE, FORWARD, FETCH, BACKWARD) == (0, 1, 2, 3)
+    assert "enum { FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH, KINDS }" in text
+    assert (FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH) == (0, 1, 2, 3, 4)
 
 
 def test_no_reference_is_lost_or_kept(world):

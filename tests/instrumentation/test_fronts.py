@@ -89,6 +89,8 @@ def places():
         vars(torch.nn.Module)["zero_grad"],
         vars(torch.optim.Optimizer)["zero_grad"],
         vars(torch.utils.data.dataloader._BaseDataLoaderIter)["__next__"],
+        vars(torch.Tensor)["to"],
+        vars(torch.Tensor)["cuda"],
         *(list(hook.values())[-1] for hook in hooks),
     ]
 
@@ -198,6 +200,24 @@ class Program:
         for act in (self.fetch, self.clear, self.call, self.backward, self.update):
             act(number, inside)
 
+    def move(self, number, inside):
+        other, device = torch.zeros(2), torch.device("cpu")
+        moved = [
+            self.x.to("cpu"),
+            self.x.to(device, non_blocking=True),
+            self.x.to(other),
+            self.x.to(device=device),
+            self.x.to(torch.float64),
+            self.x.to(dtype=torch.float64, copy=True),
+            torch.nn.Parameter(self.x).to("cpu"),
+            self.models[number].to("cpu").layers[0].weight,
+        ]
+        with suppress(RuntimeError, TypeError, AssertionError):
+            self.x.to("nowhere")
+        with suppress(RuntimeError, TypeError, AssertionError):
+            self.x.cuda()
+        self.losses.append([tensor.sum().item() for tensor in moved])
+
     def elsewhere(self, number, inside):
         thread = threading.Thread(target=self.follow, args=[inside])
         thread.start()
@@ -206,7 +226,7 @@ class Program:
 
 LEAVES = ("act", "act", "act_in_eval_mode", "act_in_method", "act_in_method", "named_call", "call_alone", "evaluation")
 LEAVES += ("failing_call", "backward", "failing_backward", "clear")
-LEAVES += ("clear_model", "update", "update_with_closure", "fetch", "step", "step", "step")
+LEAVES += ("clear_model", "update", "update_with_closure", "fetch", "move", "step", "step", "step")
 LEAF = st.tuples(st.sampled_from(LEAVES), st.integers(0, 1), st.just([]))
 ACT = st.recursive(
     LEAF,
@@ -428,6 +448,62 @@ def test_symbolic_tracing_leaves_the_patches_in_place(fronts):
     assert fronts.context.detector.updates == 6
 
 
+def spans_of_transfers(run, move):
+    """Return how many transfers are recorded of a call of ``move``."""
+    detector = run.context.detector
+    events = detector.pending.events
+    before = len(events)
+    move()
+    return [events[at] for at in range(before + 1, len(events), 2)].count(detector.codes.data_transfer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "count"),
+    [
+        (("cpu",), {}, 1),
+        ((torch.device("cpu"),), {"non_blocking": True}, 1),
+        ((torch.zeros(1),), {}, 1),
+        ((), {"device": "cpu"}, 1),
+        ((), {"tensor": torch.zeros(1)}, 1),
+        ((), {"device": None, "dtype": torch.float16}, 0),
+        ((torch.float16,), {}, 0),
+        ((), {"memory_format": torch.contiguous_format}, 0),
+    ],
+)
+def test_transfers_name_a_device(fronts, arguments, named, count):
+    train(Model())
+    x = torch.ones(3)
+    assert spans_of_transfers(fronts, lambda: x.to(*arguments, **named)) == count
+    assert x.to(*arguments, **named).sum().item() == 3
+
+
+def test_tensors_of_tracers_are_left_to_the_patch(fronts):
+    """A module that is exported after its training moves tensors that are none."""
+    from torch._subclasses import FakeTensorMode
+
+    train(Model())
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.ones(3))
+        with torch._guards.tracing(torch._guards.TracingContext(mode)):
+            assert spans_of_transfers(fronts, lambda: fake.to("cpu")) == 0
+        assert spans_of_transfers(fronts, lambda: fake.to("cpu")) == 1
+
+
+def test_looking_a_method_of_tensors_up_finds_the_patch(fronts):
+    train(Model())
+    assert inspect.isfunction(torch.Tensor.to)
+    assert torch.ones(2).to.__func__ is torch.Tensor.to
+    assert pickle.loads(pickle.dumps(torch.Tensor.to)) is torch.Tensor.to
+
+    class Own(torch.Tensor):
+        def to(self, *args, **kwargs):
+            return super().to(*args, **kwargs)
+
+    assert torch.ones(2).as_subclass(Own).to("cpu").sum().item() == 2
+    with pytest.raises(TypeError):
+        vars(torch.Tensor)["to"]()
+
+
 def test_front_that_a_program_took_outlives_the_session(fronts):
     taken = vars(torch.nn.Module)["__call__"]
     train(Model())
@@ -467,7 +543,7 @@ def test_calls_leave_no_references(fronts):
 
     def step():
         optimizer.zero_grad()
-        model(x, scale=2.0).sum().backward()
+        model(x.to("cpu", non_blocking=True).to(torch.float32), scale=2.0).sum().backward()
         optimizer.step()
         model.inside = fail
         with suppress(Boom):
@@ -507,5 +583,7 @@ def test_front_of_an_unknown_kind_is_refused(fronts):
     make = implementation_of("C").front
     with pytest.raises(ValueError, match="kind 'other'"):
         make("other", fronts.context.fast_path, print, print, print, (), print)
+    with pytest.raises(ValueError, match="kind 'to'"):
+        make("to", fronts.context.fast_path, print, print, print, (), print)
     with pytest.raises(TypeError):
         make("module", None, print, print, print, (), print)

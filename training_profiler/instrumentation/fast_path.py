@@ -8,7 +8,14 @@ from training_profiler.instrumentation.loop_detection.loader_passes import Loade
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.instrumentation.open_updates import OpenUpdates
-from training_profiler.instrumentation.training_thread import BACKWARD, FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.instrumentation.training_thread import (
+    BACKWARD,
+    FETCH,
+    FORWARD,
+    FREE,
+    OTHER_PATCH,
+    TrainingThread,
+)
 from training_profiler.recording.fields import IS_NATIVE
 from training_profiler.recording.implementation import Implementation
 
@@ -140,6 +147,21 @@ class FastPath:
         training_thread = self._thread
         training_thread.busy_with = FREE
         detector.backward_ends()
+
+    def transfer_begins(self) -> LoopDetector | None:
+        """Record that tensors begin to move to a device, outside all calls; return the detector that has done it."""
+        training_thread, detector = self._thread, self._detector()
+        if detector is None or training_thread.busy_with or detector.is_shadowed:
+            return None
+        detector.transfer_begins()
+        training_thread.busy_with = OTHER_PATCH
+        return detector
+
+    def transfer_ends(self, detector: LoopDetector) -> None:
+        """Record the end of such a transfer."""
+        training_thread = self._thread
+        training_thread.busy_with = FREE
+        detector.transfer_ends()
 
     def clearing_begins(self) -> int:
         """Record that clearing of gradients begins, outside all calls and updates; return its code, or 0."""

@@ -47,6 +47,7 @@ class Fronts:
         patch: Any,
         ended: Callable[..., None] | None = None,
         captured: Sized = (),
+        classes: tuple[type, ...] = (),
     ) -> None:
         """Have calls of ``patch`` made by a front.
 
@@ -57,10 +58,11 @@ class Fronts:
             patch: the function that makes and records every call.
             ended: called at an end that needs more than its time.
             captured: while it has items, every call is the patch's.
+            classes: torch's classes that the kind asks for, if it does.
         """
         make = self._make
         if make is not None:
-            arguments = (kind, self._fast_path, original, patch, ended, captured, self._on_error)
+            arguments = (kind, self._fast_path, original, patch, ended, captured, self._on_error, *classes)
             self._offers.append((put, lambda: functools.update_wrapper(make(*arguments), original, updated=()), patch))
 
     def offer_attribute(
@@ -70,13 +72,15 @@ class Fronts:
         name: str,
         kind: str,
         ended: Callable[..., None] | None = None,
+        classes: tuple[type, ...] = (),
     ) -> None:
         """Do the same for ``owner.name``, which ``patches`` have replaced.
 
         Not for a function of a module: the program would find another object there than it has imported.
         """
         original, patch = patches.replaced(owner, name)
-        self.offer(functools.partial(patches.exchange, owner, name), kind, original, patch, ended)
+        put = functools.partial(patches.exchange, owner, name)
+        self.offer(put, kind, original, patch, ended, classes=classes)
 
     def watch(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
         """Withdraw the fronts when the module ``tracer`` begins to trace; it may have done so before."""

@@ -169,6 +169,8 @@ class FastPath:
     def fetch_ends(self, loader_pass: Fields, detector: Fields, batch: object, /) -> None: ...
     def backward_begins(self, args: tuple[Any, ...], /) -> Any: ...
     def backward_ends(self, detector: Fields, /) -> None: ...
+    def transfer_begins(self) -> Any: ...
+    def transfer_ends(self, detector: Fields, /) -> None: ...
     def clearing_begins(self) -> int: ...
     def clearing_ends(self, code: int, detector: Fields, /) -> None: ...
     def update_begins(self, optimizer: Any, frame: FrameType, /) -> bool: ...
@@ -180,7 +182,8 @@ class Front:
     Where it is an attribute of a class, only calls meet it; whoever looks it up gets ``patch``. Windows has none.
 
     Args:
-        kind: of the calls: "module", "clearing", "before update", "after update" or "fetch".
+        kind: of the calls: "module", "clearing", "before update", "after update", "fetch", "transfer", or "to": a
+            transfer if its arguments name a device.
         path: records the calls.
         original: the function that the program calls. A module's call is made by its ``_call_impl``.
         patch: makes and records every other call.
@@ -188,10 +191,11 @@ class Front:
             of a fetch that returns no batch, with the pass, the detector and whether the pass is over.
         captured: while it is not empty, ``patch`` makes every update.
         on_error: called with an error of the profiler's own.
+        tensor, device: torch's classes of these, for "transfer" and "to".
 
     Raises:
         TypeError: ``path`` is none.
-        ValueError: there is no such kind.
+        ValueError: there is no such kind, or it needs the classes.
     """
 
     def __init__(
@@ -203,6 +207,8 @@ class Front:
         ended: Callable[..., None] | None,
         captured: Any,
         on_error: Callable[[Exception], None],
+        tensor: type = ...,
+        device: type = ...,
         /,
     ) -> None: ...
     patch: Callable[..., Any]

@@ -42,6 +42,7 @@ class DetectorFields(Fields):
     _fetch_code: int = number(4)
     _backward_code: int = number(5)
     _update_code: int = number(6)
+    _transfer_code: int = number(7)
 
     def use_shadow(self, is_shadowed: bool) -> None:
         """Note that methods stand in front of those of the class, or no longer."""

@@ -36,6 +36,7 @@ class ModuleCalls(NoGradCalls):
         self._events, self._host_clock = pending.events, pending.host_clock
         self._forward_code, self._bare_code = codes.forward, time_only(codes.forward)
         self._fetch_code, self._backward_code, self._update_code = codes.data_loading, codes.backward, codes.optimizer
+        self._transfer_code = codes.data_transfer
         self.calls, self._fast_path, self.frame, self.is_shadowed = [], {}, None, False
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
@@ -410,6 +411,14 @@ class LoopDetector(ModuleCalls):
             self._training_event_begins(self.pending.host_clock())
         self.update.open_code = self.codes.optimizer
         self.update.span_begins()
+
+    def transfer_begins(self) -> None:
+        """Record that tensors begin to move to a device."""
+        self.pending.record(self._transfer_code)
+
+    def transfer_ends(self) -> None:
+        """Record the end of that."""
+        self.pending.record(-self._transfer_code)
 
     def loss_begins(self) -> None:
         """Record that an update under way begins to compute the loss, before the forward pass shows it."""

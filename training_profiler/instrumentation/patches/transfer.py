@@ -6,19 +6,22 @@ from typing import Any
 
 from training_profiler.device.backends import BACKENDS
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
+from training_profiler.instrumentation.training_thread import OTHER_PATCH
 from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record ``to`` and ``cuda`` as ``data_transfer`` if they name a device. A new dtype alone is not a transfer."""
-    training_thread = context.training_thread
+    training_thread, fast_path = context.training_thread, context.fast_path
     is_compiling = context.is_compiling
     device_kinds = (str, torch.device, int, torch.Tensor)
 
     def names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return bool(args and isinstance(args[0], device_kinds)) or kwargs.get("device") is not None or "other" in kwargs
+        return (
+            bool(args and isinstance(args[0], device_kinds)) or kwargs.get("device") is not None or "tensor" in kwargs
+        )
 
     def make(
         is_transfer: Callable[[tuple[Any, ...], dict[str, Any]], bool], method_name: str | None
@@ -31,23 +34,14 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                         return getattr(self, method_name)(*args, **kwargs)
                     return original(self, *args, **kwargs)
                 try:
-                    if training_thread.busy_with:
+                    is_recorded = not training_thread.busy_with and is_transfer(args, kwargs)
+                    detector = _begin(context) if is_recorded else None
+                    if detector is None:
                         return original(self, *args, **kwargs)
-                    detector = context.detector
-                    if (
-                        detector is None
-                        or not training_thread.is_current()
-                        or not is_transfer(args, kwargs)
-                        or context.is_tracing()
-                    ):
-                        return original(self, *args, **kwargs)
-                    begin_ns = detector.pending.clock()
-                    training_thread.busy_with = OTHER_PATCH
                     try:
                         return original(self, *args, **kwargs)
                     finally:
-                        training_thread.busy_with = FREE
-                        detector.pending.record_span(begin_ns, detector.codes.data_transfer)
+                        fast_path.transfer_ends(detector)
                 except BaseException as error:
                     hide_our_frames(error)
                     raise
@@ -64,6 +58,21 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             patches.replace(
                 owner, name, _named(owner, name, make(is_transfer, name if owner is torch.Tensor else None))
             )
+            if owner is torch.Tensor:
+                kind = "to" if name == "to" else "transfer"
+                context.fronts.offer_attribute(patches, owner, name, kind, classes=(owner, torch.device))
+
+
+def _begin(context: PatchContext) -> LoopDetector | None:
+    """Record the begin of a transfer, and return the detector that has done it; None where it is not the training's."""
+    if context.is_tracing():
+        return None
+    training_thread, detector = context.training_thread, context.fast_path.transfer_begins()
+    if detector is None and context.detector is not None and training_thread.is_current():
+        detector = context.detector
+        detector.transfer_begins()
+        training_thread.busy_with = OTHER_PATCH
+    return detector
 
 
 def _named(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,7 +10,18 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-SOURCES = ("columns", "events", "fast_calls", "fast_path", "fields", "fronts", "handover_lock", "matching", "module")
+SOURCES = (
+    "code_ids",
+    "columns",
+    "events",
+    "fast_calls",
+    "fast_path",
+    "fields",
+    "fronts",
+    "handover_lock",
+    "matching",
+    "module",
+)
 SOURCES += ("no_grad_calls", "section_lookup", "section_writers", "sums")
 
 

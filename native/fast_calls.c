@@ -4,11 +4,42 @@
 
 /* Module calls */
 
+/* Return whether no update is open. */
+static int is_outside_updates(FastPath *path, Fields *detector)
+{
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    return update != NULL && update->at[OPEN_CODE] == path->kinds[0];
+}
+
+/* Return whether a forward pass decides nothing, or what no other call decides. */
+static int may_decide(FastPath *path, Fields *detector, Fields *call)
+{
+    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    if (phases == NULL || phases->at[IS_UNRESOLVED] == NULL)
+        return 0;
+    return phases->at[IS_UNRESOLVED] == Py_False ||
+           (call->at[IS_BARE] == Py_False && call->at[IS_IN_METHOD] == Py_False);
+}
+
+/* Decide what was before a forward pass of a module in train mode, if something is to be decided: 1; 0 if Python has to,
+   -1 with an exception. */
+static int decide(FastPath *path, Fields *detector, PyObject *module)
+{
+    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    if (phases == NULL || phases->at[IS_UNRESOLVED] == Py_False)
+        return phases != NULL;
+    int result = is_training(path, module);
+    if (result > 0 && call_method(detector, "training_call_begins", module) < 0)
+        result = -1;
+    return result;
+}
+
 /* Return the call that this function makes of the module in each step, owned; NULL without one or with an exception. */
 static Fields *usual_call(FastPath *path, Fields *detector, PyObject *module, PyObject *caller)
 {
     PyObject *calls = detector->at[FAST_PATH], *key, *code;
-    if (!is_bare_detector(path, detector) || is_undecided(path, detector) || calls == NULL || !PyDict_CheckExact(calls))
+    if (!is_bare_detector(path, detector) || !is_outside_updates(path, detector) || calls == NULL ||
+        !PyDict_CheckExact(calls))
         return NULL;
     if ((key = PyLong_FromVoidPtr(module)) == NULL)
         return NULL;
@@ -17,7 +48,7 @@ static Fields *usual_call(FastPath *path, Fields *detector, PyObject *module, Py
     if (call == NULL || call->at[KIND] != (PyObject *)Py_TYPE(module) || !Py_IS_TYPE(caller, path->frame_type))
         return NULL;
     code = (PyObject *)PyFrame_GetCode((PyFrameObject *)caller);
-    int is_usual = call->at[CALLER] == code;
+    int is_usual = call->at[CALLER] == code && may_decide(path, detector, call);
     Py_DECREF(code);
     return is_usual ? (Fields *)Py_NewRef((PyObject *)call) : NULL;
 }
@@ -73,6 +104,8 @@ Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller)
     if (call != NULL) {
         int is_recorded = is_with_gradients(detector);
         if (is_recorded > 0)
+            is_recorded = decide(path, detector, module);
+        if (is_recorded > 0)
             is_recorded = record_call(path, detector, call, NULL, 1);
         if (is_recorded > 0)
             set_busy(path, FORWARD);
@@ -95,6 +128,8 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
         int is_fast = runs_own_code(path, args[0]);
         if (is_fast > 0)
             is_fast = is_with_gradients(detector);
+        if (is_fast > 0)
+            is_fast = decide(path, detector, args[0]);
         int is_recorded = is_fast <= 0 ? is_fast : record_call(path, detector, call, args[1], PyDict_Size(args[2]));
         if (is_recorded > 0)
             found = Py_NewRef((PyObject *)call);

@@ -19,6 +19,10 @@ static int module_fill(PyObject *module)
         return -1;
     if (fronts_add(module) < 0)
         return -1;
+    state->code = PyUnicode_InternFromString("f_code");
+    state->back = PyUnicode_InternFromString("f_back");
+    if (state->code == NULL || state->back == NULL)
+        return -1;
     if (PyModule_AddType(module, state->events_type) < 0 || PyModule_AddType(module, state->lookup_type) < 0)
         return -1;
     if (state->handover_lock_type == NULL || PyModule_AddType(module, state->handover_lock_type) < 0)
@@ -47,6 +51,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->handover_lock_type);
     Py_CLEAR(state->fields_type);
     Py_CLEAR(state->fast_path_type);
+    Py_CLEAR(state->code);
+    Py_CLEAR(state->back);
     return 0;
 }
 
@@ -56,6 +62,7 @@ static PyMethodDef module_methods[] = {
     {"match_events", match_events, METH_VARARGS, "Find the spans of a block of events, and who owns each moment."},
     {"sum_time", sum_time, METH_VARARGS, "Add up the time of each section in each step."},
     {"add_spans", add_spans, METH_VARARGS, "Add spans to the sums of their sections."},
+    {"code_ids", (PyCFunction)(void (*)(void))code_ids, METH_FASTCALL, "Return the ids of the functions around a call."},
     {NULL, NULL, 0, NULL},
 };
 

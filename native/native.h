@@ -35,6 +35,7 @@ typedef struct {
 
 #define FIELDS 20
 #define NUMBERS 8
+#define MOST_CODES 12 /* as in code_ids.py */
 
 /* The attributes of an object of Python that both languages read and write; see fields.py. */
 typedef struct {
@@ -45,6 +46,7 @@ typedef struct {
 
 typedef struct {
     PyTypeObject *events_type, *writer_type, *lookup_type, *handover_lock_type, *fields_type, *fast_path_type;
+    PyObject *code, *back; /* names of attributes of frames */
 } ModuleState;
 
 extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, fast_path_spec;
@@ -82,5 +84,6 @@ PyObject *section_writers(PyObject *module, PyObject *args);
 PyObject *match_events(PyObject *module, PyObject *args);
 PyObject *sum_time(PyObject *module, PyObject *args);
 PyObject *add_spans(PyObject *module, PyObject *args);
+PyObject *code_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

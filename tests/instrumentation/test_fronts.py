@@ -291,7 +291,7 @@ def test_usual_calls_have_no_frame_of_ours(fronts):
     fronts.instrumentation.program.stop()  # as after the first step of a run
     seen.clear()
     train(model, 5)
-    assert seen == [True, *[False] * 4]  # for the first batch of a pass, it has to be found out what the pass is for
+    assert seen == [False] * 5  # also of the first batch of a pass, where it is decided what the pass is for
 
 
 def test_programs_that_look_find_the_patch(fronts):

@@ -113,6 +113,14 @@ def add_spans(
         ValueError: an array is too short, or of other items.
     """
 
+def code_ids(frame: FrameType | None, most: int, /) -> tuple[int, ...]:
+    """Return the ids of the code of ``frame`` and of those around it, outwards, of ``most`` at most.
+
+    Raises:
+        AttributeError: it is no frame.
+        ValueError: ``most`` is negative or over 12.
+    """
+
 class SectionLookup:
     """Finds the section of a name on the calling thread.
 

@@ -7,11 +7,13 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Final
 
+from training_profiler.recording.code_ids import MOST_CODES, code_ids
 from training_profiler.recording.known_sections import ROLLOUT, SAMPLING
 
-MAX_FRAMES: Final = 12
+MAX_FRAMES: Final = MOST_CODES
 NEAREST: Final = 4
 MAX_CODES: Final = 10_000
+MAX_STACKS: Final = 1_000
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -70,22 +72,39 @@ class Callers:
         # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
         self._known: dict[int, tuple[CodeType, Purpose]] = {}
         self._hints: dict[int, tuple[CodeType, Purpose]] = {}
+        self._named_at: dict[tuple[int, ...], tuple[int, ...]] = {}  # by functions around a call: those that are named
 
     def named(self, frame: FrameType | None) -> tuple[NamedFrame, ...]:
         """Return the frames from ``frame`` outwards whose names say something."""
+        around = code_ids(frame, MAX_FRAMES)
+        positions = self._named_at.get(around)
+        if positions is None:
+            positions = self._find_named(frame, around)
+        found, at = [], 0
+        for position in positions:
+            while at < position and frame is not None:
+                frame, at = frame.f_back, at + 1
+            assert frame is not None
+            purpose = self._known[id(frame.f_code)][1]
+            if purpose is not Purpose.UNKNOWN:  # another call of it trained
+                found.append((id(frame), frame.f_code, purpose))
+        return tuple(found)
+
+    def _find_named(self, frame: FrameType | None, around: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many frames away from ``frame`` those are whose names say something."""
+        if len(self._known) > MAX_CODES or len(self._named_at) >= MAX_STACKS:
+            self.clear()
         found = []
-        for _ in range(MAX_FRAMES):
-            if frame is None:
-                break
+        for position in range(len(around)):
+            assert frame is not None
             code = frame.f_code
             known = self._known.get(id(code))
             if known is None:
-                if len(self._known) >= MAX_CODES:
-                    self._known.clear()
                 known = self._known[id(code)] = (code, purpose_of_name(code.co_name))
             if known[1] is not Purpose.UNKNOWN:
-                found.append((id(frame), code, known[1]))
+                found.append(position)
             frame = frame.f_back
+        self._named_at[around] = tuple(found)
         return tuple(found)
 
     def hint(self, frame: FrameType | None) -> Purpose:
@@ -120,19 +139,15 @@ class Callers:
 
     def clear(self) -> None:
         """Release the code objects."""
+        # Without the code objects, their ids may become those of others.
         self._known.clear()
+        self._named_at.clear()
         self._hints.clear()
 
 
 def nearest(frame: FrameType | None) -> tuple[int, ...]:
     """Return a key of the functions around a call that is much quicker to compare than their names are to read."""
-    found = []
-    for _ in range(NEAREST):
-        if frame is None:
-            break
-        found.append(id(frame.f_code))
-        frame = frame.f_back
-    return tuple(found)
+    return code_ids(frame, NEAREST)
 
 
 def is_nearest(key: tuple[int, ...], frame: FrameType | None) -> bool:

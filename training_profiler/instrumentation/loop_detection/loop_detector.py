@@ -59,12 +59,14 @@ class ModuleCalls(NoGradCalls):
         if (
             call is None
             or call.caller is not caller.f_code
-            or call.kind is not type(module)
-            or self.phases.is_unresolved
             or self.update.open_code
+            or (self.phases.is_unresolved and (call.is_bare or call.is_in_method or not module.training))
+            or call.kind is not type(module)
             or not self._is_grad_enabled()
         ):
             return None
+        if self.phases.is_unresolved:
+            self.training_call_begins(module)
         events, code = self._events, self._forward_code
         call.is_plain = True
         is_part = call.is_bare
@@ -143,7 +145,7 @@ class ModuleCalls(NoGradCalls):
         if is_trainable and module.training:
             self._seen_in_training.add(id(module))
             if self.phases.is_unresolved and not is_explored:
-                self._training_event_begins(pending.host_clock(), id(module))
+                self.training_call_begins(module)
         if is_continued or not is_trainable:
             code = time_only(code)
         if is_trainable and self.input_sizes.is_due:
@@ -196,6 +198,10 @@ class ModuleCalls(NoGradCalls):
         own = (self.codes.forward, self.codes.no_grad, self.codes.data_transfer)
         codes = {*own, *map(time_only, own)}
         self.pending.remove_since(call.begin_ns, call.code, codes | {-code for code in codes})
+
+    def training_call_begins(self, module: Any) -> None:
+        """Decide what was before a forward pass with gradients of ``module``, which is in train mode."""
+        self._training_event_begins(self.pending.host_clock(), id(module))
 
     def trains_within(self) -> None:
         """Handle a training event inside the calls under way.

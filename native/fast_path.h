@@ -17,7 +17,7 @@ typedef enum {
 
 enum { BUSY_WITH, IDENT, DETECTOR, FETCHING };                           /* TrainingThread */
 enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN };                  /* ModuleCall */
-enum { IS_UNRESOLVED, PASSES, RUN, IS_OPEN };                            /* PhaseDetector */
+enum { IS_UNRESOLVED, PASSES, RUN, IS_OPEN, BEFORE };                    /* PhaseDetector */
 enum { KEY, USES, LATEST_USE };                                          /* NoGradRun */
 enum { IS_EVALUATED, USE_MODULE, USE_CALLER, USE_CALL, USE_KIND };       /* ModuleUse */
 enum { LATEST };                                                         /* Passes */

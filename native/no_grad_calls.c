@@ -141,6 +141,30 @@ static Fields *record_repeated(FastPath *path, Fields *detector, Fields *phases,
     return call;
 }
 
+/* Return whether the module was called in a run; -1 with an exception. */
+static int has_called(Fields *run, PyObject *module)
+{
+    PyObject *uses = run == NULL ? NULL : run->at[USES], *key;
+    if (uses == NULL || !PyDict_CheckExact(uses))
+        return 0;
+    if ((key = PyLong_FromVoidPtr(module)) == NULL)
+        return -1;
+    int result = PyDict_GetItemWithError(uses, key) != NULL;
+    Py_DECREF(key);
+    return result == 0 && PyErr_Occurred() ? -1 : result;
+}
+
+/* Record the begin by Python, which knows all cases, and return the call, owned; NULL, perhaps with an exception, where it
+   does not. */
+static Fields *ask_detector(FastPath *path, Fields *detector, PyObject *module, PyObject *caller)
+{
+    PyObject *found = PyObject_CallMethod((PyObject *)detector, "repeated_call_begins", "(OO)", module, caller);
+    Fields *call = found == NULL ? NULL : fields_of(path, CALL, found);
+    if (call == NULL)
+        Py_XDECREF(found);
+    return call;
+}
+
 Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
 {
     Fields *detector = is_busy_with(path, FREE) && path->thread->numbers[FUNCTION] == 0 ? detector_of(path) : NULL;
@@ -149,9 +173,21 @@ Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
         phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
         update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
     }
-    if (phases != NULL && update != NULL && update->at[OPEN_CODE] == path->kinds[0] &&
-        phases->at[IS_OPEN] == Py_False && phases->at[IS_UNRESOLVED] == Py_True)
+    int may_repeat = phases != NULL && update != NULL && update->at[OPEN_CODE] == path->kinds[0] &&
+                     phases->at[IS_OPEN] == Py_False;
+    if (may_repeat && phases->at[IS_UNRESOLVED] == Py_True)
         run = fields_of(path, RUN_OF, phases->at[RUN]);
+    int is_first = !may_repeat ? 0 : has_called(run, module);
+    if (may_repeat && is_first == 0) /* in this run */
+        is_first = has_called(fields_of(path, RUN_OF, phases->at[BEFORE]), module);
+    else if (is_first > 0)
+        is_first = 0;
+    if (is_first > 0) {
+        if ((call = ask_detector(path, detector, module, caller)) != NULL)
+            set_busy(path, FORWARD);
+        run = NULL;
+    } else if (is_first < 0)
+        run = NULL;
     if (run != NULL && run->at[USES] != NULL && PyDict_CheckExact(run->at[USES])) {
         Py_INCREF((PyObject *)phases);
         Py_INCREF((PyObject *)run);
@@ -161,12 +197,9 @@ Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
         Py_XDECREF(key);
         int is_like = use == NULL ? 0 : is_repeated(path, use, module, caller);
         PyObject *method = NULL;
-        if (is_like > 0 && use->numbers[DEPTH] >= NEAREST) { /* deeper than the functions of the run are known */
-            found = PyObject_CallMethod((PyObject *)detector, "repeated_call_begins", "(OO)", module, caller);
-            call = found == NULL ? NULL : fields_of(path, CALL, found);
-            if (call == NULL)
-                Py_XDECREF(found);
-        } else if (is_like > 0)
+        if (is_like > 0 && use->numbers[DEPTH] >= NEAREST) /* deeper than the functions of the run are known */
+            call = ask_detector(path, detector, module, caller);
+        else if (is_like > 0)
             is_like = is_quiet(path, detector, run, use, module, caller, &method);
         if (is_like > 0 && use->numbers[DEPTH] < NEAREST && phases->at[RUN] == (PyObject *)run)
             call = record_repeated(path, detector, phases, run, use, module, method);

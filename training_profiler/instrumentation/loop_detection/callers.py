@@ -151,12 +151,8 @@ def nearest(frame: FrameType | None) -> tuple[int, ...]:
 
 
 def is_nearest(key: tuple[int, ...], frame: FrameType | None) -> bool:
-    """Return whether ``nearest`` returns this key, without making another."""
-    for code in key:
-        if frame is None or id(frame.f_code) != code:
-            return False
-        frame = frame.f_back
-    return frame is None or len(key) == NEAREST
+    """Return whether ``nearest`` returns this key."""
+    return code_ids(frame, NEAREST) == key
 
 
 def says(frames: tuple[NamedFrame, ...], purpose: Purpose) -> bool:

@@ -45,7 +45,9 @@ class NoGradCalls(DetectorFields):
         if self.is_shadowed or self.calls or self.update.open_code or self.phases.is_open:
             return None
         use = self.phases.repeated_use(module, caller)
-        if use is None or use.call is None or self._is_grad_enabled():
+        if use is None:
+            return self._call_like_before(module, caller)
+        if use.call is None or self._is_grad_enabled():
             return None
         if not module.training and not (use.is_evaluated and self.input_sizes.rows.calls >= CALLS):
             return None  # the sizes of the inputs are read
@@ -54,6 +56,20 @@ class NoGradCalls(DetectorFields):
             self.frame = None
         self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
         self.phases.repeats(use)
+        self.calls.append(call)
+        return call
+
+    def _call_like_before(self, module: Any, caller: FrameType) -> ModuleCall | None:
+        """Record the first call of a module in a run if it is like that before an earlier step; else return None."""
+        use = self.phases.use_before(module, caller)
+        if use is None or use.call is None or not module.training or self._is_grad_enabled():
+            return None
+        call, now_ns = use.call, self.pending.clock()
+        self.phases.no_grad_call_begins(module, caller, now_ns)
+        if not use.depth:
+            self.frame = None
+        self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
+        self.phases.may_repeat(call, caller.f_code, use.depth)
         self.calls.append(call)
         return call
 

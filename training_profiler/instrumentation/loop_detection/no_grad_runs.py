@@ -25,7 +25,7 @@ ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward 
 class ModuleUse(Fields):
     """The calls of one module."""
 
-    __slots__ = ("begin_ns",)
+    __slots__ = ("around", "begin_ns")
     is_evaluated: bool = field(0)
     module: Callable[[], Any] = field(1)
     caller: CodeType | None = field(2)  # of the calls that may be repeated
@@ -42,6 +42,7 @@ class ModuleUse(Fields):
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
         self.caller = self.call = self.kind = None
+        self.around: tuple[int, ...] = ()  # key of the functions around the calls that may be repeated
         self.depth = 0
 
     def call_ends(self, now_ns: int) -> None:
@@ -52,9 +53,9 @@ class ModuleUse(Fields):
         """Add a call that repeats an earlier one."""
         self.calls += 1
 
-    def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
+    def may_repeat(self, call: ModuleCall, caller: CodeType, around: tuple[int, ...], depth: int) -> None:
         """Let ``call``, which the function ``caller`` made, stand for those like it."""
-        self.call, self.kind, self.caller, self.depth = call, call.kind, caller, depth
+        self.call, self.kind, self.caller, self.around, self.depth = call, call.kind, caller, around, depth
 
     def is_repeated(self, module: Any, caller: CodeType) -> bool:
         """Return whether a call of ``module`` by ``caller`` is like that."""
@@ -64,6 +65,9 @@ class ModuleUse(Fields):
         """Return whether modules inside this one are trained: a policy may act by its own call and learn by theirs."""
         module = self.module()
         return module is not None and any(was_trained(id(inner)) for inner in modules_within(module))
+
+
+_NO_USE: Final = ModuleUse(0)  # until the first call
 
 
 class NoGradRun(Fields):
@@ -87,7 +91,7 @@ class NoGradRun(Fields):
         self.acts = False  # by its variables, although no name says so
         self.named = named
         self._uses = {}
-        self.latest = ModuleUse(begin_ns)
+        self.latest = _NO_USE
 
     def hand_out(self, *, is_rollout: bool) -> None:
         """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
@@ -114,6 +118,16 @@ class NoGradRun(Fields):
         use = self._uses.get(id(module))
         is_repeated = use is not None and use.is_repeated(module, caller.f_code) and is_nearest(self.key, caller)
         return use if is_repeated else None
+
+    def has_called(self, module: Any) -> bool:
+        """Return whether ``module`` was called."""
+        return id(module) in self._uses
+
+    def use_like(self, module: Any, caller: FrameType) -> ModuleUse | None:
+        """Return the calls that one of ``module`` by ``caller`` in a later run is like; None without such."""
+        use = self._uses.get(id(module))
+        is_like = use is not None and use.is_repeated(module, caller.f_code) and is_nearest(use.around, caller)
+        return use if is_like else None
 
     def repeats(self, use: ModuleUse) -> None:
         """Add a call that repeats those of ``use``."""

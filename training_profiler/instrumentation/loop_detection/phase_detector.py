@@ -36,6 +36,7 @@ class PhaseDetector(Fields):
     cycle: int = number(0)  # number of updates so far
     passes: Passes = field(1)
     _run: NoGradRun | None = field(2)  # calls without gradients since the last training event
+    _before: NoGradRun | None = field(4)  # the last of these that were a part of a step
     is_open: bool = field(3)  # validation_epoch has been entered
     forwards_without_grad: int = number(1)
     _run_end_ns: int = number(2)
@@ -53,7 +54,7 @@ class PhaseDetector(Fields):
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations()
         self._no_grad = NoGradDecisions(was_trained)
-        self._run = None
+        self._run = self._before = None
         self._run_end_ns = 0
         self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
         self._eval_mode = EvalModeCalls()  # since the last training event
@@ -151,11 +152,17 @@ class PhaseDetector(Fields):
     def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
         """Let ``call``, which has just begun, stand for those of the run that are like it."""
         if self._run is not None:
-            self._run.latest.may_repeat(call, caller, depth)
+            self._run.latest.may_repeat(call, caller, self._run.key, depth)
 
     def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
         """Return the calls of the run that a call of ``module`` by ``caller`` repeats; None without such."""
         return None if self._run is None else self._run.repeated_use(module, caller)
+
+    def use_before(self, module: Any, caller: FrameType) -> ModuleUse | None:
+        """Return the calls before an earlier step that the first one of ``module`` is like; None without such."""
+        if self._before is None or (self._run is not None and self._run.has_called(module)):
+            return None
+        return self._before.use_like(module, caller)
 
     def repeats(self, use: ModuleUse) -> None:
         """Handle the begin of such a call outside of evaluations."""
@@ -299,7 +306,7 @@ class PhaseDetector(Fields):
 
     def _keep_in_step(self, run: NoGradRun, purpose: Purpose) -> None:
         """Let the calls be part of the step, and mark as ``rollout`` what lies between those of a model that acts."""
-        self._run = None
+        self._run, self._before = None, run
         if run.is_rollout_open:
             self._pending.insert_exit(self._run_end_ns, self._codes.rollout)
         elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:

@@ -171,9 +171,10 @@ def shared(nvml: Any) -> Gpus:
 
 def test_processes_of_a_device_and_the_time_of_others():
     nvml = FakeNvml()
-    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 6, 1000), (OTHER, 90, 1000), (OTHER, 61, 2000)]
+    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 16, 1000), (OTHER, 90, 1000), (OTHER, 34, 2000)]
     (seen,) = shared(nvml).read()
-    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0.61)
+    # Of all, the driver says 85 %; of each, less than its part of these.
+    assert (seen.values["processes"], seen.values["others_utilization"]) == (2, 0.85 * 34 / 50)
 
 
 def test_own_processes_are_no_others_and_the_driver_is_not_asked():
@@ -187,9 +188,9 @@ def test_own_processes_are_no_others_and_the_driver_is_not_asked():
 def test_what_others_do_is_read_at_each_fifth_sample_and_since_the_last():
     nvml = FakeNvml()
     gpus = shared(nvml)
-    nvml.pids, nvml.busy = [OWN, OTHER], [(OTHER, 61, 2000)]
+    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 61, 2000), (OTHER, 61, 2000)]
     seen = [gpus.read()[0].values["others_utilization"] for _ in range(6)]
-    assert seen == [0.61] * 5 + [0]  # nothing has run since
+    assert seen == [0.425] * 5 + [0]  # nothing has run since
     assert nvml.busy_asked == [0, 2000]
 
 
@@ -223,7 +224,7 @@ def test_children_are_own_processes():
         nvml = FakeNvml()
         nvml.pids, nvml.busy = [OWN, child.pid, os.getppid()], [(child.pid, 90, 5), (os.getppid(), 20, 5)]
         (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
-        assert seen.values["others_utilization"] == 0.2
+        assert seen.values["others_utilization"] == pytest.approx(0.85 * 20 / 110)
     finally:
         child.communicate(b"\n")
 
@@ -232,7 +233,14 @@ def test_a_process_that_has_ended_counts_as_another():
     nvml = FakeNvml()
     nvml.pids, nvml.busy = [OWN, 2**22 + 5], [(2**22 + 5, 30, 5)]
     (seen,) = gpus_of(FakeCuda([100], ["a"]), nvml).read()
-    assert seen.values["others_utilization"] == 0.3
+    assert seen.values["others_utilization"] == 0.85
+
+
+def test_processes_that_rest_take_no_time():
+    nvml = FakeNvml()
+    nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 0, 5), (OTHER, 0, 5)]
+    (seen,) = shared(nvml).read()
+    assert seen.values["others_utilization"] == 0
 
 
 def test_without_a_driver_nvml_is_tried_once():

@@ -147,8 +147,11 @@ def _is_own_process(pid: int) -> bool:
         return False
 
 
-def _busy_with(pids: set[int], nvml: Any, handle: Any, since_us: int) -> tuple[float, int]:
+def _busy_with(others: set[int], nvml: Any, handle: Any, since_us: int) -> tuple[float, int]:
     """Return for how much of the time kernels of these processes ran, 0 to 1, and the driver's time of that, in us.
+
+    That is their part of the device's utilization. What the driver says of processes that have a device in turns adds up
+    to less: of two on an H200 that was always busy, 34 and 16 %. To the second, steps became 2.8 times as long by that.
 
     Raises:
         NVMLError, AttributeError: the device, or this pynvml, has no such figures.
@@ -160,8 +163,9 @@ def _busy_with(pids: set[int], nvml: Any, handle: Any, since_us: int) -> tuple[f
             return 0.0, since_us
         raise
     samples = sorted(samples, key=lambda sample: sample.timeStamp)
-    newest = {sample.pid: sample.smUtil / 100 for sample in samples}
-    busy = min(1.0, sum(part for pid, part in newest.items() if pid in pids))
+    newest = {sample.pid: sample.smUtil for sample in samples}
+    of_all, of_others = sum(newest.values()), sum(part for pid, part in newest.items() if pid in others)
+    busy = _READ["utilization"](nvml, handle) * of_others / of_all if of_all else 0.0
     return busy, max([since_us, *(sample.timeStamp for sample in samples)])
 
 

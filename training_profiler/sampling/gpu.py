@@ -150,7 +150,7 @@ def _is_own_process(pid: int) -> bool:
 def _busy_with(others: set[int], nvml: Any, handle: Any, since_us: int) -> tuple[float, int]:
     """Return for how much of the time kernels of these processes ran, 0 to 1, and the driver's time of that, in us.
 
-    That is their part of the device's utilization. What the driver says of processes that have a device in turns adds up
+    That is their part of the utilization. What the driver says of processes that have a device in turns adds up
     to less: of two on an H200 that was always busy, 34 and 16 %. To the second, steps became 2.8 times as long by that.
 
     Raises:

@@ -177,16 +177,11 @@ Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller)
                      phases->at[IS_OPEN] == Py_False;
     if (may_repeat && phases->at[IS_UNRESOLVED] == Py_True)
         run = fields_of(path, RUN_OF, phases->at[RUN]);
-    int is_first = !may_repeat ? 0 : has_called(run, module);
-    if (may_repeat && is_first == 0) /* in this run */
-        is_first = has_called(fields_of(path, RUN_OF, phases->at[BEFORE]), module);
-    else if (is_first > 0)
-        is_first = 0;
-    if (is_first > 0) {
-        if ((call = ask_detector(path, detector, module, caller)) != NULL)
-            set_busy(path, FORWARD);
-        run = NULL;
-    } else if (is_first < 0)
+    int is_in_run = may_repeat ? has_called(run, module) : 1;
+    int was_before = is_in_run == 0 ? has_called(fields_of(path, RUN_OF, phases->at[BEFORE]), module) : 0;
+    if (was_before > 0 && (call = ask_detector(path, detector, module, caller)) != NULL)
+        set_busy(path, FORWARD);
+    if (was_before != 0 || is_in_run < 0)
         run = NULL;
     if (run != NULL && run->at[USES] != NULL && PyDict_CheckExact(run->at[USES])) {
         Py_INCREF((PyObject *)phases);

@@ -82,14 +82,14 @@ def test_half_full_or_rarely_sampled_device_has_no_finding(machine):
     assert found(run_on(machine), "gpu-memory-low") is None
 
 
-def test_a_larger_batch_is_no_advice_where_steps_wait_for_batches():
+def test_where_steps_wait_for_batches_larger_ones_are_not_advised():
     waiting = {"data_loading": 0.15, "forward_pass": 0.35, "backward_pass": 0.4, "optimizer_step": 0.1}
     run = replace(snapshot_of(waiting), machine=gpu(0.25))
     assert found(run, "gpu-memory-low") is None
 
 
 @pytest.mark.parametrize(("busy", "is_found"), [(0.90, True), (0.99, False)])
-def test_a_larger_batch_is_no_advice_for_a_device_full_of_work(busy, is_found):
+def test_for_a_device_full_of_work_larger_batches_are_not_advised(busy, is_found):
     (one,) = gpu(0.25).gpus
     machine = MachineStats(samples=10, gpus=(replace(one, loop_utilization=level(busy)),))
     assert (found(run_on(machine), "gpu-memory-low") is not None) == is_found

@@ -38,14 +38,14 @@ fuzz: venv
 	$(VENV)/bin/python -m tests.support.fuzz --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND))
 
 # The tests of what is in C, recording, fast paths and adding up, under AddressSanitizer, then with Python's debug allocator. Needs
-# gcc.
+# gcc. The sanitizer ends the process at an exception of C++, as torch raises them, if it is loaded before libstdc++ alone.
 SANITIZED := build/sanitized
 NATIVE_TESTS := tests/recording tests/aggregation/test_native_sums.py tests/instrumentation/test_fast_path_in_c.py \
   tests/instrumentation/test_fronts.py
 test-native: venv
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  NATIVE_BUILD=$(SANITIZED) $(VENV)/bin/python -m pytest -p tests.support.native_build $(NATIVE_TESTS)
 	$(VENV)/bin/python -X dev -m pytest $(NATIVE_TESTS)
 

@@ -272,13 +272,15 @@ class World:
             return
         detector = self.fast.transfer_begins() if self.is_fast else None
         self.seen.append(detector is not None)
-        begin_ns, self.thread.busy_with = (self.detector.pending.clock() if detector is None else 0), OTHER_PATCH
+        if detector is None:
+            self.detector.transfer_begins()
+            self.thread.busy_with = OTHER_PATCH
         self.fake.clock.advance_ns(number)
         if detector is not None:
             self.fast.transfer_ends(detector)
         else:
             self.thread.busy_with = FREE
-            self.detector.pending.record_span(begin_ns, self.detector.codes.data_transfer)
+            self.detector.transfer_ends()
 
     def scaled_update(self, number, inside):
         """Update as a GradScaler does, whose own time is in pieces around it."""

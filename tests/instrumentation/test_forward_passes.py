@@ -130,10 +130,12 @@ class Moving:
         self.training = training
 
     def __call__(self):
-        begin_ns = self.training.clock()
+        is_recorded = not self.training.is_busy
+        if is_recorded:
+            self.training.pending.record(self.training.codes.data_transfer)
         self.training.spend(1)
-        if not self.training.is_busy:
-            self.training.pending.record_span(begin_ns, self.training.codes.data_transfer)
+        if is_recorded:
+            self.training.pending.record(-self.training.codes.data_transfer)
 
 
 def test_only_the_first_call_of_a_class_is_explored(training, optimizer):

@@ -81,7 +81,9 @@ def test_empty_fetch_on_other_thread_is_not_counted(instrumented, model):
 def test_drain_waits_for_rewriting():
     recorder = Recorder()
     pending = PendingEvents(recorder)
-    pending.record_span(pending.clock(), SectionCodes(recorder.names).forward)
+    forward = SectionCodes(recorder.names).forward
+    pending.record(forward)
+    pending.record(-forward)
     drained = threading.Event()
 
     def drain():

@@ -60,12 +60,6 @@ def test_record_appends_time_and_code_and_returns_the_time(events):
     assert events.kept == [(7, A)]
 
 
-def test_record_span_lasts_until_now(events):
-    events.clock.now_ns = 9
-    events.pending.record_span(4, A)
-    assert events.kept == [(4, A), (9, -A)]
-
-
 def test_ends_with_compares_the_last_event(events):
     assert not events.pending.ends_with(A)
     events.record((1, A), (2, -A))

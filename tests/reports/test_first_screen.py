@@ -6,11 +6,12 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.findings.finding import brief
 from training_profiler.recording.known_sections import FORWARD_WITHOUT_GRAD
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.findings import important
 from training_profiler.reports.layout import Layout
-from training_profiler.reports.verdict import brief, verdict
+from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import (
     DeviceTimingStats,
     EpochStats,

@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.diagnosis.memory import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Finding, brief
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 
 CPU_BOTTLENECK: Final = 0.70
@@ -110,8 +110,5 @@ def with_cause(findings: list[Finding]) -> list[Finding]:
     if cause.potential_saving_s < MOST_OF_IT * idle.potential_saving_s:
         return findings
     # The whole fix stands beside the cause, which is listed as well.
-    what = cause.message
-    for mark in (" (", ";", ":"):
-        what = what.partition(mark)[0]
-    fix = f"First fix what keeps it waiting: {what}"
+    fix = f"First fix what keeps it waiting: {brief(cause.message)}"
     return [replace(finding, fix=fix) if finding.code == GPU_UTILIZATION else finding for finding in findings]

@@ -1,9 +1,13 @@
 """One finding of a rule."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 Evidence = Mapping[str, float | int | str]
+
+SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +38,15 @@ class Finding:
         """The fix, what it does to the losses, and what trials of it have shown."""
         losses = f". Losses: {self.losses}" if self.losses else ""
         return f"{self.fix}{losses}" + (f". Tried: {self.tried}" if self.tried else "")
+
+
+def brief(message: str) -> str:
+    """Return the claim of a finding's message, without the places and the figures in parentheses after it."""
+    depth = 0
+    for at, character in enumerate(message):
+        depth += (character == "(") - (character == ")")
+        is_end = message.startswith("; ", at) or (message.startswith(": ", at) and at >= SHORTEST_CLAIM)
+        if is_end and not depth:
+            message = message[:at]
+            break
+    return re.sub(r"\s*\([^()]*\)$", "", message)

@@ -1,6 +1,5 @@
 """The verdict on a run: one line, from the first finding that matters or from the lack of any."""
 
-import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -8,6 +7,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
+from training_profiler.findings.finding import brief
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
     FORWARD_PASS,
@@ -25,7 +25,6 @@ MOST_OF_IT: Final = 0.5
 COMPUTING: Final = (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
 REPLAYS: Final = "graph replays"
 _ALSO_COMPUTING: Final = {GRAPH_REPLAY: REPLAYS, FORWARD_WITHOUT_GRAD: "no-grad forward"}
-SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
 BAD, GOOD, UNKNOWN = "red", "green", "yellow"
 
 # By the code of the finding. Any other finding goes by its own code.
@@ -150,18 +149,6 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     if outside_s > MOST_OF_IT * snapshot.wall_s:
         details.append(f"{outside_s / snapshot.wall_s:.0%} of this run is outside training steps")
     return Verdict(headline, "; ".join(details), "", GOOD)
-
-
-def brief(message: str) -> str:
-    """Return the claim of a finding's message, without the places and the figures in parentheses after it."""
-    depth = 0
-    for at, character in enumerate(message):
-        depth += (character == "(") - (character == ")")
-        is_end = message.startswith("; ", at) or (message.startswith(": ", at) and at >= SHORTEST_CLAIM)
-        if is_end and not depth:
-            message = message[:at]
-            break
-    return re.sub(r"\s*\([^()]*\)$", "", message)
 
 
 def _lost(snapshot: Snapshot, finding: Finding) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.findings.finding import brief
 from training_profiler.reports.findings import important
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
@@ -14,7 +15,6 @@ from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
 from training_profiler.reports.status import largest_shares, status_text
-from training_profiler.reports.verdict import brief
 from training_profiler.snapshot.ranks import AllRanksStats
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text, ms_text, time_text

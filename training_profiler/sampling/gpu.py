@@ -34,7 +34,8 @@ class Gpus:
     ) -> None:
         self._modules = modules
         self._is_own = is_own or _is_own_process
-        self._owners: dict[int, bool] = {}  # id of a process -> whether it is this one, or started by it
+        # Index -> of the processes on it: id -> whether it is this one, or started by it.
+        self._owners: dict[int, dict[int, bool]] = {}
         self._others: dict[int, tuple[float, int]] = {}  # index -> read last, and the driver's time of that, in us
         self._used: dict[int, tuple[str, int | None]] = {}  # index -> name, bytes
         self._handles: dict[int, Any] = {}  # of NVML
@@ -123,8 +124,9 @@ class Gpus:
         yield PROCESSES, float(len(found))
         if os.getpid() not in found:  # numbered by another namespace: which of them is this one is not known
             return
-        self._owners = {pid: self._owners[pid] if pid in self._owners else self._is_own(pid) for pid in found}
-        others = {pid for pid, is_own in self._owners.items() if not is_own}
+        known = self._owners.get(index, {})
+        owners = self._owners[index] = {pid: known[pid] if pid in known else self._is_own(pid) for pid in found}
+        others = {pid for pid, is_own in owners.items() if not is_own}
         if not others:
             yield OTHERS, 0.0
         elif (index, OTHERS) not in self._unsupported:

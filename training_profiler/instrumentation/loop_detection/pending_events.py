@@ -60,10 +60,6 @@ class PendingEvents:
         self.events.extend((now_ns, code))
         return now_ns
 
-    def record_span(self, begin_ns: int, code: int) -> None:
-        """Append a span from ``begin_ns`` until now, in which nothing else was recorded."""
-        self.events.extend((begin_ns, code, self.clock(), -code))
-
     def drop_last_span(self, code: int) -> None:
         """Remove the span of ``code`` that ended last, if there is nothing in it or after it."""
         if self.events[-3::2] == [code, -code]:

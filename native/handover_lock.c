@@ -48,6 +48,8 @@ typedef struct Handover {
     PyThread_type_lock gate;  /* held while a pending call is added: none may be, once Python may end */
     volatile long is_asking;  /* the sampler sleeps no more, and has no GIL yet */
     volatile long is_queued;  /* a pending call of ours is; there is room for 32 of all libraries together */
+    volatile long is_given;   /* the main thread has given up the GIL because of a call of ours */
+    int was_given;            /* at the end of the latest sleep */
     int is_stopped;
     int64_t waited_ns; /* the main thread, for samplers to take over */
 } Handover;
@@ -137,6 +139,7 @@ static int hand_over(void *argument)
     swap(&handover->is_queued, 0);
     if (!handover->is_asking) /* it got the GIL without this */
         return 0;
+    swap(&handover->is_given, 1);
     int64_t begin_ns = clock_ns(), end_ns;
     Py_BEGIN_ALLOW_THREADS
     PyThread_acquire_lock_timed(handover->taken, MOST_WAITING_US, 0);
@@ -178,6 +181,7 @@ static PyObject *lock_acquire(HandoverLock *lock, PyObject *args)
     if (!is_stopped)
         ask(handover);
     PyEval_RestoreThread(state);
+    handover->was_given = (int)swap(&handover->is_given, 0);
     if (swap(&handover->is_asking, 0))
         PyThread_release_lock(handover->taken);
     return PyBool_FromLong(is_stopped);
@@ -202,6 +206,11 @@ static PyObject *lock_release(HandoverLock *lock, PyObject *unused)
 static PyObject *lock_waited_ns(HandoverLock *lock, PyObject *unused)
 {
     return PyLong_FromLongLong(lock->handover->waited_ns);
+}
+
+static PyObject *lock_was_handed_over(HandoverLock *lock, PyObject *unused)
+{
+    return PyBool_FromLong(lock->handover->was_given);
 }
 
 static PyThread_type_lock closed_lock(void)
@@ -252,6 +261,8 @@ static PyMethodDef lock_methods[] = {
     {"acquire", (PyCFunction)lock_acquire, METH_VARARGS, "Sleep until release() or for a time; return which it was."},
     {"release", (PyCFunction)lock_release, METH_NOARGS, "Wake the sleeping thread, once; never ask for the GIL again."},
     {"waited_ns", (PyCFunction)lock_waited_ns, METH_NOARGS, "Return how long the main thread has waited so far."},
+    {"was_handed_over", (PyCFunction)lock_was_handed_over, METH_NOARGS,
+     "Return whether the main thread ran Python when the latest sleep ended, and gave up the GIL for its end."},
     {NULL, NULL, 0, NULL},
 };
 

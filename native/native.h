@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 8 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 9 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.diagnosis.steps import step_time_varies
 from training_profiler.snapshot.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
 
 
@@ -33,6 +34,19 @@ def test_host_waiting_for_busy_device_has_no_finding():
     lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(on_device(QUEUED, BUSY), lines=lines)
     assert [finding.code for finding in diagnose(run)] == ["healthy", "slowest-component"]
+
+
+@pytest.mark.parametrize(("avg_s", "saving_s"), [(0.125, None), (0.25, 8.0)])
+def test_steps_that_mostly_queue_work_are_as_long_as_the_device_computes(avg_s, saving_s):
+    """Whatever call waits, as one of a full queue: forward and backward pass take the device 125 ms of each step."""
+    run = snapshot_of(QUEUED, steps=64, step_s=avg_s, std_s=0.2, median_s=0.01)
+    device = {"forward_pass": 0.025, "backward_pass": 0.1}
+    sections = {
+        name: replace(section, device_count=64, device_total_s=64 * device[name]) if name in device else section
+        for name, section in run.sections.items()
+    }
+    finding = step_time_varies(replace(run, sections=sections))
+    assert (finding and finding.potential_saving_s) == pytest.approx(saving_s)
 
 
 def test_waits_save_at_most_the_idle_time_of_the_device():

@@ -7,7 +7,9 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, steps_do_more, warm_up
-from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, SectionStats, Snapshot
+from training_profiler.snapshot.machine import GpuStats, Level, MachineStats
+from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.snapshot import EpochStats, LineStats, LoaderStats, SectionStats, Snapshot
 
 
 def run_of(**step) -> Snapshot:
@@ -75,6 +77,47 @@ def test_a_section_of_the_users_own_is_named_as_well():
     assert finding.fix == "Check what makes augment uneven"
 
 
+def waiting_for_a_device(waits: float, median_s: float, section: str = "other", call: str = "item") -> Snapshot:
+    """Return a run of 10 s whose steps of 100 ms wait for this part of it, in a section that explains their spread."""
+    run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=median_s)
+    run = replace(run, step=replace(run.step, explained={section: 0.99}))
+    line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=waits, waits_in=call)
+    return replace(run, lines={section: (line,)})
+
+
+def test_steps_do_not_vary_where_the_host_waits_for_the_device_in_some_of_them():
+    run = waiting_for_a_device(waits=0.7, median_s=0.02)  # a number is read in every tenth step
+    assert step_time_varies(run) is None
+    why = "varying by 200%, as the host waits for the device in some of them"
+    assert diagnose(run)[0].message.startswith(f"No bottleneck found (100 steps, mean 100 ms, {why})")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        waiting_for_a_device(waits=0.7, median_s=0.09),  # 1 s is lost, and 7 s are waited: most of it in each step
+        waiting_for_a_device(waits=0.3, median_s=0.02),  # less than half of the 8 s
+        replace(waiting_for_a_device(waits=0.7, median_s=0.02), lines={}),
+        replace(
+            waiting_for_a_device(waits=0.7, median_s=0.02, call="tolist"),
+            program=ProgramFacts(OptimizerFacts("SGD", 12, ("float32",), ("cpu",))),
+        ),
+    ],
+    ids=["in each step", "other causes", "no lines", "on the CPU"],
+)
+def test_other_waits_are_no_reason_for_steps_to_vary(run):
+    assert step_time_varies(run) is not None
+
+
+@pytest.mark.parametrize(("busy", "saving_s"), [(1.0, None), (0.8, 2.0), (0.1, 5.0)])
+def test_steps_that_vary_save_no_more_than_the_device_is_idle(busy, saving_s):
+    gpu = GpuStats(index=0, loop_utilization=Level(busy, 1.0, busy))
+    finding = step_time_varies(
+        replace(run_of(std_s=0.1, median_s=0.05), machine=MachineStats(samples=20, gpus=(gpu,)), wall_s=10.0)
+    )
+    assert (finding and finding.potential_saving_s) == pytest.approx(saving_s)
+
+
 def test_slowdown_above_five_percent_is_found():
     finding = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
     assert finding.message == "Step time grew by 50% from start to end of the run"
@@ -102,6 +145,12 @@ def test_first_steps_above_three_medians_are_warm_up():
         "The first 2 steps were warm-up: 1.60 s each, against 100 ms later; step averages exclude them"
     )
     assert finding.potential_saving_s == pytest.approx(3.0)
+
+
+def test_steps_after_warm_up_are_compared_by_their_mean_where_most_only_queue_work():
+    finding = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98, median_s=0.006))
+    assert ": 1.60 s each, against 100 ms later" in finding.message
+    assert warm_up(run_of(warmup_count=2, warmup_s=0.6, settled_count=98, median_s=0.006)) is None
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,30 @@ def test_code_that_gives_up_the_gil_often_has_its_share_of_the_samples(lock):
     assert 0 < lock.waited_ns() < 1e9 * spent_s.total()
 
 
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="Python runs pending calls there")
+def test_it_knows_whether_the_main_thread_ran_python(lock):
+    seen = {"python": [], "asleep": []}
+    doing = ["python"]
+
+    def sample():
+        while not lock.acquire(True, 0.002):
+            now, was_handed = doing[0], lock.was_handed_over()
+            seen[now].append(was_handed)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    while len(seen["python"]) < 50:
+        sum(range(1000))
+    doing[0] = "asleep"
+    while len(seen["asleep"]) < 50:
+        time.sleep(0.1)
+    lock.release()
+    thread.join()
+    # The first of a kind may be late by one, and a busy machine may keep the main thread from its call.
+    assert sum(seen["python"]) >= 0.9 * len(seen["python"])
+    assert sum(seen["asleep"]) <= 0.1 * len(seen["asleep"])
+
+
 ENDS = """
 import ctypes, sys, threading
 from training_profiler.recording.implementation import native_implementation

@@ -1,10 +1,22 @@
 """Detection of calls that wait for the device."""
 
 import dis
+import sys
+import threading
+from functools import partial
 
 import pytest
+import torch
 
-from training_profiler.sampling.location import waits_in
+from tests.support.recording import implementation_of
+from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.called_functions import reads_number
+from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.location import Location, waits_in
+from training_profiler.sampling.stacks import Place, StackReader
+from training_profiler.sampling.switch_interval import has_gil
+from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+from training_profiler.snapshot.snapshot import PYTHON
 
 
 def calls_of(source: str) -> list[str]:
@@ -36,3 +48,92 @@ def test_names_beyond_the_first_256_are_found():
 @pytest.mark.parametrize("offset", [-2, 0, 10_000])
 def test_other_instructions_do_not_wait(offset):
     assert waits_in(compile("loss.item()", "train.py", "exec"), offset) == ""
+
+
+def numbers_of(source: str) -> list[str]:
+    """Return what reads a number in ``source``, instruction by instruction."""
+    code = compile(source, "train.py", "exec")
+    offsets = [step.offset for step in dis.get_instructions(code)]
+    return [name for offset in offsets if (name := reads_number(code, offset))]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("total += float(loss)", "float"),
+        ("right += int(hits)", "int"),
+        ("stop = bool(done)", "bool"),
+        ("ok = math.isfinite(loss)", "math.isfinite"),
+        ("if loss > best: save()", "bool"),
+        ("while error: step()", "bool"),
+        ("assert finite", "bool"),
+        ("wrong = not same", "bool"),
+        ("x = a or b", "bool"),
+    ],
+)
+def test_numbers_are_read_by_functions_and_conditions(source, name):
+    assert set(numbers_of(source)) == {name}
+
+
+@pytest.mark.parametrize("source", ["x.float()", "y = a + b", "torch.isnan(x)", "f'{x:.3f}'", "for x in y: f(x)"])
+def test_other_instructions_read_no_number(source):
+    assert numbers_of(source) == []
+
+
+PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
+
+
+def place_in(source: str, name: str, filename: str = "/project/train.py") -> tuple:
+    """Return the code of ``source``, and its instruction that calls ``name`` or is one of these."""
+    code = compile(source, filename, "exec")
+    steps = list(dis.get_instructions(code))
+    return code, next(step.offset for step in steps if name in step.opname)
+
+
+@pytest.mark.parametrize(("is_blocked", "waits", "called"), [(True, "float", "float"), (False, "", PYTHON)])
+def test_a_function_reads_a_tensor_only_where_it_gave_up_the_lock(is_blocked, waits, called):
+    """A loop around ``float()`` of texts shows there, too, and never gives it up by itself."""
+    place = Place(place_in("total += float(loss)", "CALL"), is_blocked=is_blocked)
+    found = StackReader(UserCode(PLACES)).location(place)
+    assert (found.waits_in, found.called) == (waits, called)
+
+
+@pytest.mark.parametrize(("is_blocked", "waits"), [(True, "item"), (False, "")])
+def test_what_torch_reads_for_a_line_waits_for_the_device(is_blocked, waits):
+    of_torch = place_in("self.item().__format__(spec)", "CALL", torch._tensor.__file__)
+    place = Place(place_in("print(f'{loss:.3f}')", "FORMAT"), last=of_torch, is_blocked=is_blocked)
+    assert StackReader(UserCode(PLACES)).location(place) == Location("train.py", 1, "<module>", waits)
+
+
+def test_a_format_of_a_tensor_shows_as_torchs_frame(monkeypatch):
+    seen = []
+    reader = StackReader(UserCode(places_of_this_process()))
+    loss = torch.ones(())
+
+    def item(self):
+        seen.append(reader.place(sys._getframe(1)))
+        return 1.0
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    assert f"{loss:.1f}" == "1.0"
+    (place,) = seen
+    assert reader.location(place._replace(is_blocked=True)).waits_in == "item"
+
+
+@pytest.mark.skipif(not has_gil(), reason="nothing is handed over without the GIL")
+def test_a_condition_that_waits_is_known_from_one_in_python(clock):
+    """``slow`` gives up the lock for milliseconds, as a tensor of a device does, and the loop of texts never does."""
+    closed = threading.Lock()
+    closed.acquire()
+    slow = type("Slow", (), {"__bool__": staticmethod(partial(closed.acquire, True, 0.004))})()
+    sampler = LineSampler(clock, FaultGuard().run, places_of_this_process, new_stop=implementation_of("C").new_stop)
+    sampler.start(500, clock())
+    try:
+        while sampler.samples < 60:
+            if slow:
+                raise AssertionError
+            sum(float(text) for text in ["1.5"] * 20_000)
+    finally:
+        sampler.close()
+    found = {location.waits_in for _, location in sampler.pop_samples() if location is not None}
+    assert found == {"bool", ""}

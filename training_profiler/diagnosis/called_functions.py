@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from training_profiler.snapshot.lines import READ_BY_FUNCTION
 from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
 
 TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
@@ -23,9 +24,12 @@ class Activity(NamedTuple):
     functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
     fix: str
     of: tuple[str, ...] = ()  # all functions of these objects and modules
+    exactly: frozenset[str] = frozenset()  # functions, and no methods of these names
 
     def matches(self, name: str) -> bool:
         """Return whether a function of this name is one of these."""
+        if name in self.exactly:
+            return True
         return name in self.functions or name.rpartition(".")[2] in self.functions or name.startswith(self.of)
 
 
@@ -153,6 +157,7 @@ ACTIVITIES: Final = (
         "reading numbers out of tensors",
         frozenset({"item", "tolist", "numpy", "cpu"}),
         "Keep tensors (.detach()) and read them every n-th step",
+        exactly=READ_BY_FUNCTION,  # ``mask.bool()`` reads nothing
     ),
     Activity(
         "computing norms and statistics of tensors",

@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
 from training_profiler.diagnosis.claims import COPYING_S, UNKNOWN_S, section_of
+from training_profiler.diagnosis.device_waits import host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -32,46 +33,42 @@ IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its 
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
-    The saving is at most the device's idle time: a host that does not wait here for a busy device waits elsewhere.
+    The saving is at most the device's idle time: a host that does not wait here for a busy device waits elsewhere. If
+    it waits in some steps only, the device has work in the others.
     """
     step = snapshot.step
     waiting = _waiting_lines(snapshot)
-    if step is None or not has_enough_steps(snapshot) or not step.total_s or not waiting:
+    if step is None or not has_enough_steps(snapshot) or not step.total_s or not waiting or host_runs_ahead(snapshot):
         return None
-    waited_s = sum(line.waiting_share for line in waiting) * snapshot.wall_s
+    seconds = sum(line.waiting_share for line in waiting) * snapshot.wall_s
     idle_s = snapshot.idle_device_s()
-    potential_saving_s = min(waited_s, step.settled_s, waited_s if idle_s is None else idle_s)
-    share = waited_s / step.total_s
+    potential_saving_s = min(seconds, step.settled_s, seconds if idle_s is None else idle_s)
+    share = seconds / step.total_s
     samples = sum(line.samples for line in waiting)
     if (
         share <= threshold
-        or potential_saving_s < max(MIN_SAVING_S, IDLE_AT_LEAST * waited_s)
+        or potential_saving_s < max(MIN_SAVING_S, IDLE_AT_LEAST * seconds)
         or samples < SAMPLES_NEEDED
     ):
         return None
     line_texts = ", ".join(
-        f"{line.file}:{line.line} {line.function} (.{line.waits_in}(), "
-        f"{line.waiting_share * snapshot.wall_s / waited_s:.0%} of it)"
+        f"{line.file}:{line.line} {line.function} ({line.waits_text}, "
+        f"{line.waiting_share * snapshot.wall_s / seconds:.0%} of it)"
         for line in waiting[:3]
     )
-    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": waited_s, "lines": line_texts}
+    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": seconds, "lines": line_texts}
     what = f"Python waits for the device for {share:.1%} of step time"
-    why = ".item(), .cpu(), .tolist() and .numpy() wait until the device has finished all work queued before"
-    if snapshot.device is None and _trains_on_cpu(snapshot):
+    why = ".item(), .cpu(), .numpy(), float() and conditions wait until the device has done all work queued before"
+    if trains_on_cpu(snapshot):
         what = f"Reading numbers out of tensors takes {share:.1%} of step time"
         why = "each .item() reads one number, .tolist() all of them at once"
     return Finding(
         code=WAITS_FOR_DEVICE,
-        message=f"{what} ({ms_text(waited_s / step.count)} per step): {line_texts}",
+        message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
         fix=f"Keep the tensor (.detach()) and read it every n-th step: {why}",
     )
-
-
-def _trains_on_cpu(snapshot: Snapshot) -> bool:
-    optimizer = snapshot.program.optimizer
-    return optimizer is not None and optimizer.devices == ("cpu",)
 
 
 @RULES.rule("unexplained", threshold=0.10)
@@ -138,10 +135,10 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _reported_waits_s(snapshot: Snapshot) -> float:
-    """Return the unattributed time that ``waits-for-device`` reports."""
-    if waits_for_device(snapshot, snapshot.thresholds) is None:
+    """Return the unattributed time that ``waits-for-device`` reports, or in which a host that is ahead waits."""
+    if waits_for_device(snapshot, snapshot.thresholds) is None and not host_runs_ahead(snapshot):
         return 0.0
-    return sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
+    return waited_s(snapshot, OTHER)
 
 
 def _recording_s(snapshot: Snapshot) -> float:

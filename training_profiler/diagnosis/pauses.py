@@ -8,6 +8,7 @@ from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.registry import has_enough_steps
 from training_profiler.diagnosis.threads import lock_wait
+from training_profiler.recording.known_sections import BACKWARD_PASS
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
@@ -136,6 +137,12 @@ def _of_run(cause: str, part: float, least: float, most: float, snapshot: Snapsh
 
 
 def lost_in_long_steps_s(snapshot: Snapshot) -> float:
-    """Return what steps took beyond as many median steps, in s; 0 where they took less."""
+    """Return what steps took beyond as many median steps, in s; 0 where they took less.
+
+    Where most steps only queue work for an accelerator, its time for forward and backward pass is the pace.
+    """
     step = snapshot.step
-    return 0.0 if step is None else max(0.0, step.avg_s - step.median_s) * step.settled_count
+    if step is None or not step.settled_count:
+        return 0.0
+    computing_s = snapshot.computing_s() / step.settled_count if snapshot.is_by_device(BACKWARD_PASS) else 0.0
+    return max(0.0, step.avg_s - max(step.median_s, computing_s)) * step.settled_count

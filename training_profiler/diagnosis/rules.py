@@ -45,6 +45,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     worker_starts,
     worth,
 )
+from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import losses_text
@@ -173,6 +174,7 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
         checked = "; not checked: how fast the model could compute"
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     why = ", as their work does" if steps.varies_with_work(step) else ", at negligible cost"
+    why = ", as the host waits for the device in some of them" if host_runs_ahead(snapshot) else why
     why = why if variation > threshold_of("step-time-varies", snapshot) else ""
     varying = f", varying by {variation:.0%}{why}" if step.count > 1 else ""
     return Finding(

@@ -13,6 +13,7 @@ from training_profiler.diagnosis.change import (
     when_text,
     work_of,
 )
+from training_profiler.diagnosis.device_waits import MOSTLY, host_runs_ahead, varies_most
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
@@ -38,7 +39,6 @@ RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 LARGE_RISE: Final = 0.5  # that is reported, too, where no part of the step carries it
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
-MOSTLY: Final = 0.5  # of a section's time
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
 UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
 BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does
@@ -64,7 +64,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up.
 
     Steps before which the model acts are longer than others by the order of the program, and so are those with more
-    forward passes, as of longer episodes, or with larger inputs, as of sequences of any length.
+    forward passes, as of longer episodes, or with larger inputs, as of sequences of any length, and those in which the
+    host waits for what it queued in the steps before.
     """
     step = snapshot.step
     if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
@@ -72,14 +73,18 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
-    potential_saving_s = lost_in_long_steps_s(snapshot)
+    potential_saving_s, idle_s = lost_in_long_steps_s(snapshot), snapshot.idle_loop_s()
+    if idle_s is not None:  # a step takes as long as the device works, whichever step the host waits in
+        potential_saving_s = min(potential_saving_s, idle_s)
     if variation <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
         return None
     if steps_do_more(snapshot, snapshot.thresholds) is not None or varies_with_work(step):
         return None
-    cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
+    if host_runs_ahead(snapshot):
+        return None
+    cause, part = varies_most(step)
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
     if snapshot.garbage is not None and snapshot.garbage.explained >= COUPLED:
         cause, part = GARBAGE_COLLECTION, snapshot.garbage.explained  # a cause, which lies in some section
@@ -127,13 +132,17 @@ def _waits_in(snapshot: Snapshot, cause: str) -> str:
 
 @RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # x the median step
 def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Report first steps that took over 3 times the median; None without such steps."""
+    """Report first steps that took over 3 times the median, and the mean; None without such steps.
+
+    Where the host runs ahead of a device, the median step only queues its work.
+    """
     step = snapshot.step
     if step is None or not step.warmup_count or not step.settled_count:
         return None
     extra_s = step.warmup_s - step.warmup_count * step.avg_s
     avg_s = step.warmup_s / step.warmup_count
-    if extra_s < MIN_SAVING_S or avg_s <= threshold * step.median_s:
+    later_s = max(step.median_s, step.avg_s)
+    if extra_s < MIN_SAVING_S or avg_s <= threshold * later_s:
         return None
     counted = snapshot.throughput is not None and snapshot.throughput.flops_per_step is not None
     once = "worker start, torch.compile, cuDNN autotuning" + (" and FLOP counting" if counted else "")
@@ -142,7 +151,7 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     return Finding(
         code="warm-up",
         message=f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
-        f"{time_text(step.median_s)} later; step averages exclude {'it' if is_one else 'them'}",
+        f"{time_text(later_s)} later; step averages exclude {'it' if is_one else 'them'}",
         evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
         potential_saving_s=extra_s,
         fix=f"Nothing to fix in a long run: {once} happen only once",

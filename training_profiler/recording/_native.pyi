@@ -154,6 +154,12 @@ class HandoverLock:
     def waited_ns(self) -> int:
         """Return how long the main thread has waited for the sleeping thread to take over, in ns."""
 
+    def was_handed_over(self) -> bool:
+        """Return whether the main thread ran Python when the latest sleep ended.
+
+        False: it had given up the GIL by itself, in a call that waits or computes without it.
+        """
+
 class Fields:
     """The base of a class whose attributes the fast paths read, too; see fields.py."""
 

@@ -11,6 +11,8 @@ from itertools import islice
 from types import CodeType
 from typing import Final
 
+from training_profiler.snapshot.lines import READ_BY_FUNCTION
+
 MOST_UNITS: Final = 400  # instructions that are searched for the function of a call, which its arguments follow
 
 _OF: Final = opcode.opmap
@@ -47,6 +49,12 @@ _SHORT_METHODS: Final = frozenset(
     )
 )
 _OF_NUMBERS: Final = "math."
+# Instructions that ask whether an object is true, which no other instruction and no call does for them.
+_CONDITIONS: Final = frozenset(
+    number
+    for name, number in _OF.items()
+    if name in ("UNARY_NOT", "TO_BOOL") or ("JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name))
+)
 
 _Moment = tuple[int, int]  # a line and a column of the source
 
@@ -86,6 +94,18 @@ def is_short(name: str) -> bool:
     """Return whether a function of this name takes no time of its own, such as ``math.sin`` and ``items.append``."""
     _, dot, method = name.rpartition(".")
     return name.startswith(_OF_NUMBERS) or (method in _SHORT_METHODS if dot else name in _SHORT)
+
+
+def reads_number(code: CodeType, instruction: int) -> str:
+    """Return the function that reads a number at this offset, if its argument is a tensor: "float"; "" for none.
+
+    A condition (``if loss > best:``) is a "bool".
+    """
+    raw = code.co_code
+    if 0 <= instruction < len(raw) and raw[instruction] in _CONDITIONS:
+        return "bool"
+    name = called_function(code, instruction)
+    return name if name in READ_BY_FUNCTION else ""
 
 
 def has_no_arguments(code: CodeType, instruction: int) -> bool:

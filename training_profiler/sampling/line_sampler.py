@@ -53,6 +53,7 @@ class LineSampler:
         self._pace = pace or unlimited()
         self._new_stop = new_stop
         self._stop: StopLock | None = None
+        self._was_handed_over: Callable[[], bool] | None = None
         self._startup = startup
         self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
@@ -136,6 +137,7 @@ class LineSampler:
         self._stacks = StackReader(UserCode(self._places()))
         self._watch = self._make_watch()
         self._stop = (self._new_stop or closed_lock)()
+        self._was_handed_over = getattr(self._stop, "was_handed_over", None) if has_gil() else None
         thread = BackgroundThread("lines", self._run, self._guard, PART, self._stop)
         thread.start()
         self._thread = thread
@@ -158,8 +160,16 @@ class LineSampler:
         now_ns = self._clock()
         frame = self._sampled.frame()
         if frame is not None and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((now_ns, self._sampled_place(frame)))
+            place = self._sampled_place(frame)
+            if place is not None and self._is_blocked():
+                place = place._replace(is_blocked=True)
+            self._waiting.append((now_ns, place))
             self.samples += 1
+
+    def _is_blocked(self) -> bool:
+        """Return whether the sampled thread had given up the GIL by itself; False if that is not known."""
+        handed = self._was_handed_over
+        return handed is not None and self._sampled.ident == threading.main_thread().ident and not handed()
 
     def _sampled_place(self, frame: FrameType) -> Place | None:
         """Return the place of the sampled thread; None where it runs the profiler's own code."""

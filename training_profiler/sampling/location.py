@@ -30,7 +30,7 @@ class Location(NamedTuple):
     file: str
     line: int
     function: str
-    waits_in: str = ""  # the call in it that waits for the device: item, cpu, tolist, ...
+    waits_in: str = ""  # what waits for the device in it: "item", a method of a tensor; "float", a function; "bool"
     inside: str = ""  # the frames of a library that the line called: "lib/trainer.py:9 fit > lib/log.py:3 flush"
     phase: str = ""  # of a trainer: "callback on_step_end"
     activity: str = ""  # before the first step, what the program prepares: "imports", "model"

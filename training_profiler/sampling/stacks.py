@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.called_functions import called_function, is_short, runs_python
+from training_profiler.sampling.called_functions import called_function, is_short, reads_number, runs_python
 from training_profiler.sampling.framework_frames import (
     CALLBACK,
     CHECKING,
@@ -79,6 +79,8 @@ class Place(NamedTuple):
     making: tuple[Instruction, ...] = ()  # from the innermost frame to torch's that makes a batch
     waits_for: str = ""  # work elsewhere that is not sampled
     is_check: bool = False  # a distribution checks its arguments
+    last: Instruction | None = None  # the innermost frame, if it is not the user's
+    is_blocked: bool = False  # the innermost call had given up the GIL by itself
 
 
 class _Code(NamedTuple):
@@ -106,6 +108,7 @@ class StackReader:
         self._locations: dict[Location, Location] = {}
         self._batches = PhaseReader()
         self._call_at = ByInstruction(_call_at)
+        self._number_at = ByInstruction(reads_number)
         self._line_at = ByInstruction(lambda code, instruction: (line_of(code, instruction), function_name(code)))
 
     def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
@@ -159,9 +162,9 @@ class StackReader:
         made = () if making is None else _frames(innermost, making)
         # A phase of a trainer says what is waited for: a tracker's thread, a checkpoint.
         unseen = "" if waits_for == SEEN or phases or is_import else waits_for
-        return Place(
-            users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity, None, made, unseen, is_check
-        )
+        last = None if innermost is None or innermost.f_code is users[0] else (innermost.f_code, innermost.f_lasti)
+        activity = IMPORTS if is_import else activity
+        return Place(users, loop, outer, inner, tuple(phases), activity, None, made, unseen, is_check, last)
 
     def is_ours(self, frame: Frame) -> bool:
         """Return whether the profiler itself works in the innermost frame: no line of the program takes that time."""
@@ -205,13 +208,16 @@ class StackReader:
             return None
         phase = phase_text(place.phases)
         waits, called = self._call_at(code, instruction)
-        if place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
+        read = "" if waits else self._number_read(place)
+        if read and place.last is None:
+            called = read
+        elif place.outer is None and is_short(called):  # else it runs the code of a library, as ``list(loader)`` does
             called = PYTHON
         called = CHECKS if place.is_check else called
         location = Location(
             file,
             *self._line_at(code, instruction),
-            waits,
+            waits or read,
             self._inside(place, phase),
             phase,
             place.activity,
@@ -225,6 +231,17 @@ class StackReader:
             if location not in self._locations and len(self._locations) >= 2 * MOST_LOCATIONS:
                 return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
+
+    def _number_read(self, place: Place) -> str:
+        """Return what reads a number out of a tensor, in any code, where it waits without the GIL; else "".
+
+        Python's own numbers are read without giving it up. ``f"{loss:.3f}"`` and ``scaler.step()`` call ``item()``.
+        """
+        if not place.is_blocked:
+            return ""
+        if place.last is not None and (method := self._call_at(*place.last)[0]):
+            return method
+        return self._number_at(*(place.last or place.users))
 
     def function_of_thread(self, frame: Frame | None) -> Instruction | None:
         """Return the outermost frame of a thread that is not of ``threading``: what the thread was started for."""

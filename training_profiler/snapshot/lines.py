@@ -8,6 +8,8 @@ from typing import Final
 HOT_PLACES, HOT_SHARE = 3, 0.01  # places shown for each section, and the least share of the run that one has
 PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
 CHECKS: Final = "<checks>"  # the same: no function of the line, but torch.distributions checking arguments
+# Functions that read a number out of a tensor, for which the device has to have computed it.
+READ_BY_FUNCTION: Final = frozenset(("bool", "float", "int", "math.isfinite", "math.isinf", "math.isnan"))
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 
@@ -23,7 +25,7 @@ class LineStats:
     samples: int
     lines: int = 1  # more than 1: that many lines of one function, shown under the hottest
     waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
-    waits_in: str = ""  # the call: item, cpu, tolist, ...
+    waits_in: str = ""  # the call: "item", a method of a tensor; "float", a function; "bool" also of a condition
     inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
     # Of a trainer, such as "callback on_step_end", or of making a batch; "" if it has none or several.
     phase: str = ""
@@ -33,6 +35,11 @@ class LineStats:
     called: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+
+    @property
+    def waits_text(self) -> str:
+        """The call that waits for the device: ".item()", "float()"."""
+        return f"{'' if self.waits_in in READ_BY_FUNCTION else '.'}{self.waits_in}()"
 
     @property
     def place(self) -> str:

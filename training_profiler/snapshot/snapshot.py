@@ -367,10 +367,11 @@ class Snapshot:
         Waiting for input counts as used, because ``data_loading`` shows it already. By sections the result is unknown
         if one encloses the backward pass: its device time includes the gaps between its parts.
         """
-        bounds = [bound for bound in (self._unused_device_s(), self._idle_loop_s()) if bound is not None]
+        bounds = [bound for bound in (self._unused_device_s(), self.idle_loop_s()) if bound is not None]
         return min(bounds, default=None)
 
-    def _idle_loop_s(self) -> float | None:
+    def idle_loop_s(self) -> float | None:
+        """Return how long the least busy accelerator was idle from the first step on, in s; None if unknown."""
         busy = None if self.machine is None else self.machine.least_busy
         if busy is None or self.step is None:
             return None

@@ -74,13 +74,15 @@ class HangDetector:
             messages: the latest message of each other rank.
             interval_s: time between two heartbeats of a rank.
         """
-        now_ns, own = self._recorder.clock(), self.heartbeat()
-        if own.steps != self._last_steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(own.inside):
-            if self._last_steps and own.steps != self._last_steps and not self._has_reported:
-                self._steps += own.steps - self._last_steps
+        now_ns, steps = self._recorder.clock(), self._steps_ended()
+        # Where the training thread is takes milliseconds to find where steps are short: thousands are not drained yet.
+        own = self.heartbeat() if steps == self._last_steps else None
+        if own is None or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(own.inside):
+            if self._last_steps and own is None and not self._has_reported:
+                self._steps += steps - self._last_steps
                 self._steps_ns += now_ns - self._last_ns
-            self._has_reported &= own.steps == self._last_steps
-            self._last_steps, self._last_ns = own.steps, now_ns
+            self._has_reported &= own is not None
+            self._last_steps, self._last_ns = steps, now_ns
             return None
         quiet_ns = now_ns - self._last_ns
         if self._has_reported or not own.steps or quiet_ns < QUIET_S * NS_PER_S:

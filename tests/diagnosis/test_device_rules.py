@@ -1,4 +1,4 @@
-"""The rule about idle devices, and the cause it names."""
+"""Rules about idle and shared devices, and what the time of the host costs while a device works."""
 
 from dataclasses import replace
 
@@ -7,6 +7,8 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.compute_fixes import busy_part
+from training_profiler.diagnosis.device_waits import within_idle_time
+from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 
 
@@ -113,3 +115,43 @@ def test_a_device_that_others_keep_busy_is_not_this_programs_busy_device():
     assert busy_part(shared_run(None)) == 0.9
     assert busy_part(shared_run(0.05)) == pytest.approx(0.85)
     assert busy_part(shared_run(0.61)) is None
+
+
+def of_the_host(code: str, saving_s: float, **evidence: float) -> Finding:
+    return Finding(code, "", {"share": 0.5, **evidence}, potential_saving_s=saving_s, fix="")
+
+
+@pytest.mark.parametrize(
+    ("busy", "saving_s"),
+    [(0.2, 3.0), (0.8, 2.0), (0.975, None), (1.0, None)],
+    ids=["idle enough", "idle for less", "a trifle is left", "busy"],
+)
+@pytest.mark.parametrize("code", ["machine-busy", "garbage-collection", "data-loading-bound"])
+def test_time_of_the_host_costs_no_more_than_the_device_is_idle(code, busy, saving_s):
+    """100 steps of 0.1 s: a host that is ahead queues work before the device needs it, whatever it lost before."""
+    left = within_idle_time([of_the_host(code, 3.0)], run_at_all(busy))
+    assert [finding.potential_saving_s for finding in left] == ([] if saving_s is None else [pytest.approx(saving_s)])
+
+
+def test_findings_without_a_saving_go_by_what_they_lost():
+    oversubscribed = of_the_host("cpu-oversubscribed", 0.0, lost_s=3.0)
+    assert within_idle_time([oversubscribed], run_at_all(0.99)) == []
+    assert within_idle_time([oversubscribed], run_at_all(0.5)) == [oversubscribed]
+
+
+def test_work_of_the_device_costs_its_time_although_it_is_busy():
+    found = [of_the_host("full-precision", 3.0), of_the_host("metrics-heavy", 3.0)]
+    assert within_idle_time(found, run_at_all(1.0)) == found
+
+
+def test_a_training_on_the_cpu_is_not_limited_by_a_device_that_others_use():
+    facts = ProgramFacts(OptimizerFacts("SGD", 12, ("float32",), ("cpu",)))
+    found = [of_the_host("machine-busy", 3.0)]
+    assert within_idle_time(found, replace(run_at_all(1.0), program=facts)) == found
+    assert within_idle_time(found, snapshot_of({"forward_pass": 0.4})) == found
+
+
+def run_at_all(busy: float) -> Snapshot:
+    """Return a run of 10 s with one device that is busy for a part of it."""
+    gpu = GpuStats(index=0, loop_utilization=Level(busy, 1.0, busy))
+    return replace(snapshot_of({"forward_pass": 0.4}), machine=MachineStats(samples=20, gpus=(gpu,)), wall_s=10.0)

@@ -1,11 +1,23 @@
-"""Whether Python waits for an accelerator, and whether it does so in each step or in some of them."""
+"""Whether Python waits for an accelerator, in each step or in some, and what the host's time costs while it works."""
 
+from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.registry import MIN_SAVING_S
+from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot, StepStats
 
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
-IN_SOME_STEPS: Final = 1.25  # of the latter: where more is waited, it is in each step, as far as samples tell
+IN_SOME_STEPS: Final = 1.25  # of the latter: where more is waited, it is in each step, as far as samples show
+IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
+# Findings about time of the host in which it queues nothing. Whatever else a host does may be work of the device, too.
+OF_THE_HOST: Final = frozenset(
+    (
+        *("machine-busy", "cpu-oversubscribed", "garbage-collection", "page-faults", "data-generation-bound"),
+        *("data-loading-bound", "sampler-slow", "first-batch-slow", "workers-restarted", "loader-restarted"),
+        *("logging-heavy", "checkpointing-heavy", "recompiles"),
+    )
+)
 
 
 def trains_on_cpu(snapshot: Snapshot) -> bool:
@@ -35,3 +47,22 @@ def host_runs_ahead(snapshot: Snapshot) -> bool:
 def varies_most(step: StepStats) -> tuple[str, float]:
     """Return the section that explains most of the variance of step time, and that part; ("", 0.0) if unknown."""
     return max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def within_idle_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings; the host's time saves no more than the time in which the accelerator was idle.
+
+    A host that is ahead may lose time and still queue work before the device needs it. Findings that the device leaves
+    a trifle of are dropped.
+    """
+    idle_s = snapshot.idle_loop_s()
+    if idle_s is None or trains_on_cpu(snapshot):
+        return findings
+    left = []
+    for finding in findings:
+        lost_s = finding.potential_saving_s or float(finding.evidence.get("lost_s", 0.0))
+        if finding.code not in OF_THE_HOST or lost_s <= idle_s:
+            left.append(finding)
+        elif idle_s >= max(MIN_SAVING_S, IDLE_AT_LEAST * lost_s):
+            left.append(replace(finding, potential_saving_s=min(finding.potential_saving_s, idle_s)))
+    return left

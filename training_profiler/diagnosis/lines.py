@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
 from training_profiler.diagnosis.claims import COPYING_S, UNKNOWN_S, section_of
-from training_profiler.diagnosis.device_waits import host_runs_ahead, trains_on_cpu, waited_s
+from training_profiler.diagnosis.device_waits import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -24,7 +24,6 @@ ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
-IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 OWN_SECTIONS: Final = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
 IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its callbacks, and let it log less often"
 

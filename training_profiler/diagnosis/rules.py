@@ -45,7 +45,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     worker_starts,
     worth,
 )
-from training_profiler.diagnosis.device_waits import host_runs_ahead
+from training_profiler.diagnosis.device_waits import host_runs_ahead, within_idle_time
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import losses_text
@@ -72,7 +72,8 @@ NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
-    left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
+    left = within_idle_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
+    left = machine.without_lost_time(left, snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
     findings = [

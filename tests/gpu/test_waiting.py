@@ -1,4 +1,4 @@
-"""What is said of a host that waits for a busy accelerator."""
+"""A host that waits for a busy accelerator, and the findings about it."""
 
 import pytest
 

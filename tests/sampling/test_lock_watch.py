@@ -147,6 +147,17 @@ def test_a_thread_that_ends_is_forgotten():
     assert threads.watch.look_ends() is None
 
 
+@pytest.mark.parametrize(("other", "is_alone"), [(0.05, True), (0.6, False)])
+def test_whether_the_training_is_alone_is_known_from_the_second_search_on(other, is_alone):
+    threads = Threads(training=0.4, other=other)
+    looks = []
+    while threads.now_ns < 3 * SEARCH_NS:
+        threads.look()
+        looks.append((threads.now_ns < SEARCH_NS, threads.watch.is_alone))
+    assert {known for is_early, known in looks if is_early} == {False}
+    assert looks[-1] == (False, is_alone)
+
+
 def test_cpu_times_are_those_of_the_system():
     this = threading.get_native_id()
     if lock_watch() is None:

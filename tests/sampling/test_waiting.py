@@ -13,6 +13,7 @@ from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.called_functions import reads_number
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.location import Location, waits_in
+from training_profiler.sampling.lock_watch import LockWatch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.switch_interval import has_gil
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
@@ -120,13 +121,28 @@ def test_a_format_of_a_tensor_shows_as_torchs_frame(monkeypatch):
     assert reader.location(place._replace(is_blocked=True)).waits_in == "item"
 
 
+class Alone(LockWatch):
+    """Knows from the begin whether other threads of Python are busy."""
+
+    is_alone = True
+
+
+class Beside(LockWatch):
+    """The same, beside a thread of Python that is busy."""
+
+    is_alone = False
+
+
+@pytest.mark.parametrize(("watch", "waits"), [(Alone, {"bool", ""}), (Beside, {""}), (lambda: None, {""})])
 @pytest.mark.skipif(not has_gil(), reason="nothing is handed over without the GIL")
-def test_a_condition_that_waits_is_known_from_one_in_python(clock):
+def test_a_condition_that_waits_is_known_from_one_in_python(clock, watch, waits):
     """``slow`` gives up the lock for milliseconds, as a tensor of a device does, and the loop of texts never does."""
     closed = threading.Lock()
     closed.acquire()
     slow = type("Slow", (), {"__bool__": staticmethod(partial(closed.acquire, True, 0.004))})()
-    sampler = LineSampler(clock, FaultGuard().run, places_of_this_process, new_stop=implementation_of("C").new_stop)
+    sampler = LineSampler(
+        clock, FaultGuard().run, places_of_this_process, watch=watch, new_stop=implementation_of("C").new_stop
+    )
     sampler.start(500, clock())
     try:
         while sampler.samples < 60:
@@ -136,4 +152,4 @@ def test_a_condition_that_waits_is_known_from_one_in_python(clock):
     finally:
         sampler.close()
     found = {location.waits_in for _, location in sampler.pop_samples() if location is not None}
-    assert found == {"bool", ""}
+    assert found == waits

@@ -167,9 +167,14 @@ class LineSampler:
             self.samples += 1
 
     def _is_blocked(self) -> bool:
-        """Return whether the sampled thread had given up the GIL by itself; False if that is not known."""
-        handed = self._was_handed_over
-        return handed is not None and self._sampled.ident == threading.main_thread().ident and not handed()
+        """Return whether the sampled thread had given up the GIL by itself; False if that is not known.
+
+        Where another thread of Python is busy, it may have been made to give it up.
+        """
+        handed, watch = self._was_handed_over, self._watch
+        if handed is None or watch is None or not watch.is_alone:
+            return False
+        return self._sampled.ident == threading.main_thread().ident and not handed()
 
     def _sampled_place(self, frame: FrameType) -> Place | None:
         """Return the place of the sampled thread; None where it runs the profiler's own code."""

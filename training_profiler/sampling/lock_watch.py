@@ -133,6 +133,7 @@ class LockWatch:
         self._cpu_ns, self._process_ns, self._threads, self._now_ns = cpu_ns, process_ns, threads, now_ns
         self._search_at_ns = now_ns()
         self._searched_ns = 0  # when the latest search was
+        self._is_known = False  # which threads are busy: a search compares with the one before
         self._cpu_at_search: dict[int, int] = {}  # native id -> ns
         self._watched: dict[int, _Watched] = {}  # by native id
         self._training: PythonThread | None = None
@@ -140,6 +141,11 @@ class LockWatch:
         self._before: tuple[int, int, int] | None = None  # time, CPU time of training and of others at the look before
         self._training_ns = 0
         self._owed = 0.0  # part of a sample that the training has waited and that no sample showed so far
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other thread of Python is busy; False as long as that is not known, until the second search."""
+        return self._is_known and not self._watched
 
     def look_begins(self, training: int) -> None:
         """Read the CPU times; ``training`` is the ident of the training thread."""
@@ -211,6 +217,7 @@ class LockWatch:
             if each.ident != training and (used_ns := self._cpu_ns(each.native_id)) is not None
         }
         before, since_ns = self._cpu_at_search, now_ns - self._searched_ns
+        self._is_known = self._searched_ns > 0
         self._cpu_at_search = {native_id: used_ns for native_id, (_, used_ns) in cpu_ns.items()}
         self._searched_ns, self._search_at_ns = now_ns, now_ns + SEARCH_NS
         used = {native_id: ns - before.get(native_id, ns) for native_id, ns in self._cpu_at_search.items()}

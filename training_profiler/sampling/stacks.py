@@ -80,7 +80,7 @@ class Place(NamedTuple):
     waits_for: str = ""  # work elsewhere that is not sampled
     is_check: bool = False  # a distribution checks its arguments
     last: Instruction | None = None  # the innermost frame, if it is not the user's
-    is_blocked: bool = False  # the innermost call had given up the GIL by itself
+    is_blocked: bool = False  # the innermost call had given up the GIL by itself, and no thread of Python wanted it
 
 
 class _Code(NamedTuple):

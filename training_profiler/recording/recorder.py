@@ -2,14 +2,14 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import update_wrapper
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
-from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, is_inferred, is_loader, section_id, time_only
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
 from training_profiler.recording.fields import Fields, field, number
 from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
@@ -23,38 +23,6 @@ from training_profiler.recording.section import (
 )
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_count import StepCount
-
-
-def open_sections(
-    buffer: ThreadBuffer, names: Mapping[int, str], before: Sequence[tuple[str, int]] = ()
-) -> tuple[tuple[str, ...], int | None]:
-    """Return the open sections of a thread, outermost first, and when it entered the last of them.
-
-    Does not wait for the thread, so a section may be missing at the very moment of a drain. The time is None if it is
-    unknown.
-
-    Args:
-        buffer: of the thread.
-        names: of sections, by their id.
-        before: the sections that were open at the last drain, and when they were entered.
-    """
-    events = buffer.events[:]
-    stack: list[tuple[str, int | None, bool]] = [(name, at_ns, False) for name, at_ns in before]
-    for at_ns, code in zip(events[::2], events[1::2], strict=False):
-        if is_loader(code):
-            continue
-        name = names.get(section_id(code), "")
-        if code > 0:
-            stack.append((name, at_ns, is_inferred(code)))
-            continue
-        for row in range(len(stack) - 1, -1, -1):
-            if stack[row][0] == name:
-                del stack[row]
-                break
-    manual = next((row for row, section in enumerate(stack) if not section[2]), len(stack))
-    kept = [section for row, section in enumerate(stack) if row <= manual or not section[2]]  # manual sections win
-    return tuple(name for name, _, _ in kept), kept[-1][1] if kept else None
-
 
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
 NO_LIMIT = 1 << 62  # of a number of steps

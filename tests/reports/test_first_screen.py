@@ -101,6 +101,14 @@ def test_the_95th_percentile_stands_where_it_is_known():
     assert " step 100 ms (p95 260)   10.0 steps/s   352 samples/s   MFU 11%   GPU busy 57%" in screen(run, CHANGES)
 
 
+def test_steps_that_mostly_queue_work_have_no_percentile():
+    run = waiting_run(0.3)
+    run = replace(run, step=replace(run.step, median_s=0.065, p95_s=0.4, explained={"other": 0.9}))
+    shown = screen(run, CHANGES)
+    assert any(line.startswith(" step 100 ms (mean; the host runs ahead)") for line in shown)
+    assert any(line.startswith(" step 100 ms (p95 400)") for line in screen(replace(run, lines={}), CHANGES))
+
+
 def test_a_line_of_figures_ends_between_two_of_them():
     run = gpu_run()
     run = replace(run, throughput=replace(run.throughput, samples_per_s=1.95, tokens_per_s=31.2, mfu=None))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.reports.breakdown import breakdown_lines
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import device_lines
@@ -177,9 +178,10 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     if step.settled_count == 1:
         return [f"Step time: {number(step.avg_s)} {unit} in 1 step{notes}"]
     high = "" if step.p95_s is None else f", p95 {number(step.p95_s)}"
+    ahead = "; long steps wait for the device, others only queue its work" if host_runs_ahead(snapshot) else ""
     return [
         f"Step time: {number(step.avg_s)} {unit} mean +- {number(step.std_s)}{notes}; "
-        f"median {number(step.median_s)}{high}, max {number(step.max_s)} at step {step.max_step}",
+        f"median {number(step.median_s)}{high}, max {number(step.max_s)} at step {step.max_step}{ahead}",
         *_capture_lines(snapshot, step),
     ]
 

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
 from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.reports.distribution import percentages
@@ -96,6 +97,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     if step is not None and step.settled_count:
         unit, number = unit_of_steps(step.avg_s)
         other = f" (median {number(step.median_s)})" if step.p95_s is None else f" (p95 {number(step.p95_s)})"
+        if host_runs_ahead(snapshot):
+            other = " (mean; the host runs ahead)"
         yield f"step {number(step.avg_s)} {unit}{other if step.settled_count > 1 else ''}"
     if rates is not None:
         yield steps_per_s_text(snapshot)

@@ -35,6 +35,25 @@ def test_wait_for_the_device_names_its_lines():
     assert (finding.step_s, finding.step_if_gone_s) == (0.125, 0.09375)
 
 
+@pytest.mark.parametrize(
+    ("inside", "place", "fix"),
+    [
+        (
+            "transformers/trainer.py:1914 Trainer._training_step",
+            "transformers/trainer.py:1914 Trainer._training_step",
+            "A library reads numbers there: let it log every n-th step, and pass logging_nan_inf_filter=False to",
+        ),
+        ("lightning/loop.py:9 fit > lightning/bar.py:3 show", "lightning/loop.py:9 fit > lightning/bar.py:3 show", "A"),
+    ],
+)
+def test_a_library_that_reads_numbers_has_another_fix(inside, place, fix):
+    finding = found(run_with(replace(line(42, 0.25, 0.25, "bool"), inside=inside)))
+    assert finding.message.endswith(f": {place} (bool(), 100% of it)")
+    assert finding.fix.startswith(fix)
+    assert ".detach()" not in finding.fix
+    assert finding.losses == "same bit for bit"
+
+
 def test_on_the_cpu_nothing_waits_for_a_device():
     facts = ProgramFacts(OptimizerFacts("SGD", 12, ("float32",), ("cpu",)))
     finding = found(replace(run_with(line(42, 0.25, 0.25)), program=facts))

@@ -23,6 +23,7 @@ NO_CHANGE = (
 )
 FILLED_IN = (
     "X (X)",
+    "X: X",
     "XX: X",
     "Use X, or X",
     "X.to(device, non_blocking=True); prefetch batches to the device",

@@ -24,6 +24,7 @@ ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
+TRANSFORMERS: Final = "transformers/"  # files of Hugging Face's trainer
 OWN_SECTIONS: Final = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
 IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its callbacks, and let it log less often"
 
@@ -51,8 +52,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     ):
         return None
     line_texts = ", ".join(
-        f"{line.file}:{line.line} {line.function} ({line.waits_text}, "
-        f"{line.waiting_share * snapshot.wall_s / seconds:.0%} of it)"
+        f"{line.place} {line.what} ({line.waits_text}, {line.waiting_share * snapshot.wall_s / seconds:.0%} of it)"
         for line in waiting[:3]
     )
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": seconds, "lines": line_texts}
@@ -66,8 +66,20 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=f"Keep the tensor (.detach()) and read it every n-th step: {why}",
+        fix=f"{_reading_fix(waiting[0])}: {why}",
     )
+
+
+def _reading_fix(line: LineStats) -> str:
+    """Return how fewer numbers are read at a line; in a library it is not the user's own."""
+    if not line.inside:
+        return "Keep the tensor (.detach()) and read it every n-th step"
+    text = "A library reads numbers there: let it log every n-th step"
+    if line.inside.startswith(TRANSFORMERS):
+        text += (
+            ", and pass logging_nan_inf_filter=False to TrainingArguments, else it asks of each loss if it is finite"
+        )
+    return text
 
 
 @RULES.rule("unexplained", threshold=0.10)

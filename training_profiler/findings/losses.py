@@ -94,6 +94,7 @@ ADVISED: Final = (
     Price("no gradients where none are used", EXACT, words="no_grad|inference_mode"),
     Price("no unused gradients", EXACT, words=r"requires_grad_\(False\)"),
     Price("no kept graphs", EXACT, words=r"\.detach\(\)"),
+    Price("logging_nan_inf_filter", EXACT),
     Price("work in another process", EXACT, words="process of its own"),
     Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
     Price("weight decay", CLOSE, "and the loss has no penalty in it", "weight_decay of"),

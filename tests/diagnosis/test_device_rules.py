@@ -151,7 +151,14 @@ def test_a_training_on_the_cpu_is_not_limited_by_a_device_that_others_use():
     assert within_idle_time(found, snapshot_of({"forward_pass": 0.4})) == found
 
 
-def run_at_all(busy: float) -> Snapshot:
+def test_a_few_samples_of_a_busy_device_limit_nothing():
+    found = [of_the_host("data-loading-bound", 3.0)]
+    assert within_idle_time(found, run_at_all(1.0, samples=4)) == found
+    assert within_idle_time(found, run_at_all(1.0, samples=5)) == []
+
+
+def run_at_all(busy: float, samples: int = 20) -> Snapshot:
     """Return a run of 10 s with one device that is busy for a part of it."""
     gpu = GpuStats(index=0, loop_utilization=Level(busy, 1.0, busy))
-    return replace(snapshot_of({"forward_pass": 0.4}), machine=MachineStats(samples=20, gpus=(gpu,)), wall_s=10.0)
+    machine = MachineStats(samples=samples, gpus=(gpu,))
+    return replace(snapshot_of({"forward_pass": 0.4}), machine=machine, wall_s=10.0)

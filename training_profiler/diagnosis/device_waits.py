@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.memory import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import MIN_SAVING_S
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot, StepStats
@@ -49,14 +50,21 @@ def varies_most(step: StepStats) -> tuple[str, float]:
     return max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
 
 
+def idle_time_s(snapshot: Snapshot) -> float | None:
+    """Return how long the accelerator of this training was idle from the first step on, in s; None if unknown."""
+    if snapshot.machine is None or snapshot.machine.samples < SAMPLES_NEEDED or trains_on_cpu(snapshot):
+        return None
+    return snapshot.idle_loop_s()
+
+
 def within_idle_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
     """Return the findings; the host's time saves no more than the time in which the accelerator was idle.
 
     A host that is ahead may lose time and still queue work before the device needs it. Findings that the device leaves
     a trifle of are dropped.
     """
-    idle_s = snapshot.idle_loop_s()
-    if idle_s is None or trains_on_cpu(snapshot):
+    idle_s = idle_time_s(snapshot)
+    if idle_s is None:
         return findings
     left = []
     for finding in findings:

@@ -13,7 +13,7 @@ from training_profiler.diagnosis.change import (
     when_text,
     work_of,
 )
-from training_profiler.diagnosis.device_waits import MOSTLY, host_runs_ahead, trains_on_cpu, varies_most
+from training_profiler.diagnosis.device_waits import MOSTLY, host_runs_ahead, idle_time_s, varies_most
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
@@ -73,9 +73,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
-    potential_saving_s, idle_s = lost_in_long_steps_s(snapshot), snapshot.idle_loop_s()
-    if idle_s is not None and not trains_on_cpu(snapshot):
-        # A step takes as long as the device works, whichever step the host waits in.
+    potential_saving_s, idle_s = lost_in_long_steps_s(snapshot), idle_time_s(snapshot)
+    if idle_s is not None:  # a step takes as long as the device works, whichever step the host waits in
         potential_saving_s = min(potential_saving_s, idle_s)
     if variation <= threshold or potential_saving_s < MIN_SAVING_S:
         return None

@@ -48,7 +48,8 @@ typedef struct Handover {
     PyThread_type_lock gate;  /* held while a pending call is added: none may be, once Python may end */
     volatile long is_asking;  /* the sampler sleeps no more, and has no GIL yet */
     volatile long is_queued;  /* a pending call of ours is; there is room for 32 of all libraries together */
-    volatile long is_given;   /* the main thread has given up the GIL because of a call of ours */
+    volatile long is_given;   /* the main thread has given up the GIL because of a call of ours, since the latest sleep */
+    volatile long is_giving;  /* it is in such a call: where CPUs are busy, it comes back later than the next sample */
     int was_given;            /* at the end of the latest sleep */
     int is_stopped;
     int64_t waited_ns; /* the main thread, for samplers to take over */
@@ -140,11 +141,13 @@ static int hand_over(void *argument)
     if (!handover->is_asking) /* it got the GIL without this */
         return 0;
     swap(&handover->is_given, 1);
+    swap(&handover->is_giving, 1);
     int64_t begin_ns = clock_ns(), end_ns;
     Py_BEGIN_ALLOW_THREADS
     PyThread_acquire_lock_timed(handover->taken, MOST_WAITING_US, 0);
     end_ns = clock_ns();
     Py_END_ALLOW_THREADS
+    swap(&handover->is_giving, 0);
     handover->waited_ns += end_ns - begin_ns;
     return 0;
 }
@@ -181,7 +184,7 @@ static PyObject *lock_acquire(HandoverLock *lock, PyObject *args)
     if (!is_stopped)
         ask(handover);
     PyEval_RestoreThread(state);
-    handover->was_given = (int)swap(&handover->is_given, 0);
+    handover->was_given = (int)(swap(&handover->is_given, 0) | handover->is_giving);
     if (swap(&handover->is_asking, 0))
         PyThread_release_lock(handover->taken);
     return PyBool_FromLong(is_stopped);

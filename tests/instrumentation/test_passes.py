@@ -1,7 +1,10 @@
 import gc
 
+import pytest
+
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, Phase
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, MadeBatches
+from training_profiler.units import NS_PER_MS
 
 
 class Iterator:
@@ -81,15 +84,16 @@ def test_resolved_pass_is_not_unknown_any_more():
     assert begun.kind is Phase.EVALUATION
 
 
-def measured_batches(workers, batches):
+def measured_batches(workers, batches, step_ms=10.0, counts=None):
     """Return which batches of a pass are measured, counted from 0, as the patch of fetches does."""
-    counts, loader_pass, measured = LoaderCounts("0"), LoaderPass(Iterator()), []
+    counts, loader_pass, measured = counts or LoaderCounts("0"), LoaderPass(Iterator()), []
     counts.use_arguments(LoaderArguments(workers))
     loader_pass.use_counts(counts)
+    loader_pass.kind = Phase.TRAINING
     for number in range(batches):
         if loader_pass.fetches >= loader_pass.measured_at:
             measured.append(number)
-            loader_pass.add_made(cpu_ns=10)
+            loader_pass.add_made(cpu_ns=10, now_ns=int(number * step_ms * NS_PER_MS))
         loader_pass.fetches += 1
     assert loader_pass.made == MadeBatches(len(measured), 10 * len(measured))
     return measured
@@ -98,6 +102,20 @@ def measured_batches(workers, batches):
 def test_a_third_of_the_first_batches_and_few_later_ones_are_measured():
     first = [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31]
     assert measured_batches(0, 110) == [*first, 54, 77, 100]
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "later"), [(2.2, [54, 77]), (2.1, [78, 125]), (0.3, [228, 425]), (0.01, [428, 825])]
+)
+def test_in_short_steps_the_measured_batches_are_some_time_apart(step_ms, later):
+    assert measured_batches(0, 1000, step_ms)[11:13] == later
+
+
+def test_a_loader_of_which_batches_were_measured_is_measured_seldom_in_its_next_pass():
+    counts = LoaderCounts("0")
+    measured_batches(0, 28, counts=counts)
+    assert measured_batches(0, 60, counts=counts) == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 54]
+    assert measured_batches(0, 60, counts=counts) == [23, 46]
 
 
 def test_batches_of_workers_are_not_measured():

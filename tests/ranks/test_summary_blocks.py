@@ -1,13 +1,27 @@
 """Which steps ranks compare: this depends on the step's number only."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS, block_stride, is_compared
+from training_profiler.recording.gradient_sync import (
+    BLOCK_STEPS,
+    MOST_BLOCKS,
+    block_stride,
+    compared_blocks,
+    is_compared,
+)
 
 
 def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():
     assert all(is_compared(step) for step in range(128))
+
+
+@pytest.mark.parametrize("first", [0, 1, 15, 16, 127, 128, 129, 300, 4_095, 4_096, 100_003])
+@pytest.mark.parametrize("count", [1, 16, 200, 5_000])
+def test_compared_blocks_among_steps_are_those_of_each_step(first, count):
+    compared = {step - step % BLOCK_STEPS for step in range(first, first + count) if is_compared(step)}
+    assert list(compared_blocks(first, first + count)) == sorted(compared)
 
 
 def test_every_second_block_of_the_next_128_is_compared():

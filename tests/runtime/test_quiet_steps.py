@@ -66,6 +66,35 @@ def test_session_is_asked_in_the_first_steps_each_20_ms_and_for_reports(training
     assert len(training.asked) < STEPS / 4
 
 
+def let_reports_cost(training, ns, monkeypatch):
+    """Let reports cost time, of which they take none on this clock; return a list of the steps at which they come."""
+    steps = []
+
+    def report():
+        steps.append(training.steps)
+        training.session._reports.spend(ns)
+
+    monkeypatch.setattr(training.session, "_report", report)
+    return steps
+
+
+@pytest.mark.parametrize(("step_s", "least", "most"), [(0.0005, 1, 40), (0.003, 1, 119), (0.05, 120, 120)])
+def test_reports_that_the_budget_refuses_are_not_asked_about_and_all_counted(
+    step_s, least, most, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tests.runtime.test_quiet_steps.STEP_S", step_s)
+    found = []
+    for name in ("asked", "quiet"):
+        training = Training(tmp_path / name)
+        reported = let_reports_cost(training, 3_000_000, monkeypatch)
+        training.train(12_030, training.ends if name == "quiet" else training.session.step)
+        training.session.close()
+        found.append((reported, training.session._reports.refused, training.session._next_report))
+    assert found[0] == found[1]
+    assert len(found[0][0]) + found[0][1] == 120
+    assert least <= sum(step % EVERY == 0 for step in training.asked) <= most
+
+
 def test_session_is_asked_at_each_step_while_a_capture_is_on(training):
     training.train(STEPS, training.ends)
     training.session._captures.is_on = True

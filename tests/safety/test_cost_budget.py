@@ -165,3 +165,32 @@ def test_pauses_at_any_cost_add_up_no_costs() -> None:
     for sample in range(5):
         budget.pace(LINES).pause_s(1 / HZ, sample * NS_PER_MS, free=4)
     assert asked == [1]
+
+
+@pytest.mark.parametrize("step_cost_us", [0, 60])
+@pytest.mark.parametrize("report_ms", [0, 2, 8])
+def test_what_is_surely_refused_is_refused(step_cost_us, report_ms):
+    """Asked at each report of a run, no answer is another one within the time of a refusal."""
+    work = Work(0.0003, step_cost_us * NS_PER_US)
+    reports, lines = work.budget.pace(REPORTS), work.budget.pace(LINES)
+    until_ns = passed = 0
+    for number in range(40_000):
+        work.clock.advance(0.0003)
+        work.steps += 1
+        if number % 500 == 0:  # a part that has used more than its own
+            lines.spend(5 * NS_PER_MS)
+        if number % 50 == 0:
+            is_allowed = reports.allows(3)
+            assert not (is_allowed and work.clock() < until_ns)
+            passed += work.clock() < until_ns
+            if is_allowed:
+                reports.spend(report_ms * NS_PER_MS)
+            else:
+                until_ns = work.clock() + reports.refuses_for_ns()
+    assert passed == 0 if report_ms == 0 else passed > 400
+
+
+def test_times_that_are_not_asked_about_are_counted_as_refused():
+    reports = Work(0.05).budget.pace(REPORTS)
+    reports.refuse(7)
+    assert reports.refused == 7

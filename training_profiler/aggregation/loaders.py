@@ -10,6 +10,7 @@ import numpy as np
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
 from training_profiler.aggregation.span_matching import Events
+from training_profiler.aggregation.step_timeline import are_step_ends, times_of
 from training_profiler.aggregation.thread_blocks import EndedSpans
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
@@ -185,10 +186,12 @@ class LoaderAttribution:
         begun = training.codes > 0
         ids = training.codes[begun] & SECTION_MASK
         outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
-        between_ns = np.array([ns for kind, ns in marks if kind == EPOCH_BEGIN], np.int64)
-        self._outside_ns = np.sort(np.concatenate([outside_ns, between_ns])) if len(between_ns) else outside_ns
+        self._outside_ns = outside_ns
+        if not are_step_ends(marks):
+            between_ns = times_of([mark for mark in marks if mark[0] == EPOCH_BEGIN])
+            self._outside_ns = np.sort(np.concatenate([outside_ns, between_ns]))
         if self.intervals is not None:
-            ends_ns = np.array([ns for kind, ns in marks if kind == STEP_END], np.int64)
+            ends_ns = times_of([mark for mark in marks if mark[0] == STEP_END])
             self._ends = self.intervals.ends_among(ends_ns, first_step)
 
     def attribute(self, sums: LoaderSums, spans: EndedSpans) -> None:

@@ -1,6 +1,8 @@
 """The training thread's time axis, cut into steps and the time outside them."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -8,6 +10,18 @@ from training_profiler.aggregation.arrays import Ints
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 OUTSIDE = -1
+_KIND: Final = itemgetter(0)
+_TIME: Final = itemgetter(1)
+
+
+def are_step_ends(marks: Sequence[tuple[int, int]]) -> bool:
+    """Return whether all marks are ends of steps, as in most batches, of which each may have thousands."""
+    return set(map(_KIND, marks)) <= {STEP_END}
+
+
+def times_of(marks: Sequence[tuple[int, int]]) -> Ints:
+    """Return the times of marks in ns."""
+    return np.fromiter(map(_TIME, marks), np.int64, len(marks))
 
 
 class Cuts(NamedTuple):
@@ -41,8 +55,8 @@ class Timeline:
             first_section_ns: begin of the training thread's first section in this stretch.
             until_ns: end of the last piece.
         """
-        if self._is_inside and all(kind == STEP_END for kind, _ in marks):
-            return self._cut_steps(np.array([mark_ns for _, mark_ns in marks] + [until_ns], np.int64))
+        if self._is_inside and are_step_ends(marks):
+            return self._cut_steps(times_of([*marks, (STEP_END, until_ns)]))
         ends_ns: list[int] = []
         steps: list[int] = []
         not_steps: list[int] = []

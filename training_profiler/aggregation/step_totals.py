@@ -156,9 +156,14 @@ class StepSums:
         if self._steps_a_point == 1:
             self._points += zip(repeat(1), durations_ns, calls, strict=False)  # whose end is that of the shortest
             durations_ns = ()
-        for begin in range(0, len(durations_ns), self._steps_a_point):
-            part = slice(begin, begin + self._steps_a_point)
-            self._points.append((len(durations_ns[part]), sum(durations_ns[part]), sum(calls[part])))
+        whole = len(durations_ns) // self._steps_a_point * self._steps_a_point
+        sums = (
+            np.asarray(column[:whole], np.int64).reshape(-1, self._steps_a_point).sum(axis=1).tolist()
+            for column in (durations_ns, calls)
+        )
+        self._points += zip(repeat(self._steps_a_point), *sums, strict=False)
+        if whole < len(durations_ns):
+            self._points.append((len(durations_ns) - whole, sum(durations_ns[whole:]), sum(calls[whole:])))
         while len(self._points) > TREND_POINTS:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)

@@ -15,7 +15,7 @@ from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, is_compared
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks
 from training_profiler.recording.step_flops import StepFlops
 
 
@@ -112,10 +112,9 @@ class Totals:
         self.series.add(self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
-        for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
-            if is_compared(block):
-                for step in range(max(block, first_step), min(block + BLOCK_STEPS, end)):
-                    self.compared[step] = self_ns[step - first_step]
+        for block in compared_blocks(first_step, end):
+            for step in range(max(block, first_step), min(block + BLOCK_STEPS, end)):
+                self.compared[step] = self_ns[step - first_step]
 
     def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
         """Add time of sections in complete steps, counted from 0; later than the first steps is ignored."""

@@ -119,7 +119,7 @@ class RankSummaryBuilder:
         if not synced.is_on_host:
             self._sync_before_ns += synced.exposed_ns
         if step_ns:
-            in_steps_total_ns = int(totals.steps.total_ns)
+            in_steps_total_ns = sum(step_ns)
             self._add_step_times(
                 StepTimeBucket(len(step_ns), in_steps_total_ns, min(in_steps_total_ns, self._sync_before_ns))
             )

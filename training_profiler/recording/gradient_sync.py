@@ -1,5 +1,6 @@
 """Gradient synchronization as DistributedDataParallel reports it, and the steps that ranks compare one by one."""
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 BLOCK_STEPS: Final = 16  # steps in a row that ranks compare
@@ -31,6 +32,14 @@ def is_compared(step: int) -> bool:
     """
     block = step // BLOCK_STEPS
     return block % block_stride(block + 1) == 0
+
+
+def compared_blocks(first_step: int, end: int) -> Iterator[int]:
+    """Return the first steps of the compared blocks that have a part among the steps from ``first_step`` to ``end``."""
+    first = first_step // BLOCK_STEPS
+    stride = block_stride(first + 1)  # later ones are as far apart at least
+    blocks = range(-(-first // stride) * stride * BLOCK_STEPS, end, stride * BLOCK_STEPS)
+    return filter(is_compared, blocks)
 
 
 def block_stride(blocks: int) -> int:

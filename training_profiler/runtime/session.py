@@ -8,6 +8,7 @@ from typing import Final
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.recorder import NO_LIMIT
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.component import Component
@@ -77,6 +78,8 @@ class Session:
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
         self._next_report = settings.interval_steps
+        self._no_report_before_ns = 0  # for what reports have cost
+        self._passes_over_reports = False  # steps at which one is due end without this session
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
         self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
@@ -109,6 +112,7 @@ class Session:
         self.settings = settings
         self._recorder.be_quiet(None)
         self._recorder.limit_names(settings.max_names)
+        self._passes_over_reports, self._no_report_before_ns = False, 0
         self._next_report = self._progress.steps + settings.interval_steps
         self._flushed(self._recorder.clock())
         self._install_shutdown()  # the run may have begun on another thread
@@ -128,6 +132,9 @@ class Session:
         """Let steps end without this session while nothing of ``_end_step`` is due."""
         steps, before = self._progress.steps, self._next_report - 1 - self._steps_ahead
         has_ddp = self._gradient_sync is not None and bool(self._gradient_sync.modules)
+        self._passes_over_reports = self._no_report_before_ns >= self._next_poll_ns
+        if self._passes_over_reports:
+            before = NO_LIMIT
         if self._captures.is_on or has_ddp or steps + 1 < COUNTED_BY or not self.is_running:
             before = 0
         self._recorder.be_quiet(self._progress, before, self._next_poll_ns)
@@ -155,15 +162,26 @@ class Session:
         if boundary is not None:
             self._roll_over_epoch(boundary, now_ns)
         steps += self._steps_ahead
+        self._pass_over_reports(steps - 1)
         if steps >= self._next_report:
             self._next_report += self.settings.interval_steps
             if self._reports.allows(REPORTS_FREE if self.settings.asks_for_reports else REPORTS_SHOWN):
                 self._exclusively(self._report, PATIENCE_S, self._reports.spend)
+            else:
+                self._no_report_before_ns = now_ns + self._reports.refuses_for_ns()
             return
         if steps + 1 == self._next_report:
             self._exchange.read_soon()
         if is_poll and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
+
+    def _pass_over_reports(self, steps: int) -> None:
+        """Count the reports that were due by ``steps`` while they were refused without being asked about."""
+        every = self.settings.interval_steps
+        passed = (steps - self._next_report) // every + 1
+        if self._passes_over_reports and passed > 0:
+            self._reports.refuse(passed)
+            self._next_report += passed * every
 
     def _mark_step_and_epoch(self, at_ns: int | None, boundary: EpochBoundary) -> int:
         """Record the end of a step and the begin of an epoch before or after it; return the step's end.
@@ -257,6 +275,7 @@ class Session:
     def _close(self, ended_by: str | None) -> None:
         is_free = self._busy.acquire(timeout=WAIT_FOR_DRAIN_S)  # also for another thread's final summary
         self._busy_thread = threading.get_ident()
+        self._pass_over_reports(self._progress.steps + self._steps_ahead)
         try:
             if self.is_running:
                 self.is_running = False

@@ -89,8 +89,18 @@ class Pace:
         if self._allowed < free or self.spent_ns + self._latest_ns <= self._may_ns():
             self._allowed += 1
             return True
-        self.refused += 1
+        self.refuse(1)
         return False
+
+    def refuse(self, times: int) -> None:
+        """Count so many times at which the part was not asked, because ``refuses_for_ns`` said that it may not work."""
+        self.refused += times
+
+    def refuses_for_ns(self) -> int:
+        """Return for how long ``allows`` surely refuses from now on; it may for longer."""
+        over_ns = self.spent_ns + self._latest_ns - self._may_ns()
+        # What is left grows by the share of the run, and by that of each part that has used more and pauses.
+        return max(0, int(over_ns / (PARTS[self._part] * SHARE * (1 + sum(PARTS.values())))))
 
     def pause_s(self, wanted_s: float, spent_ns: int, free: int = 0) -> float:
         """Return how long to wait until the next time.

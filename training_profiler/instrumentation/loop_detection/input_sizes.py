@@ -12,7 +12,9 @@ from training_profiler.instrumentation.loop_detection.shapes import (
 from training_profiler.recording.fields import Fields, field, number
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
-EVERY: Final = 16  # updates later
+EVERY: Final = 16  # updates later, at least, and a power of two
+APART_NS: Final = 50_000_000  # from one such update to the next: looking takes some 40 us in a short step
+MOST_APART: Final = 1024  # updates
 MOST: Final = 4096  # kept until the next ``pop``
 
 
@@ -28,15 +30,31 @@ class InputSizes(Fields):
         self.next_update = 0
         self.rows = EvaluatedRows()
         self.are_channels_last = False  # images among the first inputs, in NHWC order
+        self._every = EVERY
+        self._looked_at: tuple[int, int] | None = None  # number of updates when they were due last, and when
         self._seen: list[tuple[int, int]] = []
 
-    def update_ends(self, updates: int) -> None:
-        """Handle the end of an update, with the number of updates so far, if that is ``next_update`` or more."""
-        self.is_due = updates < EACH_OF_FIRST or not updates % EVERY
+    def update_ends(self, updates: int, now_ns: int) -> None:
+        """Handle the end of an update, with the number of updates so far, if that is ``next_update`` or more.
+
+        The caller wants to be asked at each power of two, too.
+        """
+        self.is_due = updates < EACH_OF_FIRST or not updates % self._every
         if updates < EACH_OF_FIRST:
             self.next_update = min(1 << updates.bit_length(), EACH_OF_FIRST)
+        elif self.is_due:
+            self._choose_pace(updates, now_ns)
+            self.next_update = updates + 1
         else:
-            self.next_update = updates + 1 if self.is_due else (updates // EVERY + 1) * EVERY
+            self.next_update = min((updates // self._every + 1) * self._every, 1 << updates.bit_length())
+
+    def _choose_pace(self, updates: int, now_ns: int) -> None:
+        before, self._looked_at = self._looked_at, (updates, now_ns)
+        if before is not None and updates > before[0]:
+            step_ns = (now_ns - before[1]) / (updates - before[0])
+            self._every = EVERY
+            while self._every < MOST_APART and self._every * step_ns < APART_NS:
+                self._every *= 2
 
     def add(self, inputs: tuple[Any, ...], update: int) -> None:
         """Add a forward pass with these inputs before the update of this number, if any of them is a tensor."""

@@ -10,11 +10,13 @@ from training_profiler.recording.fields import Fields, field, number
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 # The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step
-# of 0.25 ms, where they also evict caches. So it is measured for every third of the first batches of a pass, and later
-# for every 23rd. That is a prime, because a data set may do something every so many batches.
+# of 0.25 ms, where they also evict caches. So it is measured for every third of the first batches of a loader, and
+# later for every so many that these are some time apart. That is a prime, because a data set may do something every so
+# many batches.
 FIRST_MADE: Final = 30
 MADE_EVERY: Final = 3
-LATER_MADE_EVERY: Final = 23
+LATER_MADE_EVERY: Final = (23, 47, 97, 197, 397)
+MADE_APART_NS: Final = 50_000_000
 NEVER: Final = 1 << 62
 
 
@@ -38,6 +40,8 @@ class LoaderPass(Fields):
         "is_over",
         "made_count",
         "made_cpu_ns",
+        "measured_before",
+        "measured_often",
         "misses",
         "trained_before",
     )
@@ -68,12 +72,16 @@ class LoaderPass(Fields):
         self.misses = 0  # training events during a pass that was taken for evaluation
         self.measured_at = NEVER
         self.made_count = self.made_cpu_ns = 0  # of those batches whose CPU time was measured
+        self.measured_before: tuple[int, int] | None = None  # the latest of them: batches before it, and its time
+        self.measured_often = FIRST_MADE  # batches of which every third is measured
 
     def use_counts(self, counts: LoaderCounts) -> None:
         """Set the loader of the pass."""
         self.counts, self.loader_id, self.samples = counts, counts.loader_id, 0
         if counts.arguments is not None and counts.arguments.num_workers == 0:  # the training thread makes them
             self.measured_at = 1  # not the first one, which also starts the pass
+            if counts.of(TRAIN).made.number >= FIRST_MADE // MADE_EVERY:
+                self.measured_often, self.measured_at = 0, LATER_MADE_EVERY[0]
         counts.passes.append(self)
 
     @property
@@ -91,11 +99,21 @@ class LoaderPass(Fields):
         count = batch_size(batch)
         self.samples = None if count is None or self.samples is None else self.samples + count
 
-    def add_made(self, cpu_ns: int) -> None:
-        """Add a batch that was made on the training thread, and choose the next one to be measured."""
-        self.measured_at = self.fetches + (MADE_EVERY if self.fetches < FIRST_MADE else LATER_MADE_EVERY)
+    def add_made(self, cpu_ns: int, now_ns: int) -> None:
+        """Add a batch that was made on the training thread by ``now_ns``, and choose the next one to be measured."""
+        self.measured_at = self.fetches + self._measured_every(now_ns)
+        self.measured_before = (self.fetches, now_ns)
         self.made_count += 1
         self.made_cpu_ns += cpu_ns
+
+    def _measured_every(self, now_ns: int) -> int:
+        before = self.measured_before
+        if self.fetches < self.measured_often:
+            return MADE_EVERY
+        if before is None or self.fetches <= before[0]:
+            return LATER_MADE_EVERY[0]
+        step_ns = (now_ns - before[1]) / (self.fetches - before[0])
+        return next((every for every in LATER_MADE_EVERY if every * step_ns >= MADE_APART_NS), LATER_MADE_EVERY[-1])
 
     @property
     def made(self) -> MadeBatches:

@@ -446,7 +446,7 @@ class LoopDetector(ModuleCalls):
         """Count an update that ended at ``now_ns``, and end its step."""
         self.updates += 1
         if self.updates >= self.input_sizes.next_update:
-            self.input_sizes.update_ends(self.updates)
+            self.input_sizes.update_ends(self.updates, now_ns)
             if not self.updates & (self.updates - 1):
                 self._fast_path.clear()  # learned again ever more seldom: a module may have got parameters
         self.phases.cycle += 1  # what follows is between steps or in the next one

@@ -83,17 +83,17 @@ def _any_begins(
         return None, None, functools.partial(_fetch_on_other_thread, context, events, original)
     detector = context.training_thread.confirmed_detector or context.current_detector()
     loader_pass = None if detector is None else _begin_any(context, detector, iterator)
-    if loader_pass is None or loader_pass.fetches < loader_pass.measured_at:
+    if detector is None or loader_pass is None or loader_pass.fetches < loader_pass.measured_at:
         return loader_pass, detector, original
-    return loader_pass, detector, functools.partial(_measured, original, loader_pass)
+    return loader_pass, detector, functools.partial(_measured, original, loader_pass, detector.pending.host_clock)
 
 
 @hidden_from_warnings
-def _measured(original: Any, loader_pass: LoaderPass, iterator: Any) -> Any:
+def _measured(original: Any, loader_pass: LoaderPass, clock: Callable[[], int], iterator: Any) -> Any:
     """Return the next batch, whose CPU time is measured."""
     cpu_ns = process_time_ns()
     batch = original(iterator)
-    loader_pass.add_made(process_time_ns() - cpu_ns)
+    loader_pass.add_made(process_time_ns() - cpu_ns, clock())
     return batch
 
 

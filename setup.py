@@ -22,7 +22,7 @@ SOURCES = (
     "matching",
     "module",
 )
-SOURCES += ("no_grad_calls", "section_lookup", "section_writers", "sums")
+SOURCES += ("fetch_calls", "no_grad_calls", "section_lookup", "section_writers", "step_pattern", "sums", "update_calls")
 
 
 def compile_arguments() -> list[str]:
@@ -38,7 +38,7 @@ def compile_arguments() -> list[str]:
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
-    depends=["native/native.h", "native/columns.h", "native/fast_path.h"],
+    depends=["native/native.h", "native/columns.h", "native/fast_path.h", "native/step_pattern.h"],
     extra_compile_args=compile_arguments(),
     optional=True,
     py_limited_api=True,

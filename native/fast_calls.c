@@ -1,4 +1,4 @@
-/* The begins and ends of module calls, fetches and transfers. */
+/* The begins and ends of module calls and transfers. */
 
 #include "fast_path.h"
 
@@ -98,18 +98,76 @@ static int record_call(FastPath *path, Fields *detector, Fields *call, PyObject 
     return result < 0 ? -1 : 1;
 }
 
+/* Take note of the begin of a usual call that was asked about. */
+static void note_call(FastPath *path, PyObject *module, Fields *call)
+{
+    if (call->at[IS_PLAIN] == Py_True)
+        note_begin(path, (ExpectedCall){
+                             .kind = AT_CALL,
+                             .is_merged = call->numbers[BEGIN_NS] == 0,
+                             .object = module,
+                             .type = Py_TYPE(module),
+                             .code = Py_XNewRef(call->at[CALLER]),
+                             .record = (Fields *)Py_NewRef((PyObject *)call),
+                             .event = call->numbers[CODE],
+                         });
+}
+
+/* Record the begin of a call that is the next of the pattern, and return its record, owned; NULL, perhaps with an
+   exception, if it is not. */
+static Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller)
+{
+    ExpectedCall *next = expected(path, AT_CALL, module);
+    if (next == NULL || next->type != (void *)Py_TYPE(module) || !Py_IS_TYPE(caller, path->frame_type))
+        return NULL;
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)caller);
+    int is_same = next->code == code;
+    Py_DECREF(code);
+    if (!is_same || is_with_gradients(path->pattern.detector) <= 0 || expected(path, AT_CALL, module) != next)
+        return NULL;
+    Fields *detector = path->pattern.detector, *record = (Fields *)Py_NewRef((PyObject *)next->record);
+    Events *events = path->pattern.writer->events;
+    PyObject *calls = detector->at[CALLS];
+    int64_t begin_ns = 0, length = events->length;
+    int result = calls != NULL && PyList_CheckExact(calls) &&
+                         (!next->is_merged || (length >= 2 && events->items[length - 1] == -next->event))
+                     ? PyList_Append(calls, (PyObject *)record)
+                     : 1;
+    if (result == 0) {
+        set_busy(path, FORWARD);
+        if (next->is_merged) {
+            events->length -= 2;
+            path->pattern.open = next;
+        } else {
+            if (detector->at[FRAME] != Py_None)
+                give(detector, FRAME, Py_NewRef(Py_None));
+            result = begin_expected(path, next, next->event, &begin_ns);
+        }
+        record->numbers[BEGIN_NS] = begin_ns;
+    }
+    if (result != 0)
+        Py_CLEAR(record);
+    return record;
+}
+
 Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller)
 {
+    Fields *next = expected_call(path, module, caller);
+    if (next != NULL || PyErr_Occurred())
+        return next;
     Fields *detector = detector_of(path), *call = detector == NULL ? NULL : usual_call(path, detector, module, caller);
+    if (detector != NULL)
+        ask(path);
     if (call != NULL) {
         int is_recorded = is_with_gradients(detector);
         if (is_recorded > 0)
             is_recorded = decide(path, detector, module);
         if (is_recorded > 0)
             is_recorded = record_call(path, detector, call, NULL, 1);
-        if (is_recorded > 0)
+        if (is_recorded > 0) {
             set_busy(path, FORWARD);
-        else
+            note_call(path, module, call);
+        } else
             Py_CLEAR(call);
     }
     Py_XDECREF((PyObject *)detector);
@@ -122,18 +180,24 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
         PyErr_SetString(PyExc_TypeError, "call_begins() takes a module, its arguments, and the frame that calls it");
         return NULL;
     }
-    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL, *call = NULL;
-    PyObject *found = NULL;
+    int is_free = is_busy_with(path, FREE), is_own = is_free ? runs_own_code(path, args[0]) : 0;
+    PyObject *found = is_own > 0 ? (PyObject *)expected_call(path, args[0], args[3]) : NULL;
+    if (found != NULL || PyErr_Occurred())
+        return found;
+    Fields *detector = is_free ? detector_of(path) : NULL, *call = NULL;
+    if (detector != NULL)
+        ask(path);
     if (detector != NULL && (call = usual_call(path, detector, args[0], args[3])) != NULL) {
-        int is_fast = runs_own_code(path, args[0]);
+        int is_fast = is_own;
         if (is_fast > 0)
             is_fast = is_with_gradients(detector);
         if (is_fast > 0)
             is_fast = decide(path, detector, args[0]);
         int is_recorded = is_fast <= 0 ? is_fast : record_call(path, detector, call, args[1], PyDict_Size(args[2]));
-        if (is_recorded > 0)
+        if (is_recorded > 0) {
             found = Py_NewRef((PyObject *)call);
-        else if (is_fast > 0 && is_recorded == 0)
+            note_call(path, args[0], call);
+        } else if (is_fast > 0 && is_recorded == 0)
             found = PyObject_CallMethod(
                 (PyObject *)detector, "fast_path_call_begins", "(OOOO)", args[0], args[1], args[2], args[3]);
         if (found != NULL && found != Py_None)
@@ -142,11 +206,29 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
     if (found == Py_None)
         Py_CLEAR(found);
     if (found == NULL && !PyErr_Occurred() && is_busy_with(path, FREE) && Py_IS_TYPE(args[3], path->frame_type) &&
-        runs_own_code(path, args[0]) > 0)
+        is_own > 0)
         found = (PyObject *)repeat_call(path, args[0], args[3]);
     Py_XDECREF((PyObject *)call);
     Py_XDECREF((PyObject *)detector);
     return found != NULL || PyErr_Occurred() ? found : Py_NewRef(Py_None);
+}
+
+/* Record the end of an expected call: 1 if that was done, 0 if the end has to be asked about, -1 with an exception. */
+static int end_expected_call(FastPath *path, PyObject *call, PyObject *module)
+{
+    ExpectedCall *open = expected_end(path, AT_CALL);
+    if (open == NULL || (PyObject *)open->record != call)
+        return 0;
+    int is_in_training = is_training(path, module);
+    if (is_in_training <= 0 || expected_end(path, AT_CALL) != open)
+        return is_in_training < 0 ? -1 : 0;
+    PyObject *calls = path->pattern.detector->at[CALLS];
+    if (!is_list(calls, 1) || PyList_GetItem(calls, 0) != call)
+        return 0;
+    int64_t now_ns;
+    set_busy(path, FREE);
+    int result = PyList_SetSlice(calls, 0, 1, NULL);
+    return result < 0 || end_expected(path, -open->event, &now_ns) < 0 ? -1 : 1;
 }
 
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -157,6 +239,10 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
         PyErr_SetString(PyExc_TypeError, "call_ends() takes a call, its module, and the detector that recorded it");
         return NULL;
     }
+    int was_expected = end_expected_call(path, args[0], args[1]);
+    if (was_expected != 0)
+        return was_expected < 0 ? NULL : Py_NewRef(Py_True);
+    ask(path);
     if (call->at[IS_PLAIN] != Py_True) {
         int is_ended = path->thread != NULL && path->thread->at[DETECTOR] == args[2];
         if (is_ended)
@@ -179,185 +265,31 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
     if (result == 0)
         result = write_owned(writer, -code, &now_ns);
     Py_DECREF((PyObject *)writer);
+    note_end(path);
     return result < 0 ? NULL : Py_NewRef(Py_True);
-}
-
-/* Fetches */
-
-/* Return whether the iterator has yielded nothing yet, or that is not known as an integer; -1 with an exception. */
-static int is_first_fetch(FastPath *path, PyObject *iterator)
-{
-    PyObject *yielded = PyObject_GetAttr(iterator, path->yielded);
-    if (yielded == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
-    int result = integer(yielded, 0) == 0;
-    Py_DECREF(yielded);
-    return result;
-}
-
-/* Return the latest pass, borrowed; NULL without one, or if the CPU time of its next batch is measured. */
-static Fields *latest_pass(FastPath *path, Fields *phases)
-{
-    Fields *passes = phases == NULL ? NULL : fields_of(path, PASSES_OF, phases->at[PASSES]);
-    Fields *latest = passes == NULL ? NULL : fields_of(path, PASS, passes->at[LATEST]);
-    return latest != NULL && latest->numbers[FETCHES] < latest->numbers[MEASURED_AT] ? latest : NULL;
-}
-
-/* Return the latest pass, owned, if the fetch surely is for the training; NULL without one, or with an exception. */
-static Fields *usual_pass(FastPath *path, Fields *detector, PyObject *iterator)
-{
-    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
-    Fields *latest = latest_pass(path, phases);
-    if (latest == NULL || phases->at[IS_UNRESOLVED] != Py_False || latest->at[PHASE] != path->training ||
-        latest->at[ITERATOR] == NULL)
-        return NULL;
-    Py_INCREF((PyObject *)latest);
-    PyObject *reference = Py_NewRef(latest->at[ITERATOR]), *fetched = PyObject_CallNoArgs(reference);
-    Py_DECREF(reference);
-    Py_XDECREF(fetched);
-    if (fetched != iterator)
-        Py_CLEAR(latest);
-    return latest;
-}
-
-/* Record from which loader the batches come, if it is another one, and what the first fetch of a cycle begins. */
-static int record_source(FastPath *path, Fields *detector, Fields *loader_pass, int64_t now_ns)
-{
-    PyObject *buffer = detector->at[BUFFER] == NULL ? Py_None : detector->at[BUFFER];
-    Py_INCREF(buffer);
-    PyObject *known = PyObject_GetAttr(buffer, path->loader_id), *done = known;
-    if (known != NULL && known != loader_pass->at[LOADER_ID]) {
-        Py_DECREF(known);
-        done = PyObject_CallMethod(buffer, "record_loader", "(OL)", loader_pass->at[LOADER_ID], (long long)now_ns);
-    }
-    Py_DECREF(buffer);
-    Py_XDECREF(done);
-    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
-    if (done != NULL && phases != NULL && loader_pass->numbers[PASS_CYCLE] != phases->numbers[CYCLE]) {
-        loader_pass->numbers[PASS_CYCLE] = phases->numbers[CYCLE];
-        loader_pass->numbers[CYCLE_BEGIN_NS] = now_ns;
-    }
-    return done == NULL ? -1 : 0;
-}
-
-PyObject *path_fetch_begins(FastPath *path, PyObject *iterator)
-{
-    int is_free = is_busy_with(path, FREE) || is_busy_with(path, FORWARD);
-    Fields *detector = is_free ? detector_of(path) : NULL, *loader_pass = NULL;
-    if (detector == NULL)
-        Py_RETURN_NONE;
-    PyObject *found = NULL;
-    int is_first = is_list(detector->at[CALLS], 0) ? is_first_fetch(path, iterator) : 1;
-    if (is_first == 0 && !is_bare_detector(path, detector)) {
-        if (latest_pass(path, fields_of(path, PHASES_OF, detector->at[PHASES])) != NULL)
-            found = PyObject_CallMethod((PyObject *)detector, "fast_path_fetch_begins", "(O)", iterator);
-    } else if (is_first == 0 && (loader_pass = usual_pass(path, detector, iterator)) != NULL) {
-        Writer *writer = writer_of(path, detector);
-        int64_t now_ns;
-        if (writer != NULL) {
-            give(detector, FRAME, Py_NewRef(Py_None));
-            if (write_owned(writer, detector->numbers[FETCH_CODE], &now_ns) == 0 &&
-                record_source(path, detector, loader_pass, now_ns) == 0)
-                found = Py_NewRef((PyObject *)loader_pass);
-        }
-    }
-    if (found != NULL && found != Py_None)
-        set_busy(path, FETCH);
-    Py_XDECREF((PyObject *)loader_pass);
-    Py_DECREF((PyObject *)detector);
-    return found != NULL || PyErr_Occurred() ? found : Py_NewRef(Py_None);
-}
-
-/* Return the length of the first dimension of a batch, or of the first item in it; -1 where Python has to find it, and
-   -2 with an exception that is not an error. */
-static int64_t rows_of(FastPath *path, PyObject *batch)
-{
-    if (PyTuple_CheckExact(batch) && PyTuple_Size(batch) > 0)
-        batch = PyTuple_GetItem(batch, 0);
-    else if (PyList_CheckExact(batch) && PyList_Size(batch) > 0)
-        batch = PyList_GetItem(batch, 0);
-    if (PyTuple_CheckExact(batch) || PyList_CheckExact(batch) || PyDict_CheckExact(batch))
-        return -1;
-    Py_INCREF(batch);
-    PyObject *shape = PyObject_GetAttr(batch, path->shape);
-    Py_DECREF(batch);
-    if (shape == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return -2;
-        PyErr_Clear();
-        return -1;
-    }
-    int64_t rows = PyTuple_Check(shape) && PyTuple_Size(shape) > 0 ? integer(PyTuple_GetItem(shape, 0), -1) : -1;
-    Py_DECREF(shape);
-    return rows < 0 ? -1 : rows;
-}
-
-/* Count the samples of a batch, if they are counted. Return -1 with an exception. */
-static int add_samples(FastPath *path, Fields *loader_pass, PyObject *batch)
-{
-    if (loader_pass->at[SAMPLES] == Py_None)
-        return 0;
-    int64_t rows = rows_of(path, batch), before = integer(loader_pass->at[SAMPLES], -1);
-    if (rows == -2)
-        return -1;
-    if (rows == -1 || before < 0)
-        return call_method(loader_pass, "add_batch", batch);
-    return give_integer(loader_pass, SAMPLES, before + rows);
-}
-
-/* Record that the thread is free again, and the end of its fetch. Return -1 with an exception. */
-static int end_fetch(FastPath *path, Fields *thread, Fields *detector, Fields *loader_pass)
-{
-    int64_t now_ns;
-    PyObject *fetching = thread->at[FETCHING];
-    if (fetching != NULL && PyAnySet_Check(fetching) && PySet_Size(fetching) > 0) {
-        PyObject *done = PyObject_CallMethod((PyObject *)thread, "fetch_ends", "(k)", PyThread_get_thread_ident());
-        Py_XDECREF(done);
-        if (done == NULL)
-            return -1;
-    } else if (is_calling_thread(path, thread))
-        set_busy(path, FREE);
-    Writer *writer = writer_of_end(path, detector);
-    if (writer == NULL || loader_pass->numbers[FETCHES] == 0 || loader_pass->at[PHASE] != path->training)
-        return call_method(detector, "fetch_ends", (PyObject *)loader_pass);
-    if (write_owned(writer, -detector->numbers[FETCH_CODE], &now_ns) < 0)
-        return -1;
-    loader_pass->numbers[FETCHES]++;
-    return 0;
-}
-
-PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
-{
-    Fields *loader_pass = count == 3 ? fields_of(path, PASS, args[0]) : NULL, *thread = path->thread;
-    Fields *detector = loader_pass == NULL ? NULL : fields_of(path, DETECTOR_OF, args[1]);
-    if (detector == NULL || thread == NULL) {
-        PyErr_SetString(PyExc_TypeError, "fetch_ends() takes a pass, the detector that recorded it, and a batch");
-        return NULL;
-    }
-    if (add_samples(path, loader_pass, args[2]) == 0)
-        return end_fetch(path, thread, detector, loader_pass) < 0 ? NULL : Py_NewRef(Py_None);
-    PyObject *kind, *error, *traceback; /* such as Ctrl-C: the fetch has ended all the same */
-    PyErr_Fetch(&kind, &error, &traceback);
-    if (end_fetch(path, thread, detector, loader_pass) < 0)
-        PyErr_Clear();
-    PyErr_Restore(kind, error, traceback);
-    return NULL;
 }
 
 /* Transfers */
 
 PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
 {
+    int64_t now_ns;
+    ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_TRANSFER, NULL) : NULL;
+    if (next != NULL) {
+        PyObject *recorder = Py_NewRef((PyObject *)path->pattern.detector);
+        set_busy(path, OTHER_PATCH);
+        if (begin_expected(path, next, next->event, &now_ns) < 0)
+            Py_CLEAR(recorder);
+        return recorder;
+    }
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
     Writer *writer = detector == NULL ? NULL : writer_of_end(path, detector);
-    int64_t now_ns;
+    if (detector != NULL)
+        ask(path);
     int result = writer == NULL ? 0 : write_owned(writer, detector->numbers[TRANSFER_CODE], &now_ns);
     if (writer != NULL && result == 0) {
         set_busy(path, OTHER_PATCH);
+        note_begin(path, (ExpectedCall){.kind = AT_TRANSFER, .event = detector->numbers[TRANSFER_CODE]});
         return (PyObject *)detector;
     }
     Py_XDECREF((PyObject *)detector);
@@ -371,10 +303,16 @@ PyObject *path_transfer_ends(FastPath *path, PyObject *object)
         PyErr_SetString(PyExc_TypeError, "transfer_ends() takes the detector that recorded the begin");
         return NULL;
     }
-    set_busy(path, FREE);
-    Writer *writer = writer_of_end(path, detector);
     int64_t now_ns;
+    ExpectedCall *open = expected_end(path, AT_TRANSFER);
+    if (open == NULL)
+        ask(path);
+    set_busy(path, FREE);
+    if (open != NULL)
+        return end_expected(path, -open->event, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
+    Writer *writer = writer_of_end(path, detector);
     int result = writer == NULL ? call_method(detector, "transfer_ends", NULL)
                                 : write_owned(writer, -detector->numbers[TRANSFER_CODE], &now_ns);
+    note_end(path);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }

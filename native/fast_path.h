@@ -7,7 +7,7 @@ objects, the clock, a method of ours, the end of an object) may change the state
 #ifndef TRAINING_PROFILER_FAST_PATH_H
 #define TRAINING_PROFILER_FAST_PATH_H
 
-#include "native.h"
+#include "step_pattern.h"
 
 /* The classes whose fields are read, and the numbers of these; Python has the same, and a test compares them. */
 typedef enum {
@@ -73,6 +73,7 @@ typedef struct {
     PyObject *write; /* the function that writes the events of the latest detector, and what does */
     Writer *writer;
     PyTypeObject *fields_type, *writer_type, *frame_type, *known[ROLES]; /* and the latest class of each role */
+    StepPattern pattern;
 } FastPath;
 
 /* Return `object` if it has fields; otherwise NULL without an exception. Borrowed. */
@@ -271,6 +272,74 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
     Writer *writer = is_bare_detector(path, detector) ? writer_of(path, detector) : NULL;
     return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
 }
+
+/* Return the next call of the pattern if it is this one, on the training thread; NULL without an exception otherwise. */
+static inline ExpectedCall *expected(FastPath *path, Moment kind, void *object)
+{
+    StepPattern *pattern = &path->pattern;
+    if (!pattern->is_ready || pattern->at == pattern->count || pattern->changes != field_changes)
+        return NULL;
+    ExpectedCall *call = &pattern->calls[pattern->at];
+    int is_next = call->kind == kind && call->object == object && pattern->open == NULL &&
+                  pattern->writer->events->length + 2 <= MAX_PENDING && is_list(pattern->detector->at[CALLS], 0);
+    return is_next && path->thread != NULL && is_calling_thread(path, path->thread) ? call : NULL;
+}
+
+/* Return the expected call of this kind whose end comes next; NULL where the end has to be asked about. */
+static inline ExpectedCall *expected_end(FastPath *path, Moment kind)
+{
+    StepPattern *pattern = &path->pattern;
+    ExpectedCall *call = pattern->open;
+    int is_next = call != NULL && call->kind == kind && pattern->changes == field_changes &&
+                  pattern->writer->events->length + 2 <= MAX_PENDING;
+    return is_next ? call : NULL;
+}
+
+/* Record an event of the pattern, which may be lost meanwhile; put its time into `now_ns`. */
+static inline int write_expected(FastPath *path, int64_t code, int64_t *now_ns)
+{
+    return write_owned(path->pattern.writer, code, now_ns);
+}
+
+/* Record the begin of an expected call. Return -1 with an exception. */
+static inline int begin_expected(FastPath *path, ExpectedCall *call, int64_t code, int64_t *now_ns)
+{
+    path->pattern.open = call;
+    return write_expected(path, code, now_ns);
+}
+
+/* Record its end. */
+static inline int end_expected(FastPath *path, int64_t code, int64_t *now_ns)
+{
+    path->pattern.open = NULL;
+    path->pattern.at++;
+    return write_expected(path, code, now_ns);
+}
+
+/* Take note of a begin or an end that is asked about: from here on nothing is expected in this step. */
+static inline void ask(FastPath *path)
+{
+    StepPattern *pattern = &path->pattern;
+    pattern->moments++;
+    if (pattern->is_ready) {
+        pattern->is_ready = pattern->is_same = 0;
+        pattern->open = NULL;
+    }
+}
+
+/* Take note that a begin that was asked about was usual, or its end. The call takes the references. */
+void note_begin(FastPath *path, ExpectedCall call);
+
+static inline void note_end(FastPath *path)
+{
+    path->pattern.noted++;
+}
+
+/* Expect the calls of the step that has ended in the next one, if they are as usual. */
+void step_ended(FastPath *path, Fields *detector);
+
+/* Let go of what is expected. */
+void forget_pattern(FastPath *path);
 
 /* Record the begin of a usual call, or of one that repeats an earlier one without gradients, and return what is needed at
    its end, owned; NULL, perhaps with an exception, where that was not done. The arguments of the call do not matter, and

@@ -30,6 +30,14 @@ static void fields_dealloc(Fields *fields)
     Py_DECREF(type);
 }
 
+uint64_t field_changes = 0;
+
+static int fields_set(PyObject *fields, PyObject *name, PyObject *value)
+{
+    field_changes++;
+    return PyObject_GenericSetAttr(fields, name, value);
+}
+
 /* Of this kind because the interpreter reads it as fast as a slot of a class in Python. */
 #define FIELD(number) {"at" #number, T_OBJECT_EX, offsetof(Fields, at[number]), 0, NULL}
 
@@ -49,6 +57,7 @@ static PyType_Slot fields_slots[] = {
     {Py_tp_clear, fields_clear},
     {Py_tp_dealloc, fields_dealloc},
     {Py_tp_members, fields_members},
+    {Py_tp_setattro, fields_set},
     {0, NULL},
 };
 

@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 9 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 10 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -48,6 +48,8 @@ typedef struct {
     PyTypeObject *events_type, *writer_type, *lookup_type, *handover_lock_type, *fields_type, *fast_path_type;
     PyObject *code, *back; /* names of attributes of frames */
 } ModuleState;
+
+extern uint64_t field_changes; /* how often Python code has set an attribute of any of these objects */
 
 extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, fast_path_spec;
 

@@ -404,6 +404,60 @@ def test_both_record_the_same(script):
     assert followed("C", script) == followed("Python", script)
 
 
+def followed_between_steps(name, script, is_fast=True):
+    """Follow a script, act by act, between steps whose calls C expects."""
+    world = World(implementation_of(name), is_fast)
+    world.follow([("steps", 0, [])] * 18)  # sizes of inputs are looked at in each of the first 64
+    world.seen.clear()
+    expected = []
+    for act in script:
+        expected.append(name != "C" or bool(world.fast.is_step_expected))
+        world.follow([act, ("steps", 0, [])])
+    return world.outcome(), expected
+
+
+@given(acts())
+def test_both_record_the_same_where_the_calls_of_a_step_are_expected(script):
+    in_c, expected = followed_between_steps("C", script)
+    assert in_c == followed_between_steps("Python", script)[0]
+    assert all(expected[:1])
+
+
+ONCE = dict.fromkeys(KINDS)
+INSIDE_OF_STEPS = [("step", number, [(kind, number, [])]) for kind in ONCE for number in (0, 1, 4, 8, 9)]
+
+
+@pytest.mark.parametrize("act", INSIDE_OF_STEPS, ids=lambda act: f"{act[2][0][0]} {act[1]}")
+def test_what_happens_inside_of_an_expected_call_is_recorded_as_in_any_other(act):
+    script = [act, ("steps", 0, []), act]
+    in_c, expected = followed_between_steps("C", script)
+    assert in_c == followed_between_steps("Python", script)[0]
+    assert expected[0]
+
+
+def test_calls_of_nearly_all_steps_are_expected():
+    world = World(implementation_of("C"))
+    world.follow([("steps", 0, [])] * 18)
+    expected = []
+    for _ in range(100):
+        expected.append(bool(world.fast.is_step_expected))
+        world.follow([("step", 0, [])])
+    assert sum(expected) > 80
+    world.fast.forget()
+    assert not world.fast.is_step_expected
+
+
+def test_a_step_is_not_expected_once_python_has_changed_anything(world):
+    world.follow([("steps", 0, [])] * 18)
+    assert world.fast.is_step_expected
+    world.detector.has_manual_steps = False
+    world.seen.clear()
+    world.follow([("step", 0, [])])
+    assert not world.fast.is_step_expected
+    world.follow([("steps", 0, [])])
+    assert world.fast.is_step_expected
+
+
 KINDS_OF_AGENTS = ("act", "act", "act_in_method", "act_in_method", "step", "eval", "train", "fetch", "no_grad")
 KINDS_OF_AGENTS += ("failing_call", "watch", "clock", "transfer")
 INSIDE = st.sampled_from([[], [("call", 1, []), ("act", 0, [])]])
@@ -625,7 +679,7 @@ FIELDS = [f"at{at}" for at in range(20)]
 @pytest.mark.parametrize("value", [None, "text", 5, [], 2**70, object()])
 @pytest.mark.parametrize("name", FIELDS)
 def test_state_of_other_types_is_left_to_python(world, name, value):
-    world.follow([("steps", 0, [])] * 3)
+    world.follow([("steps", 0, [])] * 18)
     detector = world.detector
     call = next(iter(detector._fast_path.values()))
     parts = (

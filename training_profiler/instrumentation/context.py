@@ -148,6 +148,7 @@ class PatchContext(Fields):
     def use_detector(self, detector: LoopDetector | None) -> None:
         """Send events to ``detector`` from now on."""
         self.detector = detector
+        self.fast_path.forget()
         self.training_thread.use_detector(None)  # until a gradient or an update confirms the thread
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:

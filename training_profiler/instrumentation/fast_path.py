@@ -194,6 +194,9 @@ class FastPath:
         detector.update_ends(optimizer)
         return True
 
+    def forget(self) -> None:
+        """Let go of the objects of the program that are kept for the next calls, because another detector follows."""
+
 
 def new_fast_path(
     implementation: Implementation, training_thread: TrainingThread, updates: OpenUpdates, gradients: Gradients

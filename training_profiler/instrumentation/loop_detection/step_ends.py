@@ -12,7 +12,7 @@ class StepEnds(Fields):
 
     The session is asked only where something may be due: at the steps and times that it has set in the recorder, and
     where the batches come from another pass than at the last step, for an epoch may begin there. In a step of 0.25 ms,
-    which evicts them from the caches, the session's functions take several microseconds. native/fast_path.c has the
+    which evicts them from the caches, the session's functions take several microseconds. native/update_calls.c has the
     same.
     """
 

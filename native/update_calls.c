@@ -1,0 +1,310 @@
+/* The begins and ends of updates and of clearing gradients, and the ends of steps. */
+
+#include "fast_path.h"
+
+/* Return whether an update has ended just now, so that clearing gradients is a part of it; -1 with an exception. */
+static int is_right_after_update(Fields *detector, Writer *writer)
+{
+    Events *events = writer->events;
+    if (events->length < 2 || events->items[events->length - 1] != -detector->numbers[UPDATE_CODE] ||
+        detector->at[HOST_CLOCK] == NULL)
+        return 0;
+    int64_t ended_ns = events->items[events->length - 2], now_ns;
+    PyObject *clock = Py_NewRef(detector->at[HOST_CLOCK]), *time = PyObject_CallNoArgs(clock);
+    Py_DECREF(clock);
+    if (time == NULL)
+        return -1;
+    now_ns = integer(time, 0);
+    Py_DECREF(time);
+    return now_ns - ended_ns <= AT_ONCE_NS;
+}
+
+/* Record the begin of clearing, which may go on with an update right before it. Return the code, 0 if there is no room for
+   its end, and -1 with an exception. */
+static int64_t begin_clearing(Fields *detector, Writer *writer)
+{
+    int64_t code = detector->numbers[UPDATE_CODE], now_ns;
+    Py_INCREF((PyObject *)writer);
+    int result = is_right_after_update(detector, writer);
+    if (result > 0 && writer->events->length >= 2)
+        writer->events->length -= 2;
+    else if (result == 0)
+        result = write_owned(writer, code |= TIME_ONLY, &now_ns);
+    Py_DECREF((PyObject *)writer);
+    return result < 0 ? -1 : code;
+}
+
+PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
+{
+    ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_CLEARING, NULL) : NULL;
+    if (next != NULL && path->updates != NULL && is_list(path->updates->at[OPEN], 0)) {
+        path->pattern.open = next;
+        int64_t begun = begin_clearing(path->pattern.detector, path->pattern.writer);
+        return begun < 0 ? NULL : PyLong_FromLongLong(begun);
+    }
+    Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    if (detector != NULL)
+        ask(path);
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    int64_t code = 0;
+    if (detector != NULL && is_list(open, 0) && is_list(detector->at[CALLS], 0)) {
+        Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+        Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+        if (writer != NULL && (code = begin_clearing(detector, writer)) > 0)
+            note_begin(path, (ExpectedCall){.kind = AT_CLEARING});
+    }
+    Py_XDECREF((PyObject *)detector);
+    return code < 0 ? NULL : PyLong_FromLongLong(code);
+}
+
+PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    Fields *detector = count == 2 ? fields_of(path, DETECTOR_OF, args[1]) : NULL;
+    if (detector == NULL) {
+        PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the code of the begin, and its detector");
+        return NULL;
+    }
+    int64_t now_ns, code = integer(args[0], 0);
+    if (expected_end(path, AT_CLEARING) != NULL)
+        return end_expected(path, -code, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
+    ask(path);
+    note_end(path);
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    Writer *writer = writer_of(path, detector);
+    int result;
+    if (writer == NULL && update != NULL)
+        result = call_method(update, "clearing_ends", args[0]);
+    else
+        result = writer == NULL ? 0 : write_owned(writer, -code, &now_ns);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Append to the updates under way, as OpenUpdates does. */
+static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, PyObject *frame)
+{
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *update = NULL;
+    if (path->update != NULL && optimizer == path->optimizer && frame == path->frame && code == path->code) {
+        Py_DECREF(code);
+        update = Py_NewRef(path->update); /* a new frame is often where that of the last update was */
+    } else {
+        PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
+        if (id != NULL && frame_id != NULL)
+            update = PyTuple_Pack(3, id, frame_id, code);
+        Py_XDECREF(id);
+        Py_XDECREF(frame_id);
+        PyObject *before = path->update, *code_before = path->code;
+        path->update = Py_XNewRef(update);
+        path->optimizer = optimizer;
+        path->frame = frame;
+        path->code = code;
+        Py_XDECREF(before);
+        Py_XDECREF(code_before);
+    }
+    int result = update == NULL ? -1 : PyList_Append(open, update);
+    Py_XDECREF(update);
+    return result;
+}
+
+/* Record the begin of an update that is the next call of the pattern: 1; 0 if it is not, -1 with an exception. */
+static int begin_expected_update(FastPath *path, PyObject *optimizer, PyObject *frame)
+{
+    ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_UPDATE, optimizer) : NULL;
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    if (next == NULL || !is_list(open, 0))
+        return 0;
+    Fields *detector = path->pattern.detector, *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    int64_t now_ns;
+    if (append_update(path, open, optimizer, frame) < 0)
+        return -1;
+    give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
+    if (detector->at[FRAME] != Py_None)
+        give(detector, FRAME, Py_NewRef(Py_None));
+    return begin_expected(path, next, next->event, &now_ns) < 0 ? -1 : 1;
+}
+
+PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2 || !Py_IS_TYPE(args[1], path->frame_type)) {
+        PyErr_SetString(PyExc_TypeError, "update_begins() takes an optimizer, and the frame of its update");
+        return NULL;
+    }
+    int was_expected = begin_expected_update(path, args[0], args[1]);
+    if (was_expected != 0)
+        return was_expected < 0 ? NULL : Py_NewRef(Py_True);
+    Fields *detector = is_busy_with(path, FETCH) ? NULL : detector_of(path);
+    if (detector != NULL)
+        ask(path);
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    int result = 0, is_usual = detector != NULL && is_list(open, 0) && is_list(detector->at[CALLS], 0);
+    if (is_usual) {
+        result = append_update(path, open, args[0], args[1]);
+        Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+        Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+        int64_t now_ns = 0;
+        if (result < 0) {
+        } else if (!is_bare_detector(path, detector) || writer == NULL || is_undecided(path, detector))
+            result = call_method(detector, "update_begins", NULL);
+        else {
+            give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
+            give(detector, FRAME, Py_NewRef(Py_None));
+            result = write_owned(writer, detector->numbers[UPDATE_CODE], &now_ns);
+            note_begin(path, (ExpectedCall){
+                                 .kind = AT_UPDATE, .object = args[0], .event = detector->numbers[UPDATE_CODE]});
+        }
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+}
+
+/* Return whether the one update under way is that of the optimizer, after a backward pass since the one before. */
+static int is_usual_update(FastPath *path, Fields *detector, PyObject *optimizer)
+{
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    PyObject *one = is_list(open, 1) ? PyList_GetItem(open, 0) : NULL;
+    if (one == NULL || path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS])
+        return 0;
+    if (one == path->update)
+        return optimizer == path->optimizer;
+    return PyTuple_CheckExact(one) && PyTuple_Size(one) > 0 && is_id(PyTuple_GetItem(one, 0), optimizer);
+}
+
+/* Record the end of the update's span, and put its time into `now_ns`: 1; 0 if the detector has to, -1 with an
+   exception. */
+static int record_update_end(FastPath *path, Fields *detector, int64_t *now_ns)
+{
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    Writer *writer = update == NULL || update->at[IS_SCALING] != Py_False ? NULL : writer_of(path, detector);
+    if (!is_bare_detector(path, detector) || writer == NULL || update->at[OPEN_CODE] == NULL ||
+        update->at[OPEN_CODE] != update->at[CODE_OF_UPDATE])
+        return 0;
+    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
+    return write_owned(writer, -detector->numbers[UPDATE_CODE], now_ns) < 0 ? -1 : 1;
+}
+
+/* Return whether a time is not before that of the last mark, or there is none. */
+static int is_in_order(PyObject *marks, int64_t now_ns)
+{
+    Py_ssize_t length = PyList_Size(marks);
+    PyObject *last = length > 0 ? PyList_GetItem(marks, length - 1) : NULL;
+    if (last == NULL)
+        return length == 0;
+    return PyTuple_CheckExact(last) && PyTuple_Size(last) == 2 && integer(PyTuple_GetItem(last, 1), INT64_MAX) <= now_ns;
+}
+
+/* Record the end of a step among the marks, and count it. Return -1 with an exception. */
+static int mark_step(FastPath *path, Fields *recorder, Fields *count, PyObject *time, int64_t now_ns)
+{
+    PyObject *marks = Py_NewRef(recorder->at[MARKS]), *mark = PyTuple_Pack(2, path->kinds[STEP_END], time);
+    int result = mark == NULL ? -1 : PyList_Append(marks, mark);
+    Py_DECREF(marks);
+    Py_XDECREF(mark);
+    if (result < 0)
+        return -1;
+    if (recorder->at[WATERMARK_NS] != NULL && recorder->at[WATERMARK_NS] != Py_None)
+        give(recorder, WATERMARK_NS, Py_NewRef(time));
+    recorder->numbers[QUIET_END_NS] = now_ns;
+    count->numbers[STEPS_ENDED]++;
+    return 1;
+}
+
+/* End a step without the session, as StepEnds does: 1 if that was done, 0 if the session has to be asked, -1 with an
+   exception. */
+static int end_quietly(FastPath *path, PyObject *end, PyObject *time, int64_t now_ns)
+{
+    Fields *ends = fields_of(path, ENDS_OF, end);
+    Fields *passes = ends == NULL ? NULL : fields_of(path, PASSES_OF, ends->at[PASSES_FOLLOWED]);
+    Fields *recorder = ends == NULL ? NULL : fields_of(path, RECORDER_OF, ends->at[RECORDER]);
+    Fields *count = recorder == NULL ? NULL : fields_of(path, COUNT_OF, recorder->at[STEP_COUNT]);
+    if (passes == NULL || count == NULL || passes->at[LATEST] == NULL || passes->at[LATEST] != ends->at[LATEST_BEFORE] ||
+        now_ns >= recorder->numbers[QUIET_UNTIL_NS] ||
+        count->numbers[STEPS_ENDED] + 1 >= recorder->numbers[QUIET_BEFORE])
+        return 0;
+    PyObject *marks = recorder->at[MARKS];
+    if (marks == NULL || !PyList_CheckExact(marks) || !is_in_order(marks, now_ns))
+        return 0;
+    /* A new tuple may start a garbage collection, and that run Python code. */
+    Py_INCREF((PyObject *)recorder);
+    Py_INCREF((PyObject *)count);
+    int result = mark_step(path, recorder, count, time, now_ns);
+    Py_DECREF((PyObject *)count);
+    Py_DECREF((PyObject *)recorder);
+    return result;
+}
+
+/* Count an update, and end its step. Return -1 with an exception. */
+static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64_t now_ns)
+{
+    Fields *sizes = fields_of(path, SIZES, detector->at[INPUT_SIZES]);
+    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    Fields *steps = fields_of(path, STEPS_OF, detector->at[STEPS]);
+    PyObject *time = PyLong_FromLongLong(now_ns), *done = NULL;
+    if (time == NULL)
+        return -1;
+    int64_t updates = detector->numbers[UPDATES] + 1;
+    if (sizes == NULL || phases == NULL || steps == NULL || updates >= sizes->numbers[NEXT_UPDATE] ||
+        detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
+        detector->at[END_STEP] == NULL || !is_id(steps->at[PRIMARY], optimizer))
+        done = PyObject_CallMethodObjArgs((PyObject *)detector, path->update_is_recorded, optimizer, time, NULL);
+    else { /* as in nearly all trainings */
+        detector->numbers[UPDATES] = updates;
+        phases->numbers[CYCLE]++;
+        PyObject *end = Py_NewRef(detector->at[END_STEP]);
+        int is_ended = end_quietly(path, end, time, now_ns);
+        if (is_ended >= 0)
+            done = is_ended ? Py_NewRef(Py_None) : PyObject_CallFunctionObjArgs(end, time, NULL);
+        Py_DECREF(end);
+    }
+    Py_DECREF(time);
+    Py_XDECREF(done);
+    step_ended(path, detector);
+    return done == NULL ? -1 : 0;
+}
+
+/* Record the end of an update that was expected: 1; 0 if it was not, -1 with an exception. */
+static int end_expected_update(FastPath *path, PyObject *optimizer)
+{
+    ExpectedCall *begun = expected_end(path, AT_UPDATE);
+    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
+    if (begun == NULL || begun->object != optimizer || !is_list(open, 1) || PyList_GetItem(open, 0) != path->update)
+        return 0;
+    Fields *detector = path->pattern.detector, *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    if (path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS])
+        return 0;
+    path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
+    int64_t now_ns = 0;
+    if (PyList_SetSlice(open, 0, 1, NULL) < 0)
+        return -1;
+    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
+    if (end_expected(path, -begun->event, &now_ns) < 0)
+        return -1;
+    Py_INCREF((PyObject *)detector);
+    int result = end_step(path, detector, optimizer, now_ns);
+    Py_DECREF((PyObject *)detector);
+    return result < 0 ? -1 : 1;
+}
+
+PyObject *path_update_ends(FastPath *path, PyObject *optimizer)
+{
+    int was_expected = end_expected_update(path, optimizer);
+    if (was_expected != 0)
+        return was_expected < 0 ? NULL : Py_NewRef(Py_True);
+    Fields *detector = detector_of(path);
+    if (detector != NULL)
+        ask(path);
+    int is_never_skipped = path->gradients != NULL && path->gradients->at[HAS_GRAD_SCALER] == Py_False;
+    int result = 0, is_usual = detector != NULL && is_never_skipped && is_usual_update(path, detector, optimizer);
+    if (is_usual) {
+        path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
+        PyObject *open = path->updates->at[OPEN];
+        int64_t now_ns = 0;
+        if ((result = PyList_SetSlice(open, 0, 1, NULL)) == 0 &&
+            (result = record_update_end(path, detector, &now_ns)) == 0)
+            result = call_method(detector, "update_ends", optimizer);
+        else if (result > 0) {
+            note_end(path);
+            result = end_step(path, detector, optimizer, now_ns);
+        }
+    }
+    Py_XDECREF((PyObject *)detector);
+    return result < 0 ? NULL : PyBool_FromLong(is_usual);
+}

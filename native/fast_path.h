@@ -295,17 +295,11 @@ static inline ExpectedCall *expected_end(FastPath *path, Moment kind)
     return is_next ? call : NULL;
 }
 
-/* Record an event of the pattern, which may be lost meanwhile; put its time into `now_ns`. */
-static inline int write_expected(FastPath *path, int64_t code, int64_t *now_ns)
-{
-    return write_owned(path->pattern.writer, code, now_ns);
-}
-
-/* Record the begin of an expected call. Return -1 with an exception. */
+/* Record the begin of an expected call, and put its time into `now_ns`. Return -1 with an exception. */
 static inline int begin_expected(FastPath *path, ExpectedCall *call, int64_t code, int64_t *now_ns)
 {
     path->pattern.open = call;
-    return write_expected(path, code, now_ns);
+    return write_owned(path->pattern.writer, code, now_ns);
 }
 
 /* Record its end. */
@@ -313,7 +307,7 @@ static inline int end_expected(FastPath *path, int64_t code, int64_t *now_ns)
 {
     path->pattern.open = NULL;
     path->pattern.at++;
-    return write_expected(path, code, now_ns);
+    return write_owned(path->pattern.writer, code, now_ns);
 }
 
 /* Take note of a begin or an end that is asked about: from here on nothing is expected in this step. */

@@ -82,16 +82,17 @@ static PyObject *expected_fetch(FastPath *path, PyObject *iterator)
         return NULL;
     Fields *detector = path->pattern.detector;
     PyObject *record = Py_NewRef((PyObject *)next->record);
-    Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
+    PyObject *phases = Py_XNewRef((PyObject *)fields_of(path, PHASES_OF, detector->at[PHASES]));
     int64_t now_ns = 0;
     if (detector->at[FRAME] != Py_None)
         give(detector, FRAME, Py_NewRef(Py_None));
     if (begin_expected(path, next, next->event, &now_ns) < 0)
         Py_CLEAR(record);
     else {
-        begin_cycle((Fields *)record, phases, now_ns);
+        begin_cycle((Fields *)record, (Fields *)phases, now_ns);
         set_busy(path, FETCH);
     }
+    Py_XDECREF(phases);
     return record;
 }
 

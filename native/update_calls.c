@@ -112,14 +112,19 @@ static int begin_expected_update(FastPath *path, PyObject *optimizer, PyObject *
     PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
     if (next == NULL || !is_list(open, 0))
         return 0;
-    Fields *detector = path->pattern.detector, *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
-    int64_t now_ns;
-    if (append_update(path, open, optimizer, frame) < 0)
-        return -1;
-    give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
-    if (detector->at[FRAME] != Py_None)
-        give(detector, FRAME, Py_NewRef(Py_None));
-    return begin_expected(path, next, next->event, &now_ns) < 0 ? -1 : 1;
+    Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
+    int64_t now_ns, code = next->event;
+    int result = append_update(path, open, optimizer, frame);
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    Writer *writer = path->pattern.writer; /* a new tuple may start a garbage collection, and that run Python code */
+    if (result == 0 && update != NULL && writer != NULL) {
+        give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
+        if (detector->at[FRAME] != Py_None)
+            give(detector, FRAME, Py_NewRef(Py_None));
+        result = begin_expected(path, next, code, &now_ns);
+    }
+    Py_DECREF((PyObject *)detector);
+    return result < 0 ? -1 : 1;
 }
 
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -272,13 +277,11 @@ static int end_expected_update(FastPath *path, PyObject *optimizer)
         return 0;
     path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
     int64_t now_ns = 0;
-    if (PyList_SetSlice(open, 0, 1, NULL) < 0)
-        return -1;
-    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
-    if (end_expected(path, -begun->event, &now_ns) < 0)
-        return -1;
     Py_INCREF((PyObject *)detector);
-    int result = end_step(path, detector, optimizer, now_ns);
+    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
+    int result = PyList_SetSlice(open, 0, 1, NULL);
+    if (result == 0 && (result = end_expected(path, -begun->event, &now_ns)) == 0)
+        result = end_step(path, detector, optimizer, now_ns);
     Py_DECREF((PyObject *)detector);
     return result < 0 ? -1 : 1;
 }

@@ -80,7 +80,7 @@ class LoaderPass(Fields):
         self.counts, self.loader_id, self.samples = counts, counts.loader_id, 0
         if counts.arguments is not None and counts.arguments.num_workers == 0:  # the training thread makes them
             self.measured_at = 1  # not the first one, which also starts the pass
-            if counts.of(TRAIN).made.number >= FIRST_MADE // MADE_EVERY:
+            if sum(counts.of(phase).made.number for phase in (TRAIN, VAL)) >= FIRST_MADE // MADE_EVERY:
                 self.measured_often, self.measured_at = 0, LATER_MADE_EVERY[0]
         counts.passes.append(self)
 

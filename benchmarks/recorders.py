@@ -112,7 +112,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
                 now_ns += 30_000
             now_ns += 10_000
             events.extend([begin_ns, outer, *within, now_ns, -outer])
-            marks.append((STEP_END, now_ns))
+            marks.extend((now_ns, STEP_END))
         batch = Batch(now_ns, [ThreadEvents(1, "", True, events[:])], marks)
         begun_ns = time.thread_time_ns()
         accumulator.add(batch, 1)

@@ -116,6 +116,7 @@ static PyObject *path_forget(FastPath *path, PyObject *ignored)
     DO(path->code);                                                                                                    \
     DO(path->fields_type);                                                                                             \
     DO(path->writer_type);                                                                                             \
+    DO(path->events_type);                                                                                             \
     DO(path->frame_type)
 
 static int path_traverse(FastPath *path, visitproc visit, void *arg)
@@ -183,6 +184,7 @@ static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
     path->training = Py_NewRef(training);
     path->fields_type = (PyTypeObject *)Py_NewRef((PyObject *)state->fields_type);
     path->writer_type = (PyTypeObject *)Py_NewRef((PyObject *)state->writer_type);
+    path->events_type = (PyTypeObject *)Py_NewRef((PyObject *)state->events_type);
     PyObject *types = PyImport_ImportModule("types");
     path->frame_type = types == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(types, "FrameType");
     Py_XDECREF(types);

@@ -72,7 +72,8 @@ typedef struct {
     PyObject *update, *optimizer, *frame, *code; /* the latest update under way; of its parts, only the code is owned */
     PyObject *write; /* the function that writes the events of the latest detector, and what does */
     Writer *writer;
-    PyTypeObject *fields_type, *writer_type, *frame_type, *known[ROLES]; /* and the latest class of each role */
+    PyTypeObject *fields_type, *writer_type, *events_type, *frame_type;
+    PyTypeObject *known[ROLES]; /* the latest class of each role */
     StepPattern pattern;
 } FastPath;
 

@@ -186,35 +186,27 @@ static int record_update_end(FastPath *path, Fields *detector, int64_t *now_ns)
     return write_owned(writer, -detector->numbers[UPDATE_CODE], now_ns) < 0 ? -1 : 1;
 }
 
-/* Return whether a time is not before that of the last mark, or there is none. */
-static int is_in_order(PyObject *marks, int64_t now_ns)
+/* Record the end of a step among the marks, if it is not before the last of these, and count it: 1; 0 if it is, -1 with an
+   exception. */
+static int mark_step(Fields *recorder, Fields *count, Events *marks, int64_t now_ns)
 {
-    Py_ssize_t length = PyList_Size(marks);
-    PyObject *last = length > 0 ? PyList_GetItem(marks, length - 1) : NULL;
-    if (last == NULL)
-        return length == 0;
-    return PyTuple_CheckExact(last) && PyTuple_Size(last) == 2 && integer(PyTuple_GetItem(last, 1), INT64_MAX) <= now_ns;
-}
-
-/* Record the end of a step among the marks, and count it. Return -1 with an exception. */
-static int mark_step(FastPath *path, Fields *recorder, Fields *count, PyObject *time, int64_t now_ns)
-{
-    PyObject *marks = Py_NewRef(recorder->at[MARKS]), *mark = PyTuple_Pack(2, path->kinds[STEP_END], time);
-    int result = mark == NULL ? -1 : PyList_Append(marks, mark);
-    Py_DECREF(marks);
-    Py_XDECREF(mark);
-    if (result < 0)
+    if (marks->length >= 2 && marks->items[marks->length - 2] > now_ns)
+        return 0;
+    if (events_reserve(marks, 2) < 0)
         return -1;
-    if (recorder->at[WATERMARK_NS] != NULL && recorder->at[WATERMARK_NS] != Py_None)
-        give(recorder, WATERMARK_NS, Py_NewRef(time));
+    marks->items[marks->length] = now_ns;
+    marks->items[marks->length + 1] = STEP_END;
+    marks->length += 2;
     recorder->numbers[QUIET_END_NS] = now_ns;
     count->numbers[STEPS_ENDED]++;
-    return 1;
+    if (recorder->at[WATERMARK_NS] == NULL || recorder->at[WATERMARK_NS] == Py_None)
+        return 1;
+    return give_integer(recorder, WATERMARK_NS, now_ns) < 0 ? -1 : 1;
 }
 
 /* End a step without the session, as StepEnds does: 1 if that was done, 0 if the session has to be asked, -1 with an
    exception. */
-static int end_quietly(FastPath *path, PyObject *end, PyObject *time, int64_t now_ns)
+static int end_quietly(FastPath *path, PyObject *end, int64_t now_ns)
 {
     Fields *ends = fields_of(path, ENDS_OF, end);
     Fields *passes = ends == NULL ? NULL : fields_of(path, PASSES_OF, ends->at[PASSES_FOLLOWED]);
@@ -225,15 +217,24 @@ static int end_quietly(FastPath *path, PyObject *end, PyObject *time, int64_t no
         count->numbers[STEPS_ENDED] + 1 >= recorder->numbers[QUIET_BEFORE])
         return 0;
     PyObject *marks = recorder->at[MARKS];
-    if (marks == NULL || !PyList_CheckExact(marks) || !is_in_order(marks, now_ns))
+    if (marks == NULL || !Py_IS_TYPE(marks, path->events_type) || ((Events *)marks)->is_slice)
         return 0;
-    /* A new tuple may start a garbage collection, and that run Python code. */
-    Py_INCREF((PyObject *)recorder);
-    Py_INCREF((PyObject *)count);
-    int result = mark_step(path, recorder, count, time, now_ns);
-    Py_DECREF((PyObject *)count);
-    Py_DECREF((PyObject *)recorder);
-    return result;
+    return mark_step(recorder, count, (Events *)marks, now_ns);
+}
+
+/* Let Python end a step: the session, or the detector if that has to count the update. Return -1 with an exception. */
+static int end_by_python(FastPath *path, Fields *detector, PyObject *end, PyObject *optimizer, int64_t now_ns)
+{
+    PyObject *time = PyLong_FromLongLong(now_ns), *done = NULL;
+    Py_XINCREF(end);
+    if (time != NULL && end != NULL)
+        done = PyObject_CallFunctionObjArgs(end, time, NULL);
+    else if (time != NULL)
+        done = PyObject_CallMethodObjArgs((PyObject *)detector, path->update_is_recorded, optimizer, time, NULL);
+    Py_XDECREF(end);
+    Py_XDECREF(time);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* Count an update, and end its step. Return -1 with an exception. */
@@ -242,27 +243,22 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
     Fields *sizes = fields_of(path, SIZES, detector->at[INPUT_SIZES]);
     Fields *phases = fields_of(path, PHASES_OF, detector->at[PHASES]);
     Fields *steps = fields_of(path, STEPS_OF, detector->at[STEPS]);
-    PyObject *time = PyLong_FromLongLong(now_ns), *done = NULL;
-    if (time == NULL)
-        return -1;
+    PyObject *end = detector->at[END_STEP];
     int64_t updates = detector->numbers[UPDATES] + 1;
+    int result = 0;
     if (sizes == NULL || phases == NULL || steps == NULL || updates >= sizes->numbers[NEXT_UPDATE] ||
         detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
-        detector->at[END_STEP] == NULL || !is_id(steps->at[PRIMARY], optimizer))
-        done = PyObject_CallMethodObjArgs((PyObject *)detector, path->update_is_recorded, optimizer, time, NULL);
-    else { /* as in nearly all trainings */
+        !is_id(steps->at[PRIMARY], optimizer))
+        end = NULL;
+    if (end != NULL) { /* as in nearly all trainings */
         detector->numbers[UPDATES] = updates;
         phases->numbers[CYCLE]++;
-        PyObject *end = Py_NewRef(detector->at[END_STEP]);
-        int is_ended = end_quietly(path, end, time, now_ns);
-        if (is_ended >= 0)
-            done = is_ended ? Py_NewRef(Py_None) : PyObject_CallFunctionObjArgs(end, time, NULL);
-        Py_DECREF(end);
+        result = end_quietly(path, end, now_ns);
     }
-    Py_DECREF(time);
-    Py_XDECREF(done);
+    if (result == 0)
+        result = end_by_python(path, detector, end, optimizer, now_ns);
     step_ended(path, detector);
-    return done == NULL ? -1 : 0;
+    return result < 0 ? -1 : 0;
 }
 
 /* Record the end of an update that was expected: 1; 0 if it was not, -1 with an exception. */

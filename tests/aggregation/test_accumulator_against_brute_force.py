@@ -56,7 +56,7 @@ def batches_of(operations) -> list[Batch]:
         elif what == "leave any":
             events[thread_id] += [now_ns, -which]
         elif what == "mark":
-            marks.append((which, now_ns))
+            marks += [now_ns, which]
         elif what == "drain":
             hand_out()
     now_ns += 1
@@ -87,14 +87,18 @@ def accumulated(batches: list[Batch]) -> Accumulator:
     return accumulator
 
 
+def pairs(flat: list[int]) -> list[tuple[int, int]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
 def brute_force(batches: list[Batch]) -> Reading:
     reader = BruteForce(dict(enumerate(NAMES, 1)), BEGIN_NS, TRAINING)
     for batch in batches:
         threads = {
-            thread.thread_id: (thread.is_alive, list(zip(thread.events[::2], thread.events[1::2], strict=True)))
+            thread.thread_id: (thread.is_alive, pairs(thread.events))
             for thread in batch.threads
         }
-        reader.add(batch.until_ns, threads, batch.marks)
+        reader.add(batch.until_ns, threads, pairs(batch.marks))
     return reader.found
 
 
@@ -248,8 +252,8 @@ def test_time_within_steps_covers_spans_in_complete_steps(operations):
 def in_complete_steps_ns(batches: list[Batch]) -> dict[str, int]:
     """Return the time of spans that lie in complete steps, without those inside sections outside steps."""
     one = in_one_batch(batches)
-    ends = [BEGIN_NS, *(ns for _, ns in one.marks)]
-    complete = [(begin, end) for begin, (kind, end) in zip(ends, one.marks, strict=False) if kind == STEP_END]
+    ends = [BEGIN_NS, *one.marks[::2]]
+    complete = [(begin, end) for begin, (end, kind) in zip(ends, pairs(one.marks), strict=False) if kind == STEP_END]
     totals: dict[str, int] = {}
     for span in brute_force([one]).spans:
         root = span.name.split("/")[0]
@@ -289,7 +293,7 @@ def test_sums_of_unordered_events_do_not_depend_on_batches(operations):
 def test_a_mark_made_during_a_drain_lies_within_the_batch():
     accumulator = accumulated([])
     # The drain read the clock at 1100; the training thread went on meanwhile.
-    accumulator.add(Batch(1_100, [ThreadEvents(1, "", True, [1_010, 2, 1_050, -2])], [(STEP_END, 1_120)]), TRAINING)
+    accumulator.add(Batch(1_100, [ThreadEvents(1, "", True, [1_010, 2, 1_050, -2])], [1_120, STEP_END]), TRAINING)
     accumulator.add(Batch(1_200, [ThreadEvents(1, "", True, [])], []), TRAINING)
     assert accumulator.totals.wall_ns == 200
     assert accumulator.totals.sections.self_ns.sum() == 200

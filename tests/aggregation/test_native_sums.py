@@ -152,7 +152,7 @@ def random_batches(seed, batch_count=6, depth=12, is_nested=True):
                 flat += [now_ns, code, now_ns + 1, -code - DISCARDED]
                 now_ns += 1
             elif what < 0.97:
-                marks.append((STEP_END, now_ns))
+                marks.extend((now_ns, STEP_END))
             elif not is_nested:
                 flat += [now_ns, -rng.randint(1, len(NAMES))]
         now_ns += 1

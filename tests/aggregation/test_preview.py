@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from training_profiler.recording.event_codes import STEP_END
+
 from tests.support.recording import FakeRun
 
 
@@ -66,7 +68,7 @@ def test_a_mark_that_was_drained_around_is_not_before_its_step(run):
     before_ns = run.clock()
     run.clock.advance(1.0)
     run.drain()  # between the reading of the clock and the recording of the mark
-    run.recorder.marks.append((0, before_ns))
+    run.recorder.marks.extend((before_ns, STEP_END))
     run.clock.advance(1.0)
     totals = run.totals()
     assert run.accumulator.steps == 4

@@ -315,7 +315,7 @@ events = st.lists(
 
 def batches_of(operations):
     """Return (until, events, marks) of each batch; every section ends."""
-    now_ns, batches, flat, marks, opened = BEGIN_NS, [], [], [(EPOCH_BEGIN, BEGIN_NS)], []
+    now_ns, batches, flat, marks, opened = BEGIN_NS, [], [], [(BEGIN_NS, EPOCH_BEGIN)], []
 
     def close(at):
         flat.append((now_ns, -opened.pop(at)))
@@ -332,7 +332,7 @@ def batches_of(operations):
         elif what == "leave inferred" and inferred:
             close(inferred[-1])
         elif what == "mark":
-            marks.append((STEP_END, now_ns))
+            marks.append((now_ns, STEP_END))
         elif what == "drain":
             batches.append((now_ns, flat, marks))
             flat, marks = [], []
@@ -395,7 +395,8 @@ def test_filtered_events_match_brute_force(operations):
     accumulator.inferred_filter.is_needed = True
     for until_ns, flat, marks in batches:
         thread = ThreadEvents(THREAD, "", True, [number for event in flat for number in event])
-        accumulator.add(Batch(until_ns, [thread], marks), THREAD)
+        flat_marks = [number for mark in marks for number in mark]
+        accumulator.add(Batch(until_ns, [thread], flat_marks), THREAD)
 
     plain = admitted(batches)
     found = read_slowly(plain, lambda name: name)

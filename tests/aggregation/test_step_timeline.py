@@ -1,9 +1,14 @@
+from training_profiler.aggregation.span_matching import read_events
 from training_profiler.aggregation.step_timeline import OUTSIDE, Timeline
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 
+def cut_pieces(timeline, marks, until_ns, first_section_ns=None):
+    return timeline.cut(read_events([ns for kind, at_ns in marks for ns in (at_ns, kind)]), first_section_ns, until_ns)
+
+
 def cut(timeline, marks, until_ns, first_section_ns=None):
-    cuts = timeline.cut(marks, first_section_ns, until_ns)
+    cuts = cut_pieces(timeline, marks, until_ns, first_section_ns)
     return list(zip(cuts.ends_ns.tolist(), cuts.steps.tolist(), strict=True))
 
 
@@ -26,7 +31,7 @@ def test_a_step_without_sections_is_a_step():
 
 def test_time_after_the_last_step_of_an_epoch_is_outside():
     timeline = Timeline()
-    cuts = timeline.cut([(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], None, 100)
+    cuts = cut_pieces(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], 100)
     assert cuts.not_steps == [2]
     assert cuts.steps.tolist() == [OUTSIDE, 0, 1, OUTSIDE]
     assert timeline.steps == 1
@@ -46,7 +51,7 @@ def test_the_next_epoch_continues_the_count():
 
 def test_the_loop_may_begin_again_before_the_first_step_ends():
     timeline = Timeline()
-    cuts = timeline.cut([(LOOP_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], None, 100)
+    cuts = cut_pieces(timeline, [(LOOP_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], 100)
     assert cuts.ends_ns.tolist() == [10, 40, 50, 100]
     assert (cuts.steps.tolist(), cuts.not_steps) == ([OUTSIDE, 0, 0, 1], [1])
     assert timeline.begun_ns == 40
@@ -55,12 +60,12 @@ def test_the_loop_may_begin_again_before_the_first_step_ends():
 def test_the_loop_may_begin_again_after_a_drain():
     timeline = Timeline()
     cut(timeline, [], 30, first_section_ns=10)
-    cuts = timeline.cut([(LOOP_BEGIN, 40), (STEP_END, 50)], None, 60)
+    cuts = cut_pieces(timeline, [(LOOP_BEGIN, 40), (STEP_END, 50)], 60)
     assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([0, 0, 1], [0], 40)
 
 
 def test_an_epoch_keeps_its_begin():
     timeline = Timeline()
-    cuts = timeline.cut([(EPOCH_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], None, 60)
+    cuts = cut_pieces(timeline, [(EPOCH_BEGIN, 10), (LOOP_BEGIN, 40), (STEP_END, 50)], 60)
     assert (cuts.steps.tolist(), cuts.not_steps, timeline.begun_ns) == ([OUTSIDE, 0, 0, 1], [], 10)
-    assert timeline.cut([(LOOP_BEGIN, 80)], None, 90).not_steps == []
+    assert cut_pieces(timeline, [(LOOP_BEGIN, 80)], 90).not_steps == []

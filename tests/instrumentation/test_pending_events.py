@@ -261,7 +261,7 @@ def test_is_full_beyond_the_limit(events):
 def test_loop_begins_at_the_given_time(events):
     events.recorder.watermark_ns = 5
     assert events.pending.begin_loop(8) == 8
-    assert events.recorder.marks == [(LOOP_BEGIN, 8)]
+    assert events.recorder.marks == [8, LOOP_BEGIN]
 
 
 def test_loop_begins_at_the_watermark_at_the_earliest(events):

@@ -48,7 +48,7 @@ def test_quiet_step_is_marked_and_counted(steps):
     steps.be_quiet()
     steps.end_at(3_000, 4_000)
     assert steps.asked == [2_000]
-    assert steps.recorder.marks == [(STEP_END, 3_000), (STEP_END, 4_000)]
+    assert steps.recorder.marks == [3_000, STEP_END, 4_000, STEP_END]
     assert (steps.count.steps, steps.recorder.watermark_ns, steps.recorder.quiet_end_ns) == (2, 4_000, 4_000)
 
 

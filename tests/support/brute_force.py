@@ -75,7 +75,7 @@ class BruteForce:
         self.stretch = defaultdict(int)  # the same since the last mark or batch
 
     def add(self, until_ns, threads, marks):
-        """Read one batch; ``threads`` maps thread ids to (is_alive, [(ns, code), ...])."""
+        """Read one batch; ``threads`` maps thread ids to (is_alive, [(ns, code), ...]); ``marks`` are (ns, kind)."""
         for stack in self.stacks.values():  # open sections are nested again
             self._nest(stack)
         items = [(ns, 1, self.training, code) for ns, code in threads.get(self.training, (True, []))[1]]
@@ -85,7 +85,7 @@ class BruteForce:
             if thread_id != self.training
             for ns, code in events
         ]
-        items += [(ns, 0, None, kind) for kind, ns in marks]
+        items += [(ns, 0, None, kind) for ns, kind in marks]
         begin_ns = self._loop_begin(threads.get(self.training, (True, []))[1], marks)
         if begin_ns is not None:
             items.append((begin_ns, -1, None, None))
@@ -108,7 +108,7 @@ class BruteForce:
             return None
         loop = [ns for ns, code in events if self.names.get(code) in IN_A_LOOP]
         times = loop or ([ns for ns, _ in events] if marks else [])
-        if not times or (marks and marks[0][1] < times[0]):
+        if not times or (marks and marks[0][0] < times[0]):
             return None
         return times[0]
 

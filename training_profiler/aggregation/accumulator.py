@@ -159,14 +159,13 @@ class Accumulator:
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
-        marks = batch.marks
-        if marks and marks[0][1] < self.at_ns:
-            marks = [(kind, max(ns, self.at_ns)) for kind, ns in marks]
-        last_mark_ns = [ns for _, ns in marks[-1:]]
-        until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
+        marks = read_events(batch.marks)
+        marks = Events(np.maximum(marks.times_ns, self.at_ns), marks.codes)
+        last_ns = [*training.times_ns[-1:].tolist(), *marks.times_ns[-1:].tolist()]
+        until_ns = max([batch.until_ns, self.at_ns, *last_ns])
         first_step = self.steps
         self.loaders.begin(training, marks, first_step)
-        cuts = self._timeline.cut(marks, self._loop_begin_ns(training, bool(marks)), until_ns)
+        cuts = self._timeline.cut(marks, self._loop_begin_ns(training, len(marks.codes) > 0), until_ns)
         self._complete = self.steps - first_step
         self.totals.loop_begin_ns = self._timeline.begun_ns
         if self._settled_ns is None and self.steps >= UNLIKE_OTHERS:

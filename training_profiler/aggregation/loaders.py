@@ -10,7 +10,7 @@ import numpy as np
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
 from training_profiler.aggregation.span_matching import Events
-from training_profiler.aggregation.step_timeline import are_step_ends, times_of
+from training_profiler.aggregation.step_timeline import are_step_ends
 from training_profiler.aggregation.thread_blocks import EndedSpans
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
@@ -179,7 +179,7 @@ class LoaderAttribution:
             self._asked.extend(events.times_ns[is_change], events.codes[is_change] - LOADER)
         return Events(events.times_ns[~is_change], events.codes[~is_change])
 
-    def begin(self, training: Events, marks: list[tuple[int, int]], first_step: int) -> None:
+    def begin(self, training: Events, marks: Events, first_step: int) -> None:
         """Start with the training thread's events; their spans are attributed next."""
         if not self._is_needed:
             return
@@ -188,10 +188,10 @@ class LoaderAttribution:
         outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
         self._outside_ns = outside_ns
         if not are_step_ends(marks):
-            between_ns = times_of([mark for mark in marks if mark[0] == EPOCH_BEGIN])
+            between_ns = marks.times_ns[marks.codes == EPOCH_BEGIN]
             self._outside_ns = np.sort(np.concatenate([outside_ns, between_ns]))
         if self.intervals is not None:
-            ends_ns = times_of([mark for mark in marks if mark[0] == STEP_END])
+            ends_ns = marks.times_ns[marks.codes == STEP_END]
             self._ends = self.intervals.ends_among(ends_ns, first_step)
 
     def attribute(self, sums: LoaderSums, spans: EndedSpans) -> None:

@@ -1,27 +1,19 @@
 """The training thread's time axis, cut into steps and the time outside them."""
 
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 OUTSIDE = -1
-_KIND: Final = itemgetter(0)
-_TIME: Final = itemgetter(1)
 
 
-def are_step_ends(marks: Sequence[tuple[int, int]]) -> bool:
+def are_step_ends(marks: Events) -> bool:
     """Return whether all marks are ends of steps, as in most batches, of which each may have thousands."""
-    return set(map(_KIND, marks)) <= {STEP_END}
-
-
-def times_of(marks: Sequence[tuple[int, int]]) -> Ints:
-    """Return the times of marks in ns."""
-    return np.fromiter(map(_TIME, marks), np.int64, len(marks))
+    return bool((marks.codes == STEP_END).all())
 
 
 class Cuts(NamedTuple):
@@ -47,16 +39,16 @@ class Timeline:
         self.begun_ns: int | None = None  # when the first step began
         self._may_begin_later = False  # it began with a section, which may not be part of it
 
-    def cut(self, marks: list[tuple[int, int]], first_section_ns: int | None, until_ns: int) -> Cuts:
+    def cut(self, marks: Events, first_section_ns: int | None, until_ns: int) -> Cuts:
         """Return the pieces up to ``until_ns``.
 
         Args:
-            marks: (kind, ns) in time order.
+            marks: in time order; their codes are their kinds.
             first_section_ns: begin of the training thread's first section in this stretch.
             until_ns: end of the last piece.
         """
         if self._is_inside and are_step_ends(marks):
-            return self._cut_steps(times_of([*marks, (STEP_END, until_ns)]))
+            return self._cut_steps(np.append(marks.times_ns, until_ns))
         ends_ns: list[int] = []
         steps: list[int] = []
         not_steps: list[int] = []
@@ -65,7 +57,8 @@ class Timeline:
             ends_ns.append(end_ns)
             steps.append(self.steps if self._is_inside else OUTSIDE)
 
-        for kind, mark_ns in [*marks, (None, until_ns)]:
+        kinds: list[int | None] = [*marks.codes.tolist(), None]
+        for kind, mark_ns in zip(kinds, [*marks.times_ns.tolist(), until_ns], strict=True):
             if not self.has_begun and first_section_ns is not None and first_section_ns <= mark_ns:
                 end_piece(first_section_ns)
                 self._is_inside = self.has_begun = True

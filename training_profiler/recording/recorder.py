@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
     until_ns: int
     threads: list[ThreadEvents]
-    marks: list[tuple[int, int]]  # (kind, ns), in time order
+    marks: list[int]  # time, kind, time, kind, ... of the boundaries of steps and epochs, in time order
 
 
 class Recorder(Fields):
@@ -55,7 +55,7 @@ class Recorder(Fields):
 
     # Later events may still be rewritten and are not drained.
     watermark_ns: int | None = field(0)
-    marks: list[tuple[int, int]] = field(1)
+    marks: list[int] = field(1)  # as in Batch; numbers, because a tuple for each step would set off collections
     # Steps end without the session before this number of them and this time, and are counted here.
     _step_count: StepCount | None = field(2)
     _quiet_before: int = number(0)
@@ -71,7 +71,7 @@ class Recorder(Fields):
         self.implementation = implementation or best_implementation()
         self.clock = clock
         self.names = names or SectionNames()
-        self.marks, self.watermark_ns = [], None
+        self.marks, self.watermark_ns = self.implementation.new_events(), None
         self.quiet_end_ns = 0
         self.be_quiet(None)
         self.host_only: frozenset[str] = frozenset()  # names of sections that always use this recorder's clock
@@ -180,10 +180,10 @@ class Recorder(Fields):
         if at_ns is None:
             self._marking_thread = self._local.buffer.thread_id
         mark_ns = self.clock() if at_ns is None else at_ns
-        before = self.marks[-1:]  # a slice, because another thread may drain meanwhile
-        if before and before[0][1] > mark_ns:
-            mark_ns = before[0][1]
-        self.marks.append((kind, mark_ns))
+        before_ns = self.marks[-2:-1]  # a slice, because another thread may drain meanwhile
+        if before_ns and before_ns[0] > mark_ns:
+            mark_ns = before_ns[0]
+        self.marks.extend((mark_ns, kind))
         if self.watermark_ns is not None and kind != LOOP_BEGIN:  # earlier events are final
             self.watermark_ns = mark_ns if final_ns is None else min(mark_ns, final_ns)
         return mark_ns
@@ -203,10 +203,10 @@ class Recorder(Fields):
         count = self._step_count
         if count is None or at_ns >= self._quiet_until_ns or count.steps + 1 >= self._quiet_before:
             return False
-        before = self.marks[-1:]  # a slice, because another thread may drain meanwhile
-        if before and before[0][1] > at_ns:
+        before_ns = self.marks[-2:-1]  # a slice, because another thread may drain meanwhile
+        if before_ns and before_ns[0] > at_ns:
             return False
-        self.marks.append((STEP_END, at_ns))
+        self.marks.extend((at_ns, STEP_END))
         if self.watermark_ns is not None:
             self.watermark_ns = at_ns
         self.quiet_end_ns = at_ns
@@ -223,7 +223,7 @@ class Recorder(Fields):
         """
         until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
         if self._marking_thread == self._local.buffer.thread_id:
-            until_ns = max([until_ns, *(ns for _, ns in self.marks[-1:])])
+            until_ns = max([until_ns, *self.marks[-2:-1]])
         if self.watermark_ns is not None:
             until_ns = max(min(until_ns, self.watermark_ns), self._last_drain_ns)
         elapsed_ns = until_ns - self._last_drain_ns
@@ -243,9 +243,7 @@ class Recorder(Fields):
                 self.buffers.remove(buffer)
                 if self._lookup is not None:
                     self._lookup.drop(buffer.sections)
-        count = len(self.marks)
-        while count and self.marks[count - 1][1] > until_ns:
-            count -= 1
+        count = _count_until(self.marks, until_ns)
         marks = self.marks[:count]
         del self.marks[:count]
         return Batch(until_ns, threads, marks)
@@ -258,7 +256,8 @@ class Recorder(Fields):
             with buffer.rewrite_lock:
                 events = buffer.events[:]
             threads.append(ThreadEvents(buffer.thread_id, buffer.name, True, events[: _count_until(events, until_ns)]))
-        return Batch(until_ns, threads, [mark for mark in self.marks[:] if mark[1] <= until_ns])
+        marks = self.marks[:]
+        return Batch(until_ns, threads, marks[: _count_until(marks, until_ns)])
 
     def discard(self) -> None:
         """Remove everything recorded; ``on_full`` before a session exists."""
@@ -313,7 +312,7 @@ class Recorder(Fields):
 
     def is_backed_up(self) -> bool:
         """Return whether there are enough marks, or events of the calling thread, for a drain."""
-        return len(self.marks) > MAX_MARKS or self.backlog() > FLUSH_AT_MOST
+        return len(self.marks) > 2 * MAX_MARKS or self.backlog() > FLUSH_AT_MOST
 
     def keep_host_time(self, name: str) -> None:
         """Time the section ``name`` by the recorder's own clock on all threads."""
@@ -369,7 +368,7 @@ def _local_sections(buffers: list[ThreadBuffer], implementation: Implementation)
 
 
 def _count_until(events: list[int], until_ns: int) -> int:
-    """Return how many integers of ``events`` stand for events up to ``until_ns``."""
+    """Return how many integers of ``events``, or of marks, are of those up to ``until_ns``."""
     count = len(events)  # always even: an event is appended in one piece
     while count and events[count - 2] > until_ns:
         count -= 2

@@ -18,6 +18,7 @@ SOURCES = (
     "fast_path",
     "fields",
     "fronts",
+    "grad_mode",
     "handover_lock",
     "matching",
     "module",

@@ -123,30 +123,19 @@ static Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller)
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)caller);
     int is_same = next->code == code;
     Py_DECREF(code);
-    if (!is_same || is_with_gradients(path->pattern.detector) <= 0 || expected(path, AT_CALL, module) != next)
+    if (!is_same || is_with_gradients(path, path->pattern.detector) <= 0 || expected(path, AT_CALL, module) != next)
         return NULL;
-    Fields *detector = path->pattern.detector, *record = (Fields *)Py_NewRef((PyObject *)next->record);
-    Events *events = path->pattern.writer->events;
-    PyObject *calls = detector->at[CALLS];
-    int64_t begin_ns = 0, length = events->length;
-    int result = calls != NULL && PyList_CheckExact(calls) &&
-                         (!next->is_merged || (length >= 2 && events->items[length - 1] == -next->event))
-                     ? PyList_Append(calls, (PyObject *)record)
-                     : 1;
-    if (result == 0) {
+    Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
+    Fields *record = (Fields *)Py_NewRef((PyObject *)next->record);
+    int64_t begin_ns = 0;
+    if (begin_with_list(path, next, detector, CALLS, (PyObject *)record, &begin_ns) == 0) {
         set_busy(path, FORWARD);
-        if (next->is_merged) {
-            events->length -= 2;
-            path->pattern.open = next;
-        } else {
-            if (detector->at[FRAME] != Py_None)
-                give(detector, FRAME, Py_NewRef(Py_None));
-            result = begin_expected(path, next, next->event, &begin_ns);
-        }
         record->numbers[BEGIN_NS] = begin_ns;
-    }
-    if (result != 0)
+        if (!next->is_merged && detector->at[FRAME] != Py_None)
+            give(detector, FRAME, Py_NewRef(Py_None));
+    } else
         Py_CLEAR(record);
+    Py_DECREF((PyObject *)detector);
     return record;
 }
 
@@ -159,7 +148,7 @@ Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller)
     if (detector != NULL)
         ask(path);
     if (call != NULL) {
-        int is_recorded = is_with_gradients(detector);
+        int is_recorded = is_with_gradients(path, detector);
         if (is_recorded > 0)
             is_recorded = decide(path, detector, module);
         if (is_recorded > 0)
@@ -190,7 +179,7 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
     if (detector != NULL && (call = usual_call(path, detector, args[0], args[3])) != NULL) {
         int is_fast = is_own;
         if (is_fast > 0)
-            is_fast = is_with_gradients(detector);
+            is_fast = is_with_gradients(path, detector);
         if (is_fast > 0)
             is_fast = decide(path, detector, args[0]);
         int is_recorded = is_fast <= 0 ? is_fast : record_call(path, detector, call, args[1], PyDict_Size(args[2]));
@@ -222,42 +211,38 @@ static int end_expected_call(FastPath *path, PyObject *call, PyObject *module)
     int is_in_training = is_training(path, module);
     if (is_in_training <= 0 || expected_end(path, AT_CALL) != open)
         return is_in_training < 0 ? -1 : 0;
-    PyObject *calls = path->pattern.detector->at[CALLS];
-    if (!is_list(calls, 1) || PyList_GetItem(calls, 0) != call)
+    if (!end_list(path, open, path->pattern.detector, CALLS, call))
         return 0;
     int64_t now_ns;
     set_busy(path, FREE);
-    int result = PyList_SetSlice(calls, 0, 1, NULL);
-    return result < 0 || end_expected(path, -open->event, &now_ns) < 0 ? -1 : 1;
+    return end_expected(path, -open->event, &now_ns) < 0 ? -1 : 1;
 }
 
-PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+int call_ends(FastPath *path, PyObject *of, PyObject *module, PyObject *recorder)
 {
-    Fields *call = count == 3 ? fields_of(path, CALL, args[0]) : NULL;
-    Fields *detector = call == NULL ? NULL : fields_of(path, DETECTOR_OF, args[2]);
+    int was_expected = end_expected_call(path, of, module);
+    if (was_expected != 0)
+        return was_expected;
+    Fields *call = fields_of(path, CALL, of);
+    Fields *detector = call == NULL ? NULL : fields_of(path, DETECTOR_OF, recorder);
     if (detector == NULL) {
         PyErr_SetString(PyExc_TypeError, "call_ends() takes a call, its module, and the detector that recorded it");
-        return NULL;
+        return -1;
     }
-    int was_expected = end_expected_call(path, args[0], args[1]);
-    if (was_expected != 0)
-        return was_expected < 0 ? NULL : Py_NewRef(Py_True);
     ask(path);
     if (call->at[IS_PLAIN] != Py_True) {
-        int is_ended = path->thread != NULL && path->thread->at[DETECTOR] == args[2];
-        if (is_ended)
-            is_ended = end_repeated(path, detector, call);
-        return is_ended < 0 ? NULL : PyBool_FromLong(is_ended);
+        int is_ended = path->thread != NULL && path->thread->at[DETECTOR] == recorder;
+        return is_ended ? end_repeated(path, detector, call) : 0;
     }
-    int is_in_training = is_training(path, args[1]);
+    int is_in_training = is_training(path, module);
     if (is_in_training < 0)
-        return NULL;
+        return -1;
     PyObject *calls = detector->at[CALLS];
     Py_ssize_t length = calls != NULL && PyList_CheckExact(calls) ? PyList_Size(calls) : 0;
     Writer *writer = writer_of(path, detector);
-    if (!is_in_training || writer == NULL || path->thread == NULL || path->thread->at[DETECTOR] != args[2] ||
-        length == 0 || PyList_GetItem(calls, length - 1) != args[0])
-        Py_RETURN_FALSE;
+    if (!is_in_training || writer == NULL || path->thread == NULL || path->thread->at[DETECTOR] != recorder ||
+        length == 0 || PyList_GetItem(calls, length - 1) != of)
+        return 0;
     int64_t now_ns, code = detector->numbers[FORWARD_CODE];
     Py_INCREF((PyObject *)writer);
     set_busy(path, FREE);
@@ -266,7 +251,17 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
         result = write_owned(writer, -code, &now_ns);
     Py_DECREF((PyObject *)writer);
     note_end(path);
-    return result < 0 ? NULL : Py_NewRef(Py_True);
+    return result < 0 ? -1 : 1;
+}
+
+PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "call_ends() takes a call, its module, and the detector that recorded it");
+        return NULL;
+    }
+    int is_ended = call_ends(path, args[0], args[1], args[2]);
+    return is_ended < 0 ? NULL : PyBool_FromLong(is_ended);
 }
 
 /* Transfers */
@@ -277,9 +272,10 @@ PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_TRANSFER, NULL) : NULL;
     if (next != NULL) {
         PyObject *recorder = Py_NewRef((PyObject *)path->pattern.detector);
-        set_busy(path, OTHER_PATCH);
-        if (begin_expected(path, next, next->event, &now_ns) < 0)
+        if (begin_expected(path, next, &now_ns) < 0)
             Py_CLEAR(recorder);
+        else
+            set_busy(path, OTHER_PATCH);
         return recorder;
     }
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;

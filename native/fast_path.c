@@ -5,17 +5,31 @@
 #include <stddef.h>
 #include <structmember.h>
 
+int is_ident_of_calling(FastPath *path, PyObject *ident)
+{
+    if (ident == NULL || !PyLong_Check(ident))
+        return 0;
+    if (ident != path->ident) {
+        PyObject *before = path->ident;
+        path->ident = Py_NewRef(ident);
+        path->ident_number = (unsigned long)integer(ident, 0);
+        path->pointer = NULL;
+        Py_XDECREF(before);
+    }
+    int is_calling = path->ident_number != 0 && path->ident_number == PyThread_get_thread_ident();
+    path->pointer = is_calling ? thread_pointer() : NULL;
+    return is_calling;
+}
+
 /* Gradients */
 
-/* Return whether a backward pass of these arguments needs nothing but its time. */
-static int is_usual_backward(FastPath *path, PyObject *args)
+/* Return whether a backward pass that may keep its graph, or create one, needs nothing but its time. */
+static int is_usual_backward(FastPath *path, PyObject *keeps_graph, PyObject *creates_graph)
 {
     Fields *gradients = path->gradients;
-    if (gradients == NULL || gradients->at[BACKWARD_WATCH] != Py_None || gradients->at[UNUSED_GRAPH] != Py_None ||
-        gradients->at[UPDATES_AT_KEPT] != Py_None || !PyTuple_CheckExact(args) || PyTuple_Size(args) != KEEPS_GRAPH + 2)
-        return 0;
-    PyObject *keeps_graph = PyTuple_GetItem(args, KEEPS_GRAPH);
-    return (keeps_graph == Py_None || keeps_graph == Py_False) && PyTuple_GetItem(args, KEEPS_GRAPH + 1) == Py_False;
+    return gradients != NULL && gradients->at[BACKWARD_WATCH] == Py_None && gradients->at[UNUSED_GRAPH] == Py_None &&
+           gradients->at[UPDATES_AT_KEPT] == Py_None && (keeps_graph == Py_None || keeps_graph == Py_False) &&
+           creates_graph == Py_False;
 }
 
 /* Return what backward_begins() returns. */
@@ -23,18 +37,23 @@ static PyObject *begin_expected_backward(FastPath *path, ExpectedCall *next)
 {
     Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
     int64_t now_ns;
-    detector->numbers[BACKWARDS]++;
-    if (detector->at[FRAME] != Py_None)
-        give(detector, FRAME, Py_NewRef(Py_None));
-    set_busy(path, BACKWARD);
-    if (begin_expected(path, next, next->event, &now_ns) < 0)
+    if (begin_expected(path, next, &now_ns) == 0) {
+        detector->numbers[BACKWARDS]++;
+        if (detector->at[FRAME] != Py_None)
+            give(detector, FRAME, Py_NewRef(Py_None));
+        set_busy(path, BACKWARD);
+    } else
         Py_CLEAR(detector);
     return (PyObject *)detector;
 }
 
-static PyObject *path_backward_begins(FastPath *path, PyObject *args)
+static PyObject *path_backward_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
 {
-    int may_be = is_busy_with(path, FREE) && is_usual_backward(path, args);
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "backward_begins() takes whether the graph is kept, and whether one is created");
+        return NULL;
+    }
+    int may_be = is_busy_with(path, FREE) && is_usual_backward(path, args[0], args[1]);
     ExpectedCall *next = may_be ? expected(path, AT_BACKWARD, NULL) : NULL;
     if (next != NULL)
         return begin_expected_backward(path, next);
@@ -67,19 +86,20 @@ static PyObject *path_backward_begins(FastPath *path, PyObject *args)
 
 static PyObject *path_backward_ends(FastPath *path, PyObject *object)
 {
+    int64_t now_ns;
+    int result;
+    ExpectedCall *open = expected_end(path, AT_BACKWARD);
+    if (open != NULL) {
+        set_busy(path, FREE);
+        return end_expected(path, -open->event, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
+    }
     Fields *detector = fields_of(path, DETECTOR_OF, object);
     if (detector == NULL || path->thread == NULL) {
         PyErr_SetString(PyExc_TypeError, "backward_ends() takes the detector that recorded the begin");
         return NULL;
     }
-    int64_t now_ns;
-    int result;
-    ExpectedCall *open = expected_end(path, AT_BACKWARD);
-    if (open == NULL)
-        ask(path);
+    ask(path);
     set_busy(path, FREE);
-    if (open != NULL)
-        return end_expected(path, -open->event, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
     Writer *writer = writer_of_end(path, detector);
     Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
     if (writer == NULL || detector->at[INFERRED] != Py_None || update == NULL || update->at[IS_IN_CLOSURE] != Py_False)
@@ -102,6 +122,7 @@ static PyObject *path_forget(FastPath *path, PyObject *ignored)
     DO(path->updates);                                                                                                 \
     DO(path->gradients);                                                                                               \
     DO(path->training);                                                                                                \
+    DO(path->is_grad_enabled);                                                                                         \
     DO(path->back);                                                                                                    \
     DO(path->compiled_call);                                                                                           \
     DO(path->training_mode);                                                                                           \
@@ -129,9 +150,11 @@ static int path_traverse(FastPath *path, visitproc visit, void *arg)
         Py_VISIT(path->known[i]);
     Py_VISIT(path->pattern.detector);
     Py_VISIT(path->pattern.writer);
+    Py_VISIT(path->pattern.empty);
     for (int i = 0; i < MOST_EXPECTED; i++) {
         Py_VISIT(path->pattern.calls[i].code);
         Py_VISIT(path->pattern.calls[i].record);
+        Py_VISIT(path->pattern.calls[i].list);
     }
     return 0;
 }
@@ -210,7 +233,7 @@ static PyMethodDef path_methods[] = {
     FAST(call_ends),
     {"fetch_begins", (PyCFunction)path_fetch_begins, METH_O, "See fast_path.py."},
     FAST(fetch_ends),
-    {"backward_begins", (PyCFunction)path_backward_begins, METH_O, "See fast_path.py."},
+    FAST(backward_begins),
     {"backward_ends", (PyCFunction)path_backward_ends, METH_O, "See fast_path.py."},
     {"transfer_begins", (PyCFunction)path_transfer_begins, METH_NOARGS, "See fast_path.py."},
     {"transfer_ends", (PyCFunction)path_transfer_ends, METH_O, "See fast_path.py."},
@@ -218,6 +241,7 @@ static PyMethodDef path_methods[] = {
     FAST(clearing_ends),
     FAST(update_begins),
     {"update_ends", (PyCFunction)path_update_ends, METH_O, "See fast_path.py."},
+    {"use_grad_mode", (PyCFunction)path_use_grad_mode, METH_O, "See fast_path.py."},
     {"forget", (PyCFunction)path_forget, METH_NOARGS, "See fast_path.py."},
     {NULL, NULL, 0, NULL},
 };

@@ -54,27 +54,31 @@ enum { FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH, KINDS }; /* as in training_t
 #define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
 #define TIME_ONLY (1 << 21)   /* as in event_codes.py */
 #define AT_ONCE_NS 50000      /* as in optimizer_update.py */
-#define KEEPS_GRAPH 2         /* as in fast_path.py */
 #define NEAREST 4             /* as in callers.py */
 #define MOST_ROW_CALLS 4096   /* as in evaluated_rows.py */
-#define STEP_END 0            /* as in event_codes.py; a path has this number as that of FREE */
+#define STEP_END 0            /* as in event_codes.py */
 
+typedef _Bool (*GradMode)(void);
+
+/* Calls that are expected need what comes first, up to the calls of the pattern, so that it is in few lines of the caches. */
 typedef struct {
     PyObject_HEAD
     Fields *thread, *updates, *gradients;
-    PyObject *training; /* the phase of a pass that feeds the training */
-    /* Names of attributes. */
-    PyObject *back, *compiled_call, *training_mode, *yielded, *loader_id, *shape, *add, *update_is_recorded;
+    PyObject *ident;        /* of the thread that was compared last */
+    void *pointer;          /* of that thread, or NULL where it is not read */
     PyObject *kinds[KINDS]; /* FREE and so on, as Python has them */
-    PyObject *ident;        /* of the thread that was compared last, and the same as a number */
+    PyObject *compiled_call, *training_mode; /* names of attributes */
+    PyObject *is_grad_enabled;               /* torch's function, for which `grad_mode` stands, or NULL */
+    GradMode grad_mode;
+    StepPattern pattern;
+    PyObject *training; /* the phase of a pass that feeds the training */
+    PyObject *back, *yielded, *loader_id, *shape, *add, *update_is_recorded; /* names of attributes */
     unsigned long ident_number;
-    void *pointer; /* of that thread, or NULL where it is not read */
     PyObject *update, *optimizer, *frame, *code; /* the latest update under way; of its parts, only the code is owned */
     PyObject *write; /* the function that writes the events of the latest detector, and what does */
     Writer *writer;
     PyTypeObject *fields_type, *writer_type, *events_type, *frame_type;
     PyTypeObject *known[ROLES]; /* the latest class of each role */
-    StepPattern pattern;
 } FastPath;
 
 /* Return `object` if it has fields; otherwise NULL without an exception. Borrowed. */
@@ -121,7 +125,7 @@ static inline int64_t integer(PyObject *value, int64_t otherwise)
 
 static inline int is_list(PyObject *value, Py_ssize_t length)
 {
-    return value != NULL && PyList_CheckExact(value) && PyList_Size(value) == length;
+    return value != NULL && PyList_CheckExact(value) && Py_SIZE(value) == length;
 }
 
 /* Give a field a value, of which it takes the reference. The value before may end, and run Python code. */
@@ -154,23 +158,15 @@ static inline void *thread_pointer(void)
 #endif
 }
 
+/* Return whether the calling thread has this identifier, of which nothing is kept yet. */
+int is_ident_of_calling(FastPath *path, PyObject *ident);
+
 static inline int is_calling_thread(FastPath *path, Fields *thread)
 {
     PyObject *ident = thread->at[IDENT];
     if (ident != NULL && ident == path->ident && path->pointer != NULL)
         return path->pointer == thread_pointer();
-    if (ident == NULL || !PyLong_Check(ident))
-        return 0;
-    if (ident != path->ident) {
-        PyObject *before = path->ident;
-        path->ident = Py_NewRef(ident);
-        path->ident_number = (unsigned long)integer(ident, 0);
-        path->pointer = NULL;
-        Py_XDECREF(before);
-    }
-    int is_calling = path->ident_number != 0 && path->ident_number == PyThread_get_thread_ident();
-    path->pointer = is_calling ? thread_pointer() : NULL;
-    return is_calling;
+    return is_ident_of_calling(path, ident);
 }
 
 /* Set the kind of call that the training thread is in. */
@@ -209,11 +205,13 @@ static inline int is_undecided(FastPath *path, Fields *detector)
            update->at[OPEN_CODE] != path->kinds[0];
 }
 
-/* Return whether gradients are enabled, or that is not known; -1 with an exception. */
-static inline int is_with_gradients(Fields *detector)
+/* Return whether gradients are enabled; -1 with an exception. */
+static inline int is_with_gradients(FastPath *path, Fields *detector)
 {
-    if (detector->at[IS_GRAD_ENABLED] == NULL)
+    if (detector->at[IS_GRAD_ENABLED] == NULL) /* not known */
         return 0;
+    if (detector->at[IS_GRAD_ENABLED] == path->is_grad_enabled)
+        return path->grad_mode();
     PyObject *is_enabled = Py_NewRef(detector->at[IS_GRAD_ENABLED]), *enabled = PyObject_CallNoArgs(is_enabled);
     Py_DECREF(is_enabled);
     int result = enabled == NULL ? -1 : PyObject_IsTrue(enabled);
@@ -296,20 +294,32 @@ static inline ExpectedCall *expected_end(FastPath *path, Moment kind)
     return is_next ? call : NULL;
 }
 
-/* Record the begin of an expected call, and put its time into `now_ns`. Return -1 with an exception. */
-static inline int begin_expected(FastPath *path, ExpectedCall *call, int64_t code, int64_t *now_ns)
+/* Record the begin of an expected call, if it has one of its own, and put its time into `now_ns`. Return -1 with an
+   exception; then nothing has begun. */
+static inline int begin_expected(FastPath *path, ExpectedCall *call, int64_t *now_ns)
 {
-    path->pattern.open = call;
-    return write_owned(path->pattern.writer, code, now_ns);
+    if (call->is_merged)
+        path->pattern.writer->events->length -= 2;
+    else if (write_owned(path->pattern.writer, call->event, now_ns) < 0)
+        return -1;
+    path->pattern.open = path->pattern.is_ready ? call : NULL; /* a clock in Python may have ended the pattern */
+    return 0;
 }
 
-/* Record its end. */
+/* Record its end. Return -1 with an exception. */
 static inline int end_expected(FastPath *path, int64_t code, int64_t *now_ns)
 {
     path->pattern.open = NULL;
     path->pattern.at++;
     return write_owned(path->pattern.writer, code, now_ns);
 }
+
+/* The same as begin_expected(), and have a field hold a list of an item alone in place of an empty one until the end. Return 1
+   if the call is not expected any more. */
+int begin_with_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item, int64_t *now_ns);
+
+/* Put the empty list back. Return 0 if the field does not hold that list. */
+int end_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item);
 
 /* Take note of a begin or an end that is asked about: from here on nothing is expected in this step. */
 static inline void ask(FastPath *path)
@@ -345,7 +355,14 @@ Fields *repeat_call(FastPath *path, PyObject *module, PyObject *caller);
 /* Record the end of a repeated call: 1 if it is one and that was done, 0 if not, -1 with an exception. */
 int end_repeated(FastPath *path, Fields *detector, Fields *call);
 
-/* The methods, which fast_path.py documents. */
+/* The methods, which fast_path.py documents, for fronts: 1 if that was done, or the code; 0 if not, -1 with an exception. Those
+   of a fetch and of clearing return 0 if they succeed. */
+int call_ends(FastPath *path, PyObject *call, PyObject *module, PyObject *detector);
+int fetch_ends(FastPath *path, PyObject *loader_pass, PyObject *detector, PyObject *batch);
+int64_t clearing_begins(FastPath *path);
+int clearing_ends(FastPath *path, int64_t code, PyObject *detector);
+
+/* The same for Python. */
 PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_fetch_begins(FastPath *path, PyObject *iterator);
@@ -356,5 +373,6 @@ PyObject *path_clearing_begins(FastPath *path, PyObject *ignored);
 PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_ends(FastPath *path, PyObject *optimizer);
+PyObject *path_use_grad_mode(FastPath *path, PyObject *is_grad_enabled);
 
 #endif

@@ -84,14 +84,16 @@ static PyObject *expected_fetch(FastPath *path, PyObject *iterator)
     PyObject *record = Py_NewRef((PyObject *)next->record);
     PyObject *phases = Py_XNewRef((PyObject *)fields_of(path, PHASES_OF, detector->at[PHASES]));
     int64_t now_ns = 0;
-    if (detector->at[FRAME] != Py_None)
-        give(detector, FRAME, Py_NewRef(Py_None));
-    if (begin_expected(path, next, next->event, &now_ns) < 0)
+    Py_INCREF((PyObject *)detector);
+    if (begin_expected(path, next, &now_ns) < 0)
         Py_CLEAR(record);
     else {
+        if (detector->at[FRAME] != Py_None)
+            give(detector, FRAME, Py_NewRef(Py_None));
         begin_cycle((Fields *)record, (Fields *)phases, now_ns);
         set_busy(path, FETCH);
     }
+    Py_DECREF((PyObject *)detector);
     Py_XDECREF(phases);
     return record;
 }
@@ -201,20 +203,29 @@ static int end_fetch(FastPath *path, Fields *thread, Fields *detector, Fields *l
     return 0;
 }
 
-PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+int fetch_ends(FastPath *path, PyObject *of, PyObject *recorder, PyObject *batch)
 {
-    Fields *loader_pass = count == 3 ? fields_of(path, PASS, args[0]) : NULL, *thread = path->thread;
-    Fields *detector = loader_pass == NULL ? NULL : fields_of(path, DETECTOR_OF, args[1]);
+    Fields *loader_pass = fields_of(path, PASS, of), *thread = path->thread;
+    Fields *detector = loader_pass == NULL ? NULL : fields_of(path, DETECTOR_OF, recorder);
     if (detector == NULL || thread == NULL) {
         PyErr_SetString(PyExc_TypeError, "fetch_ends() takes a pass, the detector that recorded it, and a batch");
-        return NULL;
+        return -1;
     }
-    if (add_samples(path, loader_pass, args[2]) == 0)
-        return end_fetch(path, thread, detector, loader_pass) < 0 ? NULL : Py_NewRef(Py_None);
+    if (add_samples(path, loader_pass, batch) == 0)
+        return end_fetch(path, thread, detector, loader_pass);
     PyObject *kind, *error, *traceback; /* such as Ctrl-C: the fetch has ended all the same */
     PyErr_Fetch(&kind, &error, &traceback);
     if (end_fetch(path, thread, detector, loader_pass) < 0)
         PyErr_Clear();
     PyErr_Restore(kind, error, traceback);
-    return NULL;
+    return -1;
+}
+
+PyObject *path_fetch_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "fetch_ends() takes a pass, the detector that recorded it, and a batch");
+        return NULL;
+    }
+    return fetch_ends(path, args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -98,23 +98,39 @@ static PyObject *call_unrecorded(Front *front, PyObject *const *args, size_t fla
     return call_patch(front, args, flags, names);
 }
 
-/* Take note of the end of a call, of which `ended` is the result, with an exception if that is NULL; let go of what its
-   begin returned. What the call returned or raised stays, unless this is interrupted. */
-static PyObject *finish(Front *front, PyObject *result, PyObject *ended, PyObject *exception[3], PyObject *begun,
+/* Put what a call raised aside until finish(); it raised nothing if it has a result. */
+static inline void put_aside(PyObject *result, PyObject *exception[3])
+{
+    exception[0] = exception[1] = exception[2] = NULL;
+    if (result == NULL)
+        PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+}
+
+/* Take note of the end of a call, which has an exception unless it succeeded; let go of what its begin returned. What the
+   call returned or raised stays, unless this is interrupted. */
+static PyObject *finish(Front *front, PyObject *result, int is_ended, PyObject *exception[3], PyObject *begun,
                         PyObject *detector)
 {
-    int is_interrupted = ended == NULL && report(front) < 0;
-    Py_XDECREF(ended);
+    int is_interrupted = !is_ended && report(front) < 0;
     Py_XDECREF(begun);
     Py_DECREF(detector);
     if (!is_interrupted) {
-        PyErr_Restore(exception[0], exception[1], exception[2]);
+        if (result == NULL)
+            PyErr_Restore(exception[0], exception[1], exception[2]);
         return result;
     }
     for (int i = 0; i < 3; i++)
         Py_XDECREF(exception[i]);
     Py_XDECREF(result);
     return NULL;
+}
+
+/* Return whether an end that needs more than its time succeeded; otherwise there is an exception. */
+static int end_by_python(Front *front, PyObject *first, PyObject *second, PyObject *third)
+{
+    PyObject *done = PyObject_CallFunctionObjArgs(front->ended, first, second, third, NULL);
+    Py_XDECREF(done);
+    return done != NULL;
 }
 
 /* Module calls */
@@ -131,7 +147,7 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     if (!is_busy_with(path, FREE)) /* inside another call */
         return PyObject_VectorcallMethod(front->implementation, args, flags, names);
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = frame == NULL ? NULL : any_detector(front);
-    PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame), *exception[3], *ended;
+    PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame), *exception[3];
     if (call == NULL && detector != NULL && !PyErr_Occurred())
         call = (PyObject *)repeat_call(path, args[0], frame);
     if (call == NULL) {
@@ -139,14 +155,11 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
         return call_unrecorded(front, args, flags, names);
     }
     PyObject *result = PyObject_VectorcallMethod(front->implementation, args, flags, names);
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    PyObject *given[] = {call, args[0], detector};
-    ended = path_call_ends(path, given, 3);
-    if (ended == Py_False) {
-        Py_DECREF(ended);
-        ended = PyObject_CallFunctionObjArgs(front->ended, detector, call, args[0], NULL);
-    }
-    return finish(front, result, ended, exception, call, detector);
+    put_aside(result, exception);
+    int is_ended = call_ends(path, call, args[0], detector);
+    if (is_ended == 0)
+        is_ended = end_by_python(front, detector, call, args[0]);
+    return finish(front, result, is_ended > 0, exception, call, detector);
 }
 
 /* Updates */
@@ -155,16 +168,14 @@ static PyObject *call_clearing(PyObject *self, PyObject *const *args, size_t fla
 {
     Front *front = (Front *)self;
     PyObject *detector = count_of(flags, names) == 1 ? any_detector(front) : NULL, *exception[3];
-    PyObject *code = detector == NULL ? NULL : path_clearing_begins(front->path, NULL);
-    if (code == NULL || PyObject_IsTrue(code) == 0) {
-        Py_XDECREF(code);
+    int64_t code = detector == NULL ? 0 : clearing_begins(front->path);
+    if (code <= 0) {
         Py_XDECREF(detector);
         return call_unrecorded(front, args, flags, names);
     }
     PyObject *result = call_original(front, args, flags, names);
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    PyObject *given[] = {code, detector};
-    return finish(front, result, path_clearing_ends(front->path, given, 2), exception, code, detector);
+    put_aside(result, exception);
+    return finish(front, result, clearing_ends(front->path, code, detector) == 0, exception, NULL, detector);
 }
 
 /* Return what a hook of an update returns, whose fast path returned `done`. */
@@ -200,7 +211,7 @@ static PyObject *call_after_update(PyObject *self, PyObject *const *args, size_t
 static PyObject *call_fetch(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
 {
     Front *front = (Front *)self;
-    PyObject *detector = count_of(flags, names) == 1 ? any_detector(front) : NULL, *exception[3], *ended;
+    PyObject *detector = count_of(flags, names) == 1 ? any_detector(front) : NULL, *exception[3];
     PyObject *fetch = detector == NULL ? NULL : path_fetch_begins(front->path, args[0]);
     if (fetch == NULL || fetch == Py_None) {
         Py_XDECREF(fetch);
@@ -209,13 +220,10 @@ static PyObject *call_fetch(PyObject *self, PyObject *const *args, size_t flags,
     }
     PyObject *batch = call_original(front, args, flags, names);
     PyObject *is_over = batch == NULL && PyErr_ExceptionMatches(PyExc_StopIteration) ? Py_True : Py_False;
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    PyObject *given[] = {fetch, detector, batch};
-    if (batch != NULL)
-        ended = path_fetch_ends(front->path, given, 3);
-    else
-        ended = PyObject_CallFunctionObjArgs(front->ended, fetch, detector, is_over, NULL);
-    return finish(front, batch, ended, exception, fetch, detector);
+    put_aside(batch, exception);
+    int is_ended = batch == NULL ? end_by_python(front, fetch, detector, is_over)
+                                 : fetch_ends(front->path, fetch, detector, batch) == 0;
+    return finish(front, batch, is_ended, exception, fetch, detector);
 }
 
 /* Transfers */
@@ -233,8 +241,10 @@ static PyObject *call_transfer(PyObject *self, PyObject *const *args, size_t fla
         return call_unrecorded(front, args, flags, names);
     }
     PyObject *result = call_original(front, args, flags, names);
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    return finish(front, result, path_transfer_ends(front->path, detector), exception, NULL, detector);
+    put_aside(result, exception);
+    PyObject *ended = path_transfer_ends(front->path, detector);
+    Py_XDECREF(ended);
+    return finish(front, result, ended != NULL, exception, NULL, detector);
 }
 
 static int is_called(PyObject *name, const char *text)

@@ -93,7 +93,7 @@ static int is_quiet(FastPath *path, Fields *detector, Fields *run, Fields *use, 
     if (key != NULL && PyTuple_CheckExact(key))
         result = is_nearest(path, key, caller, use->numbers[DEPTH], method);
     Py_XDECREF(key);
-    if (result > 0 && (result = is_with_gradients(detector)) >= 0)
+    if (result > 0 && (result = is_with_gradients(path, detector)) >= 0)
         result = !result && detector->at[IS_GRAD_ENABLED] != NULL;
     return result;
 }

@@ -12,7 +12,7 @@ static int is_same(const ExpectedCall *one, const ExpectedCall *other)
 void note_begin(FastPath *path, ExpectedCall call)
 {
     StepPattern *pattern = &path->pattern;
-    PyObject *code = call.code, *record = (PyObject *)call.record;
+    PyObject *code = call.code, *record = (PyObject *)call.record, *list = NULL;
     pattern->noted++;
     if (pattern->at == MOST_EXPECTED)
         pattern->is_same = 0;
@@ -22,11 +22,59 @@ void note_begin(FastPath *path, ExpectedCall call)
             pattern->is_same = 0;
             code = before->code;
             record = (PyObject *)before->record;
+            list = before->list;
             *before = call;
         }
     }
     Py_XDECREF(code);
     Py_XDECREF(record);
+    Py_XDECREF(list);
+}
+
+/* Return the list of an item alone, borrowed; NULL with an exception if there is no memory. */
+static PyObject *list_of(ExpectedCall *call, PyObject *item)
+{
+    if (call->item != item || !is_list(call->list, 1)) {
+        PyObject *before = call->list, *list = PyList_New(1);
+        if (list == NULL || PyList_SetItem(list, 0, Py_NewRef(item)) < 0)
+            return NULL;
+        call->list = list;
+        call->item = item;
+        Py_XDECREF(before);
+    }
+    return call->list;
+}
+
+int begin_with_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item, int64_t *now_ns)
+{
+    StepPattern *pattern = &path->pattern;
+    Events *events = pattern->writer->events;
+    PyObject *list = Py_XNewRef(list_of(call, item)), *before = pattern->empty;
+    int result = list == NULL ? -1 : 1;
+    /* A new list may start a garbage collection, and that run Python code. */
+    if (result == 1 && pattern->is_ready && pattern->changes == field_changes && is_list(fields->at[at], 0) &&
+        (!call->is_merged || (events->length >= 2 && events->items[events->length - 1] == -call->event)))
+        result = begin_expected(path, call, now_ns);
+    if (result != 0) {
+        Py_XDECREF(list);
+        return result;
+    }
+    pattern->empty = fields->at[at];
+    fields->at[at] = list;
+    Py_XDECREF(before);
+    return 0;
+}
+
+int end_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item)
+{
+    StepPattern *pattern = &path->pattern;
+    PyObject *list = fields->at[at];
+    if (list != call->list || call->item != item || !is_list(list, 1) || !is_list(pattern->empty, 0))
+        return 0;
+    PyObject *empty = pattern->empty;
+    pattern->empty = NULL;
+    give(fields, at, empty);
+    return 1;
 }
 
 /* Return whether calls of modules record nothing but their times. */
@@ -64,6 +112,8 @@ void forget_pattern(FastPath *path)
     StepPattern *pattern = &path->pattern;
     pattern->is_ready = pattern->is_same = pattern->at = pattern->count = 0;
     pattern->open = NULL;
+    pattern->step_by = NULL;
+    Py_CLEAR(pattern->empty);
     Py_CLEAR(pattern->detector);
     Py_CLEAR(pattern->writer);
     for (int i = 0; i < MOST_EXPECTED; i++) {
@@ -71,5 +121,7 @@ void forget_pattern(FastPath *path)
         call->object = call->type = NULL;
         Py_CLEAR(call->code);
         Py_CLEAR(call->record);
+        Py_CLEAR(call->list);
+        call->item = NULL;
     }
 }

@@ -20,17 +20,20 @@ typedef struct {
     void *object, *type;  /* what is called, and its class: compared, and never used */
     PyObject *code;       /* of the function that calls, or NULL */
     Fields *record;       /* what its begin returns, or NULL */
+    PyObject *list, *item; /* a list of what is under way while it is, or NULL: its record, or the update */
     int64_t event;        /* code of its span */
 } ExpectedCall;
 
 typedef struct {
     uint64_t changes; /* of the state, when the step began */
+    ExpectedCall *open;
     int is_ready;     /* the calls of this step are expected */
-    int is_same;      /* so far, the calls of this step are those of the step before */
     int count, at;    /* calls of the step before, and of this one */
+    int is_same;      /* so far, the calls of this step are those of the step before */
     int moments;      /* begins and ends in this step that were asked about */
     int noted;        /* of these, the usual ones */
-    ExpectedCall *open;
+    PyObject *empty;   /* the list for which that of `open` stands */
+    void *step_by;     /* the optimizer whose update ended the step before as in nearly all trainings, or NULL */
     Fields *detector; /* of the step before, owned, and what writes its events */
     Writer *writer;
     ExpectedCall calls[MOST_EXPECTED];

@@ -34,13 +34,13 @@ static int64_t begin_clearing(Fields *detector, Writer *writer)
     return result < 0 ? -1 : code;
 }
 
-PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
+int64_t clearing_begins(FastPath *path)
 {
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_CLEARING, NULL) : NULL;
     if (next != NULL && path->updates != NULL && is_list(path->updates->at[OPEN], 0)) {
-        path->pattern.open = next;
         int64_t begun = begin_clearing(path->pattern.detector, path->pattern.writer);
-        return begun < 0 ? NULL : PyLong_FromLongLong(begun);
+        path->pattern.open = begun > 0 && path->pattern.is_ready ? next : NULL;
+        return begun;
     }
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
     if (detector != NULL)
@@ -54,33 +54,48 @@ PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
             note_begin(path, (ExpectedCall){.kind = AT_CLEARING});
     }
     Py_XDECREF((PyObject *)detector);
+    return code;
+}
+
+PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
+{
+    int64_t code = clearing_begins(path);
     return code < 0 ? NULL : PyLong_FromLongLong(code);
 }
 
-PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+int clearing_ends(FastPath *path, int64_t code, PyObject *recorder)
 {
-    Fields *detector = count == 2 ? fields_of(path, DETECTOR_OF, args[1]) : NULL;
-    if (detector == NULL) {
-        PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the code of the begin, and its detector");
-        return NULL;
-    }
-    int64_t now_ns, code = integer(args[0], 0);
+    int64_t now_ns;
     if (expected_end(path, AT_CLEARING) != NULL)
-        return end_expected(path, -code, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
+        return end_expected(path, -code, &now_ns);
+    Fields *detector = fields_of(path, DETECTOR_OF, recorder);
+    if (detector == NULL) {
+        PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the detector that recorded the begin");
+        return -1;
+    }
     ask(path);
     note_end(path);
     Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
     Writer *writer = writer_of(path, detector);
-    int result;
-    if (writer == NULL && update != NULL)
-        result = call_method(update, "clearing_ends", args[0]);
-    else
-        result = writer == NULL ? 0 : write_owned(writer, -code, &now_ns);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    if (writer != NULL)
+        return write_owned(writer, -code, &now_ns);
+    PyObject *number = update == NULL ? NULL : PyLong_FromLongLong(code);
+    int result = number == NULL ? (PyErr_Occurred() ? -1 : 0) : call_method(update, "clearing_ends", number);
+    Py_XDECREF(number);
+    return result;
 }
 
-/* Append to the updates under way, as OpenUpdates does. */
-static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, PyObject *frame)
+PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the code of the begin, and its detector");
+        return NULL;
+    }
+    return clearing_ends(path, integer(args[0], 0), args[1]) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Return an update as OpenUpdates has it. */
+static PyObject *update_of(FastPath *path, PyObject *optimizer, PyObject *frame)
 {
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame), *update = NULL;
     if (path->update != NULL && optimizer == path->optimizer && frame == path->frame && code == path->code) {
@@ -100,6 +115,13 @@ static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, Py
         Py_XDECREF(before);
         Py_XDECREF(code_before);
     }
+    return update;
+}
+
+/* Append to the updates under way. */
+static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, PyObject *frame)
+{
+    PyObject *update = update_of(path, optimizer, frame);
     int result = update == NULL ? -1 : PyList_Append(open, update);
     Py_XDECREF(update);
     return result;
@@ -109,22 +131,23 @@ static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, Py
 static int begin_expected_update(FastPath *path, PyObject *optimizer, PyObject *frame)
 {
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_UPDATE, optimizer) : NULL;
-    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
-    if (next == NULL || !is_list(open, 0))
+    if (next == NULL || path->updates == NULL || !is_list(path->updates->at[OPEN], 0))
         return 0;
     Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
-    int64_t now_ns, code = next->event;
-    int result = append_update(path, open, optimizer, frame);
+    PyObject *one = update_of(path, optimizer, frame);
     Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
-    Writer *writer = path->pattern.writer; /* a new tuple may start a garbage collection, and that run Python code */
-    if (result == 0 && update != NULL && writer != NULL) {
+    int64_t now_ns;
+    int result = one == NULL ? -1 : 1;
+    if (one != NULL && update != NULL && path->pattern.is_ready) /* a new tuple may start a garbage collection */
+        result = begin_with_list(path, next, path->updates, OPEN, one, &now_ns);
+    if (result == 0) {
         give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
         if (detector->at[FRAME] != Py_None)
             give(detector, FRAME, Py_NewRef(Py_None));
-        result = begin_expected(path, next, code, &now_ns);
     }
+    Py_XDECREF(one);
     Py_DECREF((PyObject *)detector);
-    return result < 0 ? -1 : 1;
+    return result < 0 ? -1 : result == 0;
 }
 
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -237,6 +260,13 @@ static int end_by_python(FastPath *path, Fields *detector, PyObject *end, PyObje
     return done == NULL ? -1 : 0;
 }
 
+/* Return whether this update surely ends a step, as it did the step before: nothing was set since then. */
+static int is_like_last_step(FastPath *path, PyObject *optimizer)
+{
+    StepPattern *pattern = &path->pattern;
+    return pattern->is_ready && pattern->changes == field_changes && pattern->step_by == optimizer;
+}
+
 /* Count an update, and end its step. Return -1 with an exception. */
 static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64_t now_ns)
 {
@@ -246,10 +276,13 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
     PyObject *end = detector->at[END_STEP];
     int64_t updates = detector->numbers[UPDATES] + 1;
     int result = 0;
-    if (sizes == NULL || phases == NULL || steps == NULL || updates >= sizes->numbers[NEXT_UPDATE] ||
-        detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
-        !is_id(steps->at[PRIMARY], optimizer))
+    if (sizes == NULL || phases == NULL || steps == NULL || updates >= sizes->numbers[NEXT_UPDATE])
         end = NULL;
+    else if (!is_like_last_step(path, optimizer) &&
+             (detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
+              !is_id(steps->at[PRIMARY], optimizer)))
+        end = NULL;
+    path->pattern.step_by = end == NULL ? NULL : optimizer;
     if (end != NULL) { /* as in nearly all trainings */
         detector->numbers[UPDATES] = updates;
         phases->numbers[CYCLE]++;
@@ -265,18 +298,18 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
 static int end_expected_update(FastPath *path, PyObject *optimizer)
 {
     ExpectedCall *begun = expected_end(path, AT_UPDATE);
-    PyObject *open = path->updates == NULL ? NULL : path->updates->at[OPEN];
-    if (begun == NULL || begun->object != optimizer || !is_list(open, 1) || PyList_GetItem(open, 0) != path->update)
+    if (begun == NULL || begun->object != optimizer || path->updates == NULL)
         return 0;
     Fields *detector = path->pattern.detector, *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
-    if (path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS])
+    if (path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS] ||
+        !end_list(path, begun, path->updates, OPEN, path->update))
         return 0;
     path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
     int64_t now_ns = 0;
     Py_INCREF((PyObject *)detector);
     give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
-    int result = PyList_SetSlice(open, 0, 1, NULL);
-    if (result == 0 && (result = end_expected(path, -begun->event, &now_ns)) == 0)
+    int result = end_expected(path, -begun->event, &now_ns);
+    if (result == 0)
         result = end_step(path, detector, optimizer, now_ns);
     Py_DECREF((PyObject *)detector);
     return result < 0 ? -1 : 1;

@@ -94,10 +94,7 @@ def pairs(flat: list[int]) -> list[tuple[int, int]]:
 def brute_force(batches: list[Batch]) -> Reading:
     reader = BruteForce(dict(enumerate(NAMES, 1)), BEGIN_NS, TRAINING)
     for batch in batches:
-        threads = {
-            thread.thread_id: (thread.is_alive, pairs(thread.events))
-            for thread in batch.threads
-        }
+        threads = {thread.thread_id: (thread.is_alive, pairs(thread.events)) for thread in batch.threads}
         reader.add(batch.until_ns, threads, pairs(batch.marks))
     return reader.found
 

@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from training_profiler.recording.event_codes import STEP_END
-
 from tests.support.recording import FakeRun
+from training_profiler.recording.event_codes import STEP_END
 
 
 @pytest.fixture

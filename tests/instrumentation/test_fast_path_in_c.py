@@ -9,13 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fake_training import FakeModule, FakeOptimizer, FakeTraining, Loss
-from tests.support.recording import IMPLEMENTATIONS, FakeRun, implementation_of
+from tests.support.recording import IMPLEMENTATIONS, FakeClock, FakeRun, implementation_of
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.fast_path import KEEPS_GRAPH, FastPath, new_fast_path
+from training_profiler.instrumentation.fast_path import FastPath, new_fast_path
 from training_profiler.instrumentation.loop_detection.detector_fields import DetectorFields
 from training_profiler.instrumentation.loop_detection.evaluated_rows import CALLS, EvaluatedRows
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
@@ -41,10 +42,11 @@ from training_profiler.instrumentation.training_thread import (
 from training_profiler.recording import fields
 from training_profiler.recording.event_codes import STEP_END, TIME_ONLY
 from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.implementation import native_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.step_count import StepCount
 
-BACKWARD_ARGUMENTS = ("loss", None, None, False)  # as Tensor.backward passes them on
+BACKWARD_ARGUMENTS = (None, False)  # whether the graph is kept, and one is created, in nearly all trainings
 HEADER = Path(__file__).parents[2] / "native" / "fast_path.h"
 CLASSES = (TrainingThread, ModuleCall, PhaseDetector, Passes, LoaderPass, OptimizerUpdate, OpenUpdates, InputSizes)
 CLASSES += (StepDetector, EarlyCalls, DetectorFields, StepEnds, Recorder, StepCount, PatchContext)
@@ -212,7 +214,7 @@ class World:
     def backward(self, number, inside):
         if self.thread.busy_with > FORWARD:
             return
-        has_begun = self.is_fast and self.fast.backward_begins(BACKWARD_ARGUMENTS) is self.detector
+        has_begun = self.is_fast and self.fast.backward_begins(*BACKWARD_ARGUMENTS) is self.detector
         self.seen.append(has_begun)
         if not has_begun:
             if self.detector.calls:
@@ -324,7 +326,7 @@ class World:
         def attempt():
             found.append(self.fast.call_begins(self.modules[0], (), {}, sys._getframe()))
             found.append(self.fast.fetch_begins(self.iterators[0]))
-            found.append(self.fast.backward_begins(BACKWARD_ARGUMENTS))
+            found.append(self.fast.backward_begins(*BACKWARD_ARGUMENTS))
             found.append(self.fast.clearing_begins())
             found.append(self.fast.update_begins(self.optimizers[0], sys._getframe()))
             found.append(self.fast.update_ends(self.optimizers[0]))
@@ -520,22 +522,13 @@ def test_both_ask_the_session_at_few_steps():
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("loss",),
-        ("loss", None, True, False),
-        ("loss", None, None, True),
-        ("loss", None, None, None),
-        ("loss", None, None, False, None),
-        ["loss", None, None],
-    ],
+    "arguments", [(True, False), (1, False), ("yes", False), (None, True), (None, None), (False, 0)], ids=repr
 )
 def test_a_backward_pass_that_is_not_as_most_takes_the_slower_path(name, arguments):
     world = World(implementation_of(name))
     world.follow([("steps", 0, [])])
     before = len(world.detector.pending.events)
-    assert world.fast.backward_begins(arguments) is None
+    assert world.fast.backward_begins(*arguments) is None
     assert world.thread.busy_with == FREE
     assert len(world.detector.pending.events) == before
 
@@ -546,9 +539,9 @@ def test_a_backward_pass_that_more_is_asked_of_takes_the_slower_path(name, attri
     world = World(implementation_of(name))
     world.follow([("steps", 0, [])])
     setattr(world.gradients, attribute, 0)
-    assert world.fast.backward_begins(BACKWARD_ARGUMENTS) is None
+    assert world.fast.backward_begins(*BACKWARD_ARGUMENTS) is None
     setattr(world.gradients, attribute, None)
-    assert world.fast.backward_begins(BACKWARD_ARGUMENTS) is world.detector
+    assert world.fast.backward_begins(*BACKWARD_ARGUMENTS) is world.detector
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -556,7 +549,7 @@ def test_a_backward_pass_that_more_is_asked_of_takes_the_slower_path(name, attri
 def test_a_backward_pass_that_frees_its_graph_takes_the_fast_path(name, keeps_graph):
     world = World(implementation_of(name))
     world.follow([("steps", 0, [])])
-    assert world.fast.backward_begins(("loss", None, keeps_graph, False)) is world.detector
+    assert world.fast.backward_begins(keeps_graph, False) is world.detector
     assert world.thread.busy_with == BACKWARD
     world.fast.backward_ends(world.detector)
     assert world.thread.busy_with == FREE
@@ -621,7 +614,7 @@ def test_both_languages_have_the_same_constants():
     text = HEADER.read_text() + HEADER.with_name("native.h").read_text()
     found = dict(re.findall(r"#define (\w+) \(?(\d+(?: << \d+)?)\)?", text))
     expected = {"MAX_PENDING": MAX_PENDING, "TIME_ONLY": TIME_ONLY, "AT_ONCE_NS": AT_ONCE_NS, "STEP_END": STEP_END}
-    expected |= {"KEEPS_GRAPH": KEEPS_GRAPH, "FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
+    expected |= {"FIELDS": fields.FIELDS, "NUMBERS": fields.NUMBERS}
     in_c = {name: int(found[name].split(" << ")[0]) << int(found[name].partition(" << ")[2] or 0) for name in expected}
     assert in_c == expected
     assert "enum { FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH, KINDS }" in text
@@ -643,7 +636,7 @@ def test_no_reference_is_lost_or_kept(world):
     gc.collect()  # a frame is in a cycle with its own variables
     after = [sys.getrefcount(one) for one in objects]
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    assert max(map(abs, differences)) <= 2, differences  # a leak is at least one in each of 50 steps
+    assert max(map(abs, differences)) <= 6, differences  # a leak is at least one in each of 50 steps
 
 
 def test_a_cycle_through_a_fast_path_is_collected(world):
@@ -700,7 +693,7 @@ def test_state_of_other_types_is_left_to_python(world, name, value):
         with suppress(Exception):
             world.fast.fetch_begins(world.iterators[0])
         with suppress(Exception):
-            world.fast.backward_begins(BACKWARD_ARGUMENTS)
+            world.fast.backward_begins(*BACKWARD_ARGUMENTS)
         with suppress(Exception):
             world.fast.backward_ends(detector)
         with suppress(Exception):
@@ -724,7 +717,7 @@ def test_a_clock_that_fails_is_reported(name):
     world.fake.recorder.use_clock(world.fake.recorder.buffer(), broken)
     for call in (
         lambda: world.fast.fetch_begins(world.iterators[0]),
-        lambda: world.fast.backward_begins(BACKWARD_ARGUMENTS),
+        lambda: world.fast.backward_begins(*BACKWARD_ARGUMENTS),
         world.fast.clearing_begins,
         lambda: world.fast.backward_ends(world.detector),
         lambda: world.fast.update_begins(world.optimizers[0], sys._getframe()),
@@ -748,3 +741,57 @@ def test_ctrl_c_while_samples_are_counted_ends_the_fetch(name):
         world.fast.fetch_ends(loader_pass, world.detector, Interrupting())
     assert world.thread.busy_with == FREE
     assert world.detector.pending.events[-1] == -world.detector.codes.data_loading
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the library is found by its name on Linux")
+def test_the_grad_mode_of_torchs_library_is_that_of_its_function():
+    found, asked = [], []
+
+    def is_grad_enabled():
+        asked.append(1)
+        return torch.is_grad_enabled()
+
+    for is_direct in (False, True):
+        world = World(native_implementation())
+        world.detector._is_grad_enabled = is_grad_enabled
+        assert not is_direct or world.fast.use_grad_mode(is_grad_enabled)
+        asked.clear()
+        world.follow([("steps", 0, [])] * 18)
+        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                world.follow([("call", 0, []), ("step", 1, []), ("steps", 0, []), ("call", 1, [])])
+        found.append((world.outcome(), len(asked)))
+    (by_function, often), (by_library, seldom) = found
+    assert by_library == by_function
+    assert 2 * seldom < often
+
+
+class BreakingClock(FakeClock):
+    """Fails at one of its readings."""
+
+    left = 0
+
+    def __call__(self) -> int:
+        self.left -= 1
+        if self.left == 0:
+            raise Boom
+        return super().__call__()
+
+
+@pytest.mark.parametrize("reading", range(1, 12))
+def test_a_clock_that_fails_in_an_expected_step_leaves_nothing_under_way(reading):
+    world = World(native_implementation())
+    world.follow([("steps", 0, [])] * 18)
+    assert world.fast.is_step_expected
+    clock = world.fake.clock
+    clock.__class__ = BreakingClock
+    clock.left = reading
+    with pytest.raises(Boom):
+        world.step(0, [])
+    assert (world.thread.busy_with, world.detector.calls, world.updates.open) == (FREE, [], [])
+    count, expected = world.count.steps, []
+    for _ in range(12):
+        world.follow([("step", 0, [])])
+        expected.append(bool(world.fast.is_step_expected))
+    assert world.count.steps == count + 12
+    assert any(expected)

@@ -1,8 +1,9 @@
 """What patches do in nearly every call of a training under way. native/fast_path.h has the same in C."""
 
+from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
@@ -18,9 +19,6 @@ from training_profiler.instrumentation.training_thread import (
 )
 from training_profiler.recording.fields import IS_NATIVE
 from training_profiler.recording.implementation import Implementation
-
-KEEPS_GRAPH: Final = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
-PASSED_ON: Final = KEEPS_GRAPH + 2  # arguments by position
 
 
 class Gradients(Protocol):
@@ -120,11 +118,10 @@ class FastPath:
                 training_thread.busy_with = FREE
             detector.fetch_ends(loader_pass)
 
-    def backward_begins(self, args: tuple[Any, ...]) -> LoopDetector | None:
+    def backward_begins(self, keeps_graph: object, creates_graph: object) -> LoopDetector | None:
         """Record the begin of a backward pass outside all calls; return the detector that has done it.
 
-        The arguments are as Tensor.backward passes them in nearly all trainings: the graph is freed, and gradients get
-        none.
+        As in nearly all trainings, the graph is freed, and gradients get none.
         """
         training_thread, gradients, detector = self._thread, self._gradients, self._detector()
         if detector is None or training_thread.busy_with or detector.calls or detector.inferred is not None:
@@ -133,9 +130,8 @@ class FastPath:
             gradients.backward_watch is not None
             or gradients.unused_graph is not None
             or gradients.updates_at_kept is not None
-            or len(args) != PASSED_ON
-            or not (args[KEEPS_GRAPH] is None or args[KEEPS_GRAPH] is False)
-            or args[KEEPS_GRAPH + 1] is not False
+            or not (keeps_graph is None or keeps_graph is False)
+            or creates_graph is not False
         ):
             return None
         detector.backward_begins()
@@ -193,6 +189,14 @@ class FastPath:
         updates.open.clear()
         detector.update_ends(optimizer)
         return True
+
+    def use_grad_mode(self, is_grad_enabled: Callable[[], bool]) -> bool:
+        """Ask torch's library in C++ where a detector has this function of torch's; return whether that was found.
+
+        The function for Python takes longer than the rest of a begin, and a mode of the program that replaces torch's
+        functions would see our call of it.
+        """
+        return False
 
     def forget(self) -> None:
         """Let go of the objects of the program that are kept for the next calls, because another detector follows."""

@@ -1,19 +1,20 @@
 """Patch: gradients, computed by ``backward`` or by ``torch.autograd.grad``."""
 
 import functools
+import inspect
 import sys
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.fast_path import KEEPS_GRAPH
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
-CREATES_GRAPH = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
+KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph; create_graph follows
+CREATES_GRAPH: Final = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
 
 
 def note_graph(context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> None:
@@ -88,27 +89,58 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
     # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
     patches.replace(torch.autograd, "backward", functools.partial(_training, context))
-    patches.replace(torch.autograd, "grad", functools.partial(_computing, context))
+    patches.replace(torch.autograd, "grad", functools.partial(_of_any_arguments, context, trains=False))
+
+
+def _usual(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: Any = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """Torch's own function has these arguments."""
+
+
+def _arguments_of(function: Any) -> list[tuple[str, Any, Any]] | None:
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [(each.name, each.kind, each.default) for each in parameters]
 
 
 def _training(context: PatchContext, original: Any) -> Any:
+    if _arguments_of(original) != _arguments_of(_usual):
+        return _of_any_arguments(context, original, True)
     captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
     begins, ends, any_backward = context.fast_path.backward_begins, context.fast_path.backward_ends, _any(original)
 
+    # With names of their own, because a tuple and a dictionary of arguments take longer than the rest in short steps.
     @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def backward(
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: Any = None,
+        create_graph: Any = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> Any:
         if is_compiling():
-            return original(*args, **kwargs)
+            return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         try:
             try:
-                detector = None if captured else begins(args)
+                detector = None if captured else begins(retain_graph, create_graph)
             except Exception as error:
                 context.on_error(error)
-                return original(*args, **kwargs)
+                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             if detector is None:
+                args = (tensors, grad_tensors, retain_graph, create_graph)
+                kwargs = {"grad_variables": grad_variables, "inputs": inputs}
                 return any_backward(context, args, kwargs, True, frame_of(1))
             try:
-                return original(*args, **kwargs)
+                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             finally:
                 try:
                     ends(detector)
@@ -121,20 +153,20 @@ def _training(context: PatchContext, original: Any) -> Any:
     return hidden_from_warnings(backward)
 
 
-def _computing(context: PatchContext, original: Any) -> Any:
+def _of_any_arguments(context: PatchContext, original: Any, trains: bool) -> Any:
     is_compiling, any_gradient, frame_of = context.is_compiling, _any(original), sys._getframe
 
     @functools.wraps(original)
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         try:
-            return any_gradient(context, args, kwargs, False, frame_of(1))
+            return any_gradient(context, args, kwargs, trains, frame_of(1))
         except BaseException as error:
             hide_our_frames(error)
             raise
 
-    return hidden_from_warnings(grad)
+    return hidden_from_warnings(gradient)
 
 
 def _any(original: Any) -> Any:

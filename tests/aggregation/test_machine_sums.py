@@ -136,7 +136,7 @@ def test_what_grew_in_stretches_before_the_first_step_is_not_growth_either():
     late.loop_begin_ns = 20 * 10**9
     late.machine.add_samples((sample(i, ram_own_bytes=20_000) for i in range(20, 40)), late.loop_begin_ns)
     for later in (early, late):
-        run.add(later, [])
+        run.add(later, [], [])
     assert run.machine.stats().ram_growth.bytes == 0
     assert run.machine.stats().samples == 40
 

@@ -24,11 +24,11 @@ def bins_of(durations_ns: Ints) -> Ints:
 FEW: Final = 32  # durations, which Python adds up faster than numpy, whose code has left the caches between two drains
 
 
-def count_durations(counts: Ints, durations_ns: Sequence[int]) -> None:
+def count_durations(counts: Ints, durations_ns: Sequence[int] | Ints) -> None:
     """Count durations in their bins; ``counts`` is one row, shape (BIN_COUNT,)."""
     if len(durations_ns) < FEW:
         for ns in durations_ns:
-            counts[_bin_of(ns)] += 1
+            counts[_bin_of(int(ns))] += 1
     else:
         np.add.at(counts, bins_of(np.asarray(durations_ns, np.int64)), 1)
 

@@ -119,6 +119,8 @@ class LoaderTimeline:
 
     def at(self, times_ns: Ints) -> Ints:
         """Return the loaders at these times."""
+        if len(times_ns) and times_ns.min() >= self.since_ns[-1]:  # as in nearly all batches of events
+            return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
 
     def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
@@ -224,12 +226,15 @@ class LoaderAttribution:
         """Return the loader of each span."""
         loader_ids = np.full(len(kinds), NO_LOADER)
         for is_validation, fetched in enumerate(self._fetched):
+            is_of_phase = kinds // KINDS == is_validation
+            if not is_of_phase.any():
+                continue
             fetches = np.flatnonzero(kinds == is_validation * KINDS + DATA)
             # A manual section may enclose the fetch that names the loader.
             loader_ids[fetches] = self._asked.at(ends_ns[fetches])
             in_order = fetches[np.argsort(ends_ns[fetches], kind="stable")]
             fetched.extend(ends_ns[in_order], loader_ids[in_order])
-            others = np.flatnonzero((kinds // KINDS == is_validation) & (kinds % KINDS != DATA))
+            others = np.flatnonzero(is_of_phase & (kinds % KINDS != DATA))
             loader_ids[others] = fetched.at(begins_ns[others])
         return loader_ids
 
@@ -255,7 +260,9 @@ class LoaderAttribution:
         row_ends_ns, steps = self._ends
         self._ends = (row_ends_ns[:0], steps[:0])
         row_of = np.searchsorted(row_ends_ns, ends_ns) if len(steps) else np.zeros(len(ends_ns), np.int64)
-        present, loader = np.unique(loader_ids, return_inverse=True)
+        present, loader = loader_ids[:1], np.zeros(len(loader_ids), np.int64)
+        if (loader_ids != present).any():
+            present, loader = np.unique(loader_ids, return_inverse=True)
         shape = (len(present), len(steps) + 1, 2 * KINDS)
         cells = (loader * shape[1] + row_of) * shape[2] + kinds
         size = shape[0] * shape[1] * shape[2]

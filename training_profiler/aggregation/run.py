@@ -7,6 +7,7 @@ from training_profiler.aggregation.hot_lines import making_shares, phase_shares
 from training_profiler.aggregation.loaders import loader_stats
 from training_profiler.aggregation.memory_change import memory_change
 from training_profiler.aggregation.startup import startup_stats
+from training_profiler.aggregation.step_totals import columns
 from training_profiler.aggregation.summary import (
     epoch_stats,
     line_counts,
@@ -67,9 +68,10 @@ class RunSums:
 
     def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
         """Add the next stretch of time, and the durations of the steps that ended in it."""
+        durations_ns, calls = columns(step_ns, totals.step_calls)
         for sums in (self.run, self.interval if self._has_intervals else None, self._epoch):
             if sums is not None:
-                sums.add(totals, step_ns)
+                sums.add(totals, durations_ns, calls)
                 move_late(sums, self._names, totals)
         self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines, totals.wall_ns)
 

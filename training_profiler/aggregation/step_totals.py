@@ -3,15 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.around_capture import AroundFirstCapture
-from training_profiler.aggregation.arrays import Bools, Floats
+from training_profiler.aggregation.arrays import Bools, Floats, Ints
 from training_profiler.aggregation.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 from training_profiler.aggregation.work import StepPoint
+
+
+Integers: TypeAlias = Sequence[int] | Ints
+
+
+def columns(durations_ns: Integers, calls: Integers) -> tuple[Integers, Integers]:
+    """Return these as arrays where they are many, so that several sums need not make them."""
+    if len(durations_ns) < FEW:
+        return durations_ns, calls
+    return np.asarray(durations_ns, np.int64), np.asarray(calls, np.int64)
 
 
 class CaptureAffectedSteps:
@@ -68,14 +78,17 @@ class Moments:
         self.longest = longest  # (ns, step counted from 1)
 
     @classmethod
-    def of(cls, durations_ns: Sequence[int], numbers: Sequence[int]) -> "Moments":
+    def of(cls, durations_ns: Integers, numbers: Sequence[int]) -> "Moments":
         """Return those of steps with these durations and numbers."""
-        if not durations_ns:
+        if not len(durations_ns):
             return cls()
-        longest_ns = max(durations_ns)
-        mean = sum(durations_ns) / len(durations_ns)
+        if isinstance(durations_ns, np.ndarray):
+            at = int(durations_ns.argmax())
+        else:
+            at = durations_ns.index(max(durations_ns))
+        mean = _total(durations_ns) / len(durations_ns)
         m2 = _squared_deviations(durations_ns, mean)
-        return cls(len(durations_ns), mean, m2, (longest_ns, numbers[durations_ns.index(longest_ns)]))
+        return cls(len(durations_ns), mean, m2, (int(durations_ns[at]), numbers[at]))
 
     def add(self, later: "Moments") -> None:
         """Add those of later steps."""
@@ -109,7 +122,7 @@ class StepSums:
         self._points: list[tuple[int, int, int]] = []  # (count, total ns, forward passes) of consecutive normal steps
         self._steps_a_point = 1
 
-    def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = (), calls: Sequence[int] = ()) -> None:
+    def add(self, durations_ns: Integers, slowed: Sequence[int] = (), calls: Integers = ()) -> None:
         """Add the steps that follow those added before.
 
         Args:
@@ -123,18 +136,18 @@ class StepSums:
             slowed_here = [at - begin for at in slowed if begin <= at < end]
             self._add_some(durations_ns[begin:end], slowed_here, calls[begin:end])
 
-    def _add_some(self, durations_ns: Sequence[int], slowed: Sequence[int], calls: Sequence[int]) -> None:
-        if not durations_ns:
+    def _add_some(self, durations_ns: Integers, slowed: Sequence[int], calls: Integers) -> None:
+        if not len(durations_ns):
             return
         numbers: Sequence[int] = range(self.count + 1, self.count + 1 + len(durations_ns))
         made = calls if len(calls) == len(durations_ns) else [0] * len(durations_ns)
         room = max(0, FIRST_STEPS - len(self.first_ns))
-        self.first_ns.extend(durations_ns[:room])
+        self.first_ns.extend(_listed(durations_ns[:room]))
         later = normal = Moments.of(durations_ns[room:], numbers[room:])
-        self.total_ns += sum(durations_ns)
+        self.total_ns += _total(durations_ns)
         self.count += len(durations_ns)
         if slowed:
-            left_out = set(slowed)
+            durations_ns, made, left_out = _listed(durations_ns), _listed(made), set(slowed)
             self._slowed_first.update(numbers[at] - 1 for at in slowed if at < room)
             count_durations(self._slowed_bins, [durations_ns[at] for at in slowed])
             own = [at for at in range(len(durations_ns)) if at not in left_out]
@@ -146,15 +159,16 @@ class StepSums:
         self._later_normal.add(normal)
         self._add_points(durations_ns, made)
 
-    def _add_points(self, durations_ns: Sequence[int], calls: Sequence[int]) -> None:
+    def _add_points(self, durations_ns: Integers, calls: Integers) -> None:
         count, total, made = self._points[-1] if self._points else (self._steps_a_point, 0, 0)
         room = self._steps_a_point - count
-        if room and durations_ns:
+        if room and len(durations_ns):
             fill = durations_ns[:room]
-            self._points[-1] = (count + len(fill), total + sum(fill), made + sum(calls[:room]))
+            self._points[-1] = (count + len(fill), total + _total(fill), made + _total(calls[:room]))
             durations_ns, calls = durations_ns[room:], calls[room:]
         if self._steps_a_point == 1:
-            self._points += zip(repeat(1), durations_ns, calls, strict=False)  # whose end is that of the shortest
+            # The end is that of the shortest.
+            self._points += zip(repeat(1), _listed(durations_ns), _listed(calls), strict=False)
             durations_ns = ()
         whole = len(durations_ns) // self._steps_a_point * self._steps_a_point
         sums = (
@@ -163,7 +177,7 @@ class StepSums:
         )
         self._points += zip(repeat(self._steps_a_point), *sums, strict=False)
         if whole < len(durations_ns):
-            self._points.append((len(durations_ns) - whole, sum(durations_ns[whole:]), sum(calls[whole:])))
+            self._points.append((len(durations_ns) - whole, _total(durations_ns[whole:]), _total(calls[whole:])))
         while len(self._points) > TREND_POINTS:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)
@@ -250,7 +264,15 @@ class StepSums:
         return points
 
 
-def _squared_deviations(durations_ns: Sequence[int], mean: float) -> float:
+def _total(values: Integers) -> int:
+    return int(values.sum()) if isinstance(values, np.ndarray) else sum(values)
+
+
+def _listed(values: Integers) -> Sequence[int]:
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def _squared_deviations(durations_ns: Integers, mean: float) -> float:
     if len(durations_ns) < FEW:
         return sum((ns - mean) ** 2 for ns in durations_ns)
     return float(((np.asarray(durations_ns, np.float64) - mean) ** 2).sum())

@@ -12,7 +12,7 @@ from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
-from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
+from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, Integers, StepSums, settled
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks
@@ -124,12 +124,12 @@ class Totals:
         is_early = (steps >= 0) & (steps < FIRST_STEPS)
         np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
 
-    def add(self, later: "Totals", durations_ns: Sequence[int]) -> None:
-        """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
+    def add(self, later: "Totals", durations_ns: Integers, calls: Integers) -> None:
+        """Add the stretch that follows this one, with the durations and the forward passes of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
         self.input_work.add(self.steps.count, durations_ns, later.input_sizes.points)
-        self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
+        self.steps.add(durations_ns, later.slowed_by_capture, calls)
         self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)
         self.garbage.add(later.garbage)

@@ -1,4 +1,4 @@
-"""Cost of automatic instrumentation in one process: ``python -m benchmarks.switched [--only WORD]``.
+"""Cost of automatic instrumentation in one process: ``python -m benchmarks.switched [--only MS]``.
 
 Two processes of the same training differ by up to 4 % because of their memory layout, which is more than the cost
 (``unmodified_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
@@ -35,7 +35,7 @@ def run(only: str = "") -> list[Figure]:
     rows = []
     chosen = result_of("benchmarks.unmodified_training", "--batches", is_on=False)
     for ms, kind in LOOPS.items():
-        if only not in f"{ms} ms":
+        if only not in ("", ms):
             continue
         results = [
             result_of("benchmarks.switched", "--inside", ms, str(chosen[str(kind.step_ms)]), is_on=True, sinks=SINKS)
@@ -123,7 +123,7 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="part of the length of the steps to measure, such as 50")
+    parser.add_argument("--only", default="", help="the length of the steps to measure in ms, such as 5")
     parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:

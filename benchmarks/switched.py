@@ -4,7 +4,8 @@ Two processes of the same training differ by up to 4 % because of their memory l
 (``unmodified_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
 sampler and the system monitor are switched on or off. Drains, sums, the journal and the trackers (JSON lines, and
 TensorBoard if installed) run while they are on. A pair is two successive blocks. Blocks of long steps last a second, so
-that the monitor samples as often as in a training.
+that the monitor samples as often as in a training. Each block is as late in a run, because patches that are installed
+again look at inputs in each of the next 64 steps, which is all of a block of long steps.
 """
 
 import argparse
@@ -25,6 +26,8 @@ LONG_STEP_MS: Final = 20
 PAIRS_MS: Final = 60 * BLOCK_MS  # of one state in a process
 SINKS: Final = ",".join(name for name in ("tensorboard", "jsonl") if name == "jsonl" or find_spec(name))
 WARM_UP_SHARE: Final = 0.5  # of a block: changing a class resets the interpreter's specialized lookups
+FIRST_STEPS: Final = 4  # of a block, in which the patches find out what the calls are
+UPDATES_BEFORE: Final = 1 << 14  # of a training, late in a run
 PROCESSES: Final = 3
 LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startswith("loop")}
 
@@ -71,6 +74,14 @@ class SwitchableProfiling:
         self._torch, self._process = torch, api._process
         self._is_on = True
 
+    def skip_early_steps(self) -> None:
+        """Go on as after the first steps of a run."""
+        assert self._process.instrumentation is not None
+        detector = self._process.instrumentation.context.detector
+        if detector is not None:
+            detector.updates = UPDATES_BEFORE
+            detector.input_sizes.update_ends(UPDATES_BEFORE, perf_counter_ns())
+
     def switch(self, is_on: bool) -> None:
         """Install patches and samplers, or remove them."""
         if is_on == self._is_on:
@@ -104,8 +115,10 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
 
     def block(is_on: bool) -> tuple[int, int]:
         profiling.switch(is_on)
-        for _ in range(max(1, round(WARM_UP_SHARE * steps))):
+        for number in range(max(FIRST_STEPS + 2, round(WARM_UP_SHARE * steps))):
             step()
+            if is_on and number == FIRST_STEPS:
+                profiling.skip_early_steps()
         wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
         for _ in range(steps):
             step()

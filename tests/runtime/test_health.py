@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tests.support.recording import FakeClock, FakeRun
+from tests.support.recording import IMPLEMENTATIONS, FakeClock, FakeRun, implementation_of
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
@@ -59,14 +59,18 @@ def test_other_programs_do_not_make_a_section_look_expensive():
     assert measure_section_cost_ns(python_implementation("for a test"), clock) == pytest.approx(200, rel=0.01)
 
 
-@pytest.mark.parametrize(("apart_us", "sections"), [(0, 4), (25, 4), (50, 4), (223.6, 8), (1_000, 12), (50_000, 12)])
-def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, sections):
-    assert patch_cost(apart_us * 1e3) == pytest.approx(sections, abs=0.01)
+@pytest.mark.parametrize(("apart_us", "of_python"), [(0, 4), (25, 4), (50, 4), (223.6, 8), (1_000, 12), (50_000, 12)])
+def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, of_python):
+    assert patch_cost(apart_us * 1e3, is_native=False) == pytest.approx(of_python, abs=0.01)
+    of_c = 6 + (of_python - 4) * 14 / 8
+    assert patch_cost(apart_us * 1e3, is_native=True) == pytest.approx(of_c, abs=0.02)
 
 
-@pytest.mark.parametrize(("has_patches", "cost_ns"), [(False, 1_000), (True, 12_000)])
-def test_cost_of_sections_counts_the_patches_that_record_them(has_patches, cost_ns):
-    run = FakeRun()
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("has_patches", [False, True])
+def test_cost_of_sections_counts_the_patches_that_record_them(name, has_patches):
+    run = FakeRun(implementation=implementation_of(name))
+    cost_ns = {"C": 20_000, "Python": 12_000}[name] if has_patches else 1_000
     totals = Totals(0)
     totals.training_spans, totals.end_ns = 10, 10**9
     health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), has_patches)

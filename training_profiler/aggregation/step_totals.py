@@ -13,7 +13,6 @@ from training_profiler.aggregation.arrays import Bools, Floats, Ints
 from training_profiler.aggregation.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 from training_profiler.aggregation.work import StepPoint
 
-
 Integers: TypeAlias = Sequence[int] | Ints
 
 

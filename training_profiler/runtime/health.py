@@ -17,10 +17,14 @@ from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
 
 CALIBRATION_ROUNDS, CALIBRATION_SPANS = 5, 400  # about 1 ms together
-# Cost of a patched call in empty sections, by the time between two such calls. Measured: 2 to 5 where they are 30 us
-# apart (an agent that acts; the smallest step of benchmarks/patches.py). With longer steps the training evicts the code
-# of the patches from the caches: 8 to 18 (benchmarks/switched.py).
-PATCH_COSTS: Final = {50_000: 4.0, 1_000_000: 12.0}  # apart, in ns -> sections; in between by its logarithm
+# Cost of a patched call in empty sections of the same recorder, by the time between two such calls. Measured with the
+# recorder in Python: 2 to 5 where they are 30 us apart (an agent that acts; the smallest step of benchmarks.patches).
+# With longer steps the training evicts the code of the patches from the caches: 8 to 18 (benchmarks.switched). With the
+# recorder in C: 6; 11 where they evict the second cache, and 28 where they evict all of them.
+PATCH_COSTS: Final = {  # is it of C -> apart, in ns -> sections; in between by its logarithm
+    True: {50_000: 6.0, 1_000_000: 20.0},
+    False: {50_000: 4.0, 1_000_000: 12.0},
+}
 REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, and first epochs, at any cost
 REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 
@@ -43,9 +47,9 @@ def measure_section_cost_ns(implementation: Implementation, clock: Clock = perf_
     return sorted(rounds)[CALIBRATION_ROUNDS // 2]
 
 
-def patch_cost(apart_ns: float) -> float:
+def patch_cost(apart_ns: float, is_native: bool) -> float:
     """Return the cost of a patched call in empty sections, if such calls begin ``apart_ns`` after each other."""
-    (near_ns, near), (far_ns, far) = PATCH_COSTS.items()
+    (near_ns, near), (far_ns, far) = PATCH_COSTS[is_native].items()
     part = math.log(max(apart_ns, 1.0) / near_ns) / math.log(far_ns / near_ns)
     return near + (far - near) * min(1.0, max(0.0, part))
 
@@ -77,8 +81,9 @@ class ProfilerHealth:
         return run.training_spans * self._span_ns(run)
 
     def _span_ns(self, run: Totals) -> float:
-        calls = run.training_spans
-        return self._section_cost_ns * (patch_cost(run.wall_ns / calls) if self._has_patches and calls else 1.0)
+        calls, is_native = run.training_spans, self._recorder.implementation.native is not None
+        is_patched = self._has_patches and calls > 0
+        return self._section_cost_ns * (patch_cost(run.wall_ns / calls, is_native) if is_patched else 1.0)
 
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""

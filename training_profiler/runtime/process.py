@@ -10,7 +10,6 @@ from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
-from training_profiler.recording.implementation import python_implementation
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.runtime.session import Session
@@ -163,11 +162,7 @@ class Process:
 
     def begin(self, opens_files: bool) -> Session:
         """Begin a session with the current settings."""
-        # Patches are in Python, and their cost is known in sections of Python.
-        has_patches = self.instrumentation is not None
-        cost_ns = measure_section_cost_ns(
-            python_implementation("as patches are") if has_patches else self.recorder.implementation
-        )
+        cost_ns = measure_section_cost_ns(self.recorder.implementation)
         if self.instrumentation is None:
             self.manual_patches.install()
         patches = self.instrumentation or self.manual_patches

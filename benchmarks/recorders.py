@@ -102,7 +102,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
     accumulator = Accumulator(names, 0, arithmetic=arithmetic_of(implementation))
     now_ns, each_ns = 0, []
     for _ in range(BLOCKS_A_ROUND):
-        events, marks = implementation.new_events(), []
+        events, marks = implementation.new_events(), implementation.new_events()
         for first in range(0, spans, STEP_SECTIONS):
             begin_ns = now_ns
             within = []
@@ -113,7 +113,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
             now_ns += 10_000
             events.extend([begin_ns, outer, *within, now_ns, -outer])
             marks.extend((now_ns, STEP_END))
-        batch = Batch(now_ns, [ThreadEvents(1, "", True, events[:])], marks)
+        batch = Batch(now_ns, [ThreadEvents(1, "", True, events[:])], marks[:])
         begun_ns = time.thread_time_ns()
         accumulator.add(batch, 1)
         each_ns.append(time.thread_time_ns() - begun_ns)

@@ -193,8 +193,7 @@ class FastPath:
     def use_grad_mode(self, is_grad_enabled: Callable[[], bool]) -> bool:
         """Ask torch's library in C++ where a detector has this function of torch's; return whether that was found.
 
-        The function for Python takes longer than the rest of a begin, and a mode of the program that replaces torch's
-        functions would see our call of it.
+        The function for Python takes longer than the rest of a begin.
         """
         return False
 

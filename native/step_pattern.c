@@ -35,9 +35,10 @@ void note_begin(FastPath *path, ExpectedCall call)
 static PyObject *list_of(ExpectedCall *call, PyObject *item)
 {
     if (call->item != item || !is_list(call->list, 1)) {
-        PyObject *before = call->list, *list = PyList_New(1);
+        PyObject *list = PyList_New(1);
         if (list == NULL || PyList_SetItem(list, 0, Py_NewRef(item)) < 0)
             return NULL;
+        PyObject *before = call->list; /* not earlier: the pattern may have been let go of meanwhile */
         call->list = list;
         call->item = item;
         Py_XDECREF(before);
@@ -49,7 +50,7 @@ int begin_with_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, 
 {
     StepPattern *pattern = &path->pattern;
     Events *events = pattern->writer->events;
-    PyObject *list = Py_XNewRef(list_of(call, item)), *before = pattern->empty;
+    PyObject *list = Py_XNewRef(list_of(call, item));
     int result = list == NULL ? -1 : 1;
     /* A new list may start a garbage collection, and that run Python code. */
     if (result == 1 && pattern->is_ready && pattern->changes == field_changes && is_list(fields->at[at], 0) &&
@@ -59,6 +60,7 @@ int begin_with_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, 
         Py_XDECREF(list);
         return result;
     }
+    PyObject *before = pattern->empty;
     pattern->empty = fields->at[at];
     fields->at[at] = list;
     Py_XDECREF(before);

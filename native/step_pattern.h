@@ -16,25 +16,25 @@ typedef enum { AT_CALL, AT_FETCH, AT_BACKWARD, AT_CLEARING, AT_UPDATE, AT_TRANSF
 
 typedef struct {
     Moment kind;
-    int is_merged;        /* its begin takes the end of the span before away */
-    void *object, *type;  /* what is called, and its class: compared, and never used */
-    PyObject *code;       /* of the function that calls, or NULL */
-    Fields *record;       /* what its begin returns, or NULL */
+    int is_merged;         /* its begin takes the end of the span before away */
+    void *object, *type;   /* what is called, and its class: compared, and never used */
+    PyObject *code;        /* of the function that calls, or NULL */
+    Fields *record;        /* what its begin returns, or NULL */
     PyObject *list, *item; /* a list of what is under way while it is, or NULL: its record, or the update */
-    int64_t event;        /* code of its span */
+    int64_t event;         /* code of its span */
 } ExpectedCall;
 
 typedef struct {
-    uint64_t changes; /* of the state, when the step began */
-    ExpectedCall *open;
-    int is_ready;     /* the calls of this step are expected */
-    int count, at;    /* calls of the step before, and of this one */
-    int is_same;      /* so far, the calls of this step are those of the step before */
-    int moments;      /* begins and ends in this step that were asked about */
-    int noted;        /* of these, the usual ones */
-    PyObject *empty;   /* the list for which that of `open` stands */
-    void *step_by;     /* the optimizer whose update ended the step before as in nearly all trainings, or NULL */
-    Fields *detector; /* of the step before, owned, and what writes its events */
+    uint64_t changes;   /* of the state, when the step began */
+    ExpectedCall *open; /* whose end comes next, or NULL */
+    int is_ready;       /* the calls of this step are expected */
+    int count, at;      /* calls of the step before, and of this one */
+    int is_same;        /* so far, the calls of this step are those of the step before */
+    int moments;        /* begins and ends in this step that were asked about */
+    int noted;          /* of these, the usual ones */
+    PyObject *empty;    /* the list for which that of `open` stands */
+    void *step_by;      /* the optimizer whose update ended the step before as in nearly all trainings, or NULL */
+    Fields *detector;   /* of the step before, owned, and what writes its events */
     Writer *writer;
     ExpectedCall calls[MOST_EXPECTED];
 } StepPattern;

@@ -795,3 +795,23 @@ def test_a_clock_that_fails_in_an_expected_step_leaves_nothing_under_way(reading
         expected.append(bool(world.fast.is_step_expected))
     assert world.count.steps == count + 12
     assert any(expected)
+
+
+def test_a_pattern_may_be_let_go_of_while_a_call_begins():
+    world = World(native_implementation())
+    world.follow([("steps", 0, [])] * 18)
+    clock, count = world.fake.clock, world.count.steps
+
+    class Forgetful(FakeClock):
+        def __call__(self) -> int:
+            world.fast.forget()
+            return super().__call__()
+
+    for _ in range(40):
+        clock.__class__ = FakeClock
+        world.follow([("steps", 0, [])] * 2)
+        clock.__class__ = Forgetful
+        world.follow([("step", 0, [])])
+    clock.__class__ = FakeClock
+    assert (world.thread.busy_with, world.detector.calls, world.updates.open) == (FREE, [], [])
+    assert world.count.steps == count + 40 * 9

@@ -92,18 +92,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     patches.replace(torch.autograd, "grad", functools.partial(_of_any_arguments, context, trains=False))
 
 
-def _usual(
-    tensors: Any,
-    grad_tensors: Any = None,
-    retain_graph: Any = None,
-    create_graph: Any = False,
-    grad_variables: Any = None,
-    inputs: Any = None,
-) -> None:
-    """Torch's own function has these arguments."""
-
-
 def _arguments_of(function: Any) -> list[tuple[str, Any, Any]] | None:
+    """Return the name, the kind and the default of each; None if that is not known."""
     try:
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):
@@ -112,12 +102,10 @@ def _arguments_of(function: Any) -> list[tuple[str, Any, Any]] | None:
 
 
 def _training(context: PatchContext, original: Any) -> Any:
-    if _arguments_of(original) != _arguments_of(_usual):
-        return _of_any_arguments(context, original, True)
     captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
     begins, ends, any_backward = context.fast_path.backward_begins, context.fast_path.backward_ends, _any(original)
 
-    # With names of their own, because a tuple and a dictionary of arguments take longer than the rest in short steps.
+    # Arguments with names, because a tuple and a dictionary of them take longer than the rest in short steps.
     @functools.wraps(original)
     def backward(
         tensors: Any,
@@ -150,6 +138,8 @@ def _training(context: PatchContext, original: Any) -> Any:
             hide_our_frames(error)
             raise
 
+    if _arguments_of(original) != _arguments_of(backward):  # not torch's own, or that of another version
+        return _of_any_arguments(context, original, trains=True)
     return hidden_from_warnings(backward)
 
 

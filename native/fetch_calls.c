@@ -168,9 +168,13 @@ static int add_samples(FastPath *path, Fields *loader_pass, PyObject *batch)
     int64_t rows = rows_of(path, batch), before = integer(loader_pass->at[SAMPLES], -1);
     if (rows == -2)
         return -1;
-    if (rows == -1 || before < 0)
-        return call_method(loader_pass, "add_batch", batch);
-    return give_integer(loader_pass, SAMPLES, before + rows);
+    if (rows >= 0 && before >= 0)
+        return give_integer(loader_pass, SAMPLES, before + rows);
+    PyObject *samples = PyObject_CallMethod((PyObject *)loader_pass, "samples_with", "(O)", batch);
+    if (samples == NULL)
+        return -1;
+    give(loader_pass, SAMPLES, samples);
+    return 0;
 }
 
 /* Record that the thread is free again, and the end of its fetch. Return -1 with an exception. */

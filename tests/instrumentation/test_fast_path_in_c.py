@@ -449,6 +449,18 @@ def test_calls_of_nearly_all_steps_are_expected():
     assert not world.fast.is_step_expected
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])  # lists, dictionaries, tensors, and lists of lists
+def test_steps_are_expected_whatever_the_batches_are(number):
+    world = World(implementation_of("C"))
+    expected = []
+    for _ in range(200):
+        world.fetch(number, [])
+        world.follow([("call", 0, []), ("call", 2, []), ("backward", 0, []), ("update", 0, []), ("clear", 0, [])])
+        expected.append(bool(world.fast.is_step_expected))
+    assert sum(expected[100:]) > 80
+    assert world.detector.phases.passes.latest.samples > 200
+
+
 def test_a_step_is_not_expected_once_python_has_changed_anything(world):
     world.follow([("steps", 0, [])] * 18)
     assert world.fast.is_step_expected

@@ -96,8 +96,15 @@ class LoaderPass(Fields):
 
     def add_batch(self, batch: object) -> None:
         """Add the samples of a batch; if they cannot be counted, no more are."""
+        self.samples = self.samples_with(batch)
+
+    def samples_with(self, batch: object) -> int | None:
+        """Return the samples with those of another batch; None if they cannot be counted.
+
+        C sets them: had Python set an attribute, the calls of this step would not be expected in the next.
+        """
         count = batch_size(batch)
-        self.samples = None if count is None or self.samples is None else self.samples + count
+        return None if count is None or self.samples is None else self.samples + count
 
     def add_made(self, cpu_ns: int, now_ns: int) -> None:
         """Add a batch that was made on the training thread by ``now_ns``, and choose the next one to be measured."""

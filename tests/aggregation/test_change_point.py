@@ -64,3 +64,27 @@ def test_steady_rise_does_not_jump(bend, noise):
 )
 def test_series_without_a_change_has_none(values):
     assert change_point(values) is None
+
+
+def test_a_large_step_is_found_although_values_drift_on_both_sides():
+    generator = np.random.default_rng(1)
+    found = 0
+    for _ in range(50):
+        before = np.linspace(4.4, 3.5, 60) + generator.normal(0, 0.15, 60)
+        change = change_point(np.concatenate([before, 24.5 + generator.normal(0, 1, 60)]))
+        found += change is not None and 58 <= change.at <= 62 and change.is_abrupt
+    assert found == 50
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.linspace(1, 2, 120),
+        np.exp(np.linspace(0, 5, 120)),
+        np.linspace(0, 1, 120) ** 2,
+        1 + 5 * np.exp(-np.linspace(0, 60, 120)),
+    ],
+    ids=["line", "exponential", "square", "decay"],
+)
+def test_a_steady_trend_has_no_clear_cut(values):
+    assert change_point(values) is None

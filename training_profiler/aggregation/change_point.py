@@ -20,6 +20,8 @@ TRIM: Final = 0.05  # of the values at each end, in which no change is looked fo
 # (10,000 and 400 simulated series of 120 values).
 CRITICAL: Final = 12.0
 BAI_95: Final = 11.0  # 95 % of the distribution of the estimated moment, in long-run variances over squared jumps
+NEAR: Final = 3  # values on either side of a step
+CLEAR_CUT: Final = 5.0  # such a step over the 95th percentile of differences between neighbours; a steady trend has 3
 ABRUPT: Final = 0.9  # of the distances to a straight line: a change explains more than a trend from here on
 
 
@@ -41,7 +43,7 @@ def change_point(values: Floats) -> ChangePoint | None:
         return None
     reduced = np.array([np.median(values[at : at + group]) for at in range(0, len(values) - group + 1, group)])
     statistic, at = _wilcoxon(reduced)
-    if statistic < CRITICAL:
+    if statistic < CRITICAL and not _is_clear_cut(reduced, at):
         return None
     before, after = float(np.median(reduced[:at])), float(np.median(reduced[at:]))
     half = _half_interval(reduced, at, after - before)
@@ -78,6 +80,19 @@ def _wilcoxon(values: Floats) -> tuple[float, int]:
         if (explained := float(apart**2 / (at * (count - at)))) > fit:
             fit, place = explained, at
     return largest, place
+
+
+def _is_clear_cut(values: Floats, at: int) -> bool:
+    """Return whether all values after a moment are beyond all before, with a step that is large for this series.
+
+    Ranks know no distances: where values drift a little on both sides, they hide that steps take six times as long.
+    """
+    before, after = values[:at], values[at:]
+    if before.max() >= after.min() and after.max() >= before.min():
+        return False
+    step = abs(float(np.median(after[:NEAR])) - float(np.median(before[-NEAR:])))
+    usual = float(np.percentile(np.abs(np.delete(np.diff(values), at - 1)), 95))
+    return 0 < CLEAR_CUT * usual < step
 
 
 def _half_interval(values: Floats, at: int, jump: float) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.aggregation.arrays import Floats, Integers
 from training_profiler.snapshot.snapshot import AroundCapture
 from training_profiler.units import NS_PER_S
 
@@ -26,7 +26,7 @@ class AroundFirstCapture:
         self._after: list[int] = []
         self._has_begun = False
 
-    def add(self, durations_ns: Sequence[int] | Ints, slowed: Sequence[int]) -> None:
+    def add(self, durations_ns: Integers, slowed: Sequence[int]) -> None:
         """Add the steps that follow; ``slowed`` are the indices of those that a window slowed."""
         begin = 0
         if not self._has_begun:

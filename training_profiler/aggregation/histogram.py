@@ -1,12 +1,11 @@
 """Durations in log-spaced bins: quantiles of any number of spans from one row of counts."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.arrays import Integers, Ints
 
 # Bins are 2 % wide, so the geometric middle is within 1 % of every duration in a bin
 # (the construction of DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).
@@ -24,7 +23,7 @@ def bins_of(durations_ns: Ints) -> Ints:
 FEW: Final = 32  # durations, which Python adds up faster than numpy, whose code has left the caches between two drains
 
 
-def count_durations(counts: Ints, durations_ns: Sequence[int] | Ints) -> None:
+def count_durations(counts: Ints, durations_ns: Integers) -> None:
     """Count durations in their bins; ``counts`` is one row, shape (BIN_COUNT,)."""
     if len(durations_ns) < FEW:
         for ns in durations_ns:

@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.around_capture import AroundFirstCapture
-from training_profiler.aggregation.arrays import Bools, Floats, Ints
+from training_profiler.aggregation.arrays import Bools, Floats, Integers
 from training_profiler.aggregation.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 from training_profiler.aggregation.work import StepPoint
-
-Integers: TypeAlias = Sequence[int] | Ints
 
 
 def columns(durations_ns: Integers, calls: Integers) -> tuple[Integers, Integers]:

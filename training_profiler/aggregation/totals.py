@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.arrays import Integers, Ints
 from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.history import RunHistory
 from training_profiler.aggregation.lines import LineCounts, WeightedLines
@@ -12,7 +12,7 @@ from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
-from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, Integers, StepSums, settled
+from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks

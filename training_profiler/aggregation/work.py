@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.arrays import Integers
 from training_profiler.aggregation.trend import Point, Series, trend
 from training_profiler.snapshot.snapshot import FORWARD_PASSES, INPUT_ELEMENTS
 
@@ -41,7 +41,7 @@ class InputWork:
         self._pairs = 0
         self._sums = np.zeros(5)  # of elements, seconds, elements squared, seconds squared, and their products
 
-    def add(self, first_step: int, durations_ns: Sequence[int] | Ints, sizes: Sequence[Point]) -> None:
+    def add(self, first_step: int, durations_ns: Integers, sizes: Sequence[Point]) -> None:
         """Add a stretch of steps.
 
         Args:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.support.recording import FakeRun, section_stats
-from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops, making_shares, phase_shares
+from training_profiler.aggregation.hot_lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.loader_workers import UnseenWait
 
@@ -114,3 +114,18 @@ def test_a_few_waits_for_work_elsewhere_may_be_chance():
         run.sample_line(Location("train.py", 9, "main", waits_for="a pool of threads or processes"))
         run.step(forward_pass=1.0)
     assert run.snapshot().unseen == ()
+
+
+@pytest.mark.parametrize(
+    ("of_train", "of_others", "expected"),
+    [(11, 0, True), (10, 0, False), (24, 2, True), (14, 6, False), (15, 15, True), (12, 12, False), (0, 30, True)],
+)
+def test_lines_are_known_from_thirty_samples_on_or_from_fewer_of_the_same(of_train, of_others, expected):
+    samples = Counter({TRAIN: of_train, **{TRAIN._replace(line=number): 1 for number in range(100, 100 + of_others)}})
+    assert is_known(+samples) is expected
+
+
+def test_samples_without_a_line_are_of_none():
+    assert not is_known(Counter({None: 40}))
+    assert not is_known(Counter())
+    assert is_known(Counter({None: 20, TRAIN: 10}))

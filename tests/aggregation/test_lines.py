@@ -174,19 +174,20 @@ def test_the_runs_lines_are_the_sum_of_its_intervals():
     run = FakeRun()
     train(run, 30)
     run.sums.new_interval()
-    train(run, 20)
+    train(run, 10)
     interval = run.snapshot(of_interval=True).lines
-    assert [(line.function, line.samples) for line in interval[OTHER]] == [("get_batch", 40), ("estimate_loss", 20)]
+    assert [(line.function, line.samples) for line in interval[OTHER]] == [("get_batch", 20), ("estimate_loss", 10)]
     assert "forward_pass" not in interval
-    assert [line.samples for line in run.snapshot().lines[OTHER]] == [100, 50]
+    assert [line.samples for line in run.snapshot().lines[OTHER]] == [80, 40]
 
 
 @pytest.mark.parametrize(("samples", "claims"), [(29, False), (30, True)])
-def test_sections_with_fewer_than_30_samples_show_no_lines(samples, claims):
+def test_sections_with_fewer_than_30_samples_of_many_lines_show_none(samples, claims):
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
-        run.sample_line(MODEL, samples)
+        for number in range(samples):
+            run.sample_line(MODEL._replace(line=number))
         run.clock.advance(1)
     run.clock.advance(1)
     assert ("forward_pass" in run.snapshot().lines) == claims

@@ -43,6 +43,12 @@ def test_steps_mostly_slowed_by_captures_do_not_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=50)) is not None
 
 
+def test_variation_that_costs_less_than_a_hundredth_of_the_steps_has_no_finding():
+    """A few long steps among many: their deviation is large, and there is nothing to gain."""
+    assert step_time_varies(run_of(std_s=0.03, median_s=0.0991, max_s=0.4, max_step=40)) is None
+    assert step_time_varies(run_of(std_s=0.03, median_s=0.0989, max_s=0.4, max_step=40)) is not None
+
+
 def test_variation_without_cost_has_no_finding():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
 

@@ -6,7 +6,7 @@ from tests.gpu.running import report_of, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
-OF_WAITING = {"step-time-varies", "waits-for-device", "unexplained", "optimizer-heavy", "garbage-collection"}
+OF_WAITING = {"waits-for-device", "unexplained", "optimizer-heavy", "garbage-collection"}
 
 
 @pytest.mark.parametrize(("how", "read_by"), [("each", "float"), ("tenth", "item")])
@@ -21,4 +21,8 @@ def test_waiting_for_a_busy_accelerator_is_seen_and_costs_nothing(tmp_path, kind
     (gpu,) = report["machine"]["gpus"]
     if gpu["loop_utilization"]["mean"] < 0.95:
         pytest.skip("the accelerator waits for this host")
-    assert OF_WAITING.isdisjoint(insight["code"] for insight in report["insights"])
+    insights = {insight["code"]: insight for insight in report["insights"]}
+    assert OF_WAITING.isdisjoint(insights)
+    if "step-time-varies" in insights:  # other work on the machine can delay a host so much that the device runs dry
+        idle_s = (1 - gpu["loop_utilization"]["mean"]) * report["step_time"]["total_s"]
+        assert insights["step-time-varies"]["potential_saving_s"] <= idle_s + 0.01

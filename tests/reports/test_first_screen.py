@@ -239,6 +239,29 @@ def test_compute_bound_run_without_findings():
     ]
 
 
+@pytest.mark.parametrize(
+    ("busy", "mfu", "headline", "unknown"),
+    [
+        (None, None, "no bottleneck found", True),
+        (None, 0.04, "no bottleneck found", True),
+        (None, 0.35, "COMPUTE-BOUND, no bottleneck found", False),
+        (0.97, 0.04, "COMPUTE-BOUND, no bottleneck found", False),
+        (0.60, 0.04, "no bottleneck found", False),
+    ],
+)
+def test_a_host_that_queues_work_all_the_time_does_not_show_that_its_device_computes(busy, mfu, headline, unknown):
+    device = DeviceTimingStats("cuda", "NVIDIA H200", "events", 300, {})
+    level = None if busy is None else Level(busy, busy, busy)
+    run = replace(
+        snapshot_of({"forward_pass": 0.4, "backward_pass": 0.5}),
+        device=device,
+        throughput=Throughput(10.0, mfu=mfu),
+        machine=MachineStats(samples=9, gpus=(GpuStats(0, "NVIDIA H200", loop_utilization=level),)),
+    )
+    shown = verdict(run, [])
+    assert (shown.headline, "how busy the device was is not known" in shown.detail) == (headline, unknown)
+
+
 def test_a_teacher_that_computes_counts():
     shown = verdict(snapshot_of({FORWARD_WITHOUT_GRAD: 0.9, "forward_pass": 0.02, "backward_pass": 0.03}), [])
     assert shown.headline == "COMPUTE-BOUND, no bottleneck found"

@@ -40,6 +40,14 @@ def test_pace_of_the_whole_loop_stands_beside_that_of_its_steps(wall_s, text):
     assert machine_lines(run)[0] == f"Throughput: {text}"
 
 
+def test_warm_up_is_not_time_between_steps():
+    """On a GPU, three first steps may take as long as a hundred later ones."""
+    run = snapshot_of({"backward_pass": 1.0}, before_s=10.0, warmup_count=3, warmup_s=6.0, settled_count=97)
+    run = replace(run, throughput=Throughput(10.0), wall_s=26.0)
+    assert machine_lines(run)[0] == "Throughput: 10.0 steps/s"
+    assert machine_lines(replace(run, wall_s=35.4))[0] == "Throughput: 10.0 steps/s (5.00 with time between)"
+
+
 def test_waiting_for_a_cpu_is_shown_from_one_percent_on():
     machine = MachineStats(samples=9, cpu_wait=level(0.8))
     assert lines_of(machine=machine) == ["Machine: CPU waiting for a CPU 40% of the time"]

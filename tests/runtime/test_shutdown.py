@@ -160,3 +160,21 @@ def test_error_of_a_signal_handler_at_the_exit_does_not_lose_the_end():
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(calls) == 2
+
+
+def test_what_a_handler_of_the_program_raises_does_not_outlive_sigterm(monkeypatch):
+    """A group of processes gets SIGTERM: workers die of it, and torch's handler raises in the training meanwhile."""
+
+    def finish(ended_by):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+
+    shutdown, ended = Shutdown(finish), []
+    monkeypatch.setattr(shutdown, "exit_by_sigterm", lambda: ended.append(True))
+    shutdown._at_sigterm(signal.SIGTERM, None)
+    assert ended == [True]
+
+
+def test_an_interrupted_end_of_the_session_is_left_to_finish(monkeypatch):
+    shutdown = Shutdown(lambda ended_by: False)
+    monkeypatch.setattr(shutdown, "exit_by_sigterm", lambda: pytest.fail("the interrupted work ends the process"))
+    shutdown._at_sigterm(signal.SIGTERM, None)

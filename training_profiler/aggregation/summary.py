@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
-from training_profiler.aggregation.hot_lines import NO_TIMES, lines_of, lines_with_loops
+from training_profiler.aggregation.hot_lines import NO_TIMES, is_known, lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_lines import outside_samples
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
@@ -39,7 +39,6 @@ from training_profiler.snapshot.snapshot import (
 )
 from training_profiler.units import NS_PER_S
 
-SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 OWN_FROM: Final = 0.25  # of its spans lie in no other section: then it is none of its parts
@@ -200,7 +199,7 @@ def line_stats(
     sections: Mapping[str, SectionStats],
     times: Mapping[str, Counter[Location | None]] = NO_TIMES,
 ) -> dict[str, tuple[LineStats, ...]]:
-    """Return the lines of each section, the longest first; none for sections with fewer than 30 samples.
+    """Return the lines of each section, the longest first; none for sections with too few samples.
 
     Each has the part of its section's time that its samples have, by the ``times`` that these stand for.
     """
@@ -208,7 +207,7 @@ def line_stats(
     return {
         name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in counts.items()
-        if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
+        if name in sections and is_known(samples)
     }
 
 
@@ -236,7 +235,7 @@ def settled_line_stats(
     return outside | {
         name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in settled.items()
-        if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
+        if name in sections and is_known(samples)
     }
 
 
@@ -254,7 +253,7 @@ def _settled_outside(
     totals: Totals, names: Mapping[int, str], counts: Mapping[str, Counter[Location | None]]
 ) -> dict[str, tuple[LineStats, ...]]:
     found = outside_samples(totals, set(names.values()))
-    if found.after.total() < SAMPLES_NEEDED or set(found.after) == {None} or not totals.wall_ns:
+    if not is_known(found.after) or not totals.wall_ns:
         return {}
     share = found.after_ns / totals.wall_ns
     return {OUTSIDE_STEPS: lines_of(share, found.after, lines_with_loops(counts))}

@@ -39,6 +39,7 @@ RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 LARGE_RISE: Final = 0.5  # that is reported, too, where no part of the step carries it
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
+WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundreds vary by much and cost nothing
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
 UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
 BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does
@@ -76,7 +77,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s, idle_s = lost_in_long_steps_s(snapshot), idle_time_s(snapshot)
     if idle_s is not None:  # a step takes as long as the device works, whichever step the host waits in
         potential_saving_s = min(potential_saving_s, idle_s)
-    if variation <= threshold or potential_saving_s < MIN_SAVING_S:
+    if variation <= threshold or potential_saving_s < max(MIN_SAVING_S, WORTH_SAYING * step.settled_s):
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
         return None

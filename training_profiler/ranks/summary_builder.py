@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.hot_lines import ENOUGH
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
-from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
+from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
@@ -278,7 +279,7 @@ class RankSummaryBuilder:
         for id, line in self._hottest.items():
             name = OTHER if id == IN_STEPS else names.get(id, "")
             own_ns = int(run.sections.step_self_ns[0]) if id == IN_STEPS else int(self_ns[id]) if id > 0 else 0
-            if name in sections and own_ns >= at_least_ns and self._samples[id] >= SAMPLES_NEEDED:
+            if name in sections and own_ns >= at_least_ns and self._samples[id] >= ENOUGH:
                 lines[name] = printable(f"{line.file}:{line.line} {line.function}")
         return lines
 

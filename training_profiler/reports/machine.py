@@ -47,10 +47,12 @@ def steps_per_s_text(snapshot: Snapshot) -> str:
     if rates is None:
         return ""
     text = f"{three_digits(rates.steps_per_s)} steps/s"
-    loop_s = 0.0 if step is None or step.before_s is None else snapshot.wall_s - step.before_s
-    if step is None or loop_s <= 0 or step.count / loop_s > OVERALL_SHOWN_BELOW * rates.steps_per_s:
+    if step is None or step.before_s is None:
         return text
-    return f"{text} ({three_digits(step.count / loop_s)} with time between)"
+    loop_s = snapshot.wall_s - step.before_s - step.warmup_s
+    if loop_s <= 0 or step.settled_count / loop_s > OVERALL_SHOWN_BELOW * rates.steps_per_s:
+        return text
+    return f"{text} ({three_digits(step.settled_count / loop_s)} with time between)"
 
 
 def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:

@@ -200,7 +200,11 @@ class Shutdown:
 
     def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._is_handled = True
-        if os.getpid() != self._pid or self._finish("SIGTERM"):
+        is_over = True
+        if os.getpid() == self._pid:
+            with suppress(Exception):  # of the program's own handlers; without the profiler, they would not have run
+                is_over = self._finish("SIGTERM")
+        if is_over:
             self.exit_by_sigterm()
 
     def exit_by_sigterm(self) -> None:

@@ -44,6 +44,14 @@ def test_uneven_steps_leave_out_what_their_cause_claims(cause):
     assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(0.3)
 
 
+def test_uneven_steps_leave_out_all_that_lies_inside_the_section_that_is_claimed():
+    explained = {"first_fetch": 0.4, "worker_start": 0.3, "data_loading": 0.1, "backward_pass": 0.1}
+    run = snapshot_of({"data_loading": 0.4, "backward_pass": 0.6}, explained=explained)
+    uneven = finding("step-time-varies", 3.0, {"moves_with": "first_fetch", "explained": 0.4})
+    kept = savings(finding("first-batch-slow", 0.5), uneven, run=run)
+    assert kept == {"first-batch-slow": 0.5, "step-time-varies": pytest.approx(0.6)}
+
+
 def test_uneven_steps_of_another_cause_lie_in_claimed_sections_as_much_as_in_others():
     uneven = finding("step-time-varies", 3.0, {"moves_with": "backward_pass", "explained": 0.9})
     assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(1.8)

@@ -30,7 +30,7 @@ from training_profiler.diagnosis.program import (
 )
 from training_profiler.diagnosis.python_in_backward import PYTHON_IN_BACKWARD
 from training_profiler.diagnosis.recomputation import NEEDLESS_RECOMPUTATION
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING
 from training_profiler.diagnosis.repeated_forward import REPEATED_FORWARD
 from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
@@ -285,11 +285,15 @@ def _beside_others(
         left_s = saving_s * (1 - max(explained if is_claimed else 0.0, min(1.0, in_steps_s / settled_s)))
         # A rise makes steps uneven as well.
         left_s -= sum(each.potential_saving_s for each in findings if each.code in RISES)
-    return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
+    least_s = max(MIN_SAVING_S, WORTH_SAYING * settled_s if finding.code == STEP_TIME_VARIES else 0.0)
+    return replace(finding, potential_saving_s=left_s) if left_s >= least_s else None
 
 
 def _moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
-    """Return the section that a finding about step times lies in, and the part of it; ("", 0) where none is known."""
+    """Return the section that a finding about step times lies in, and the part of it; ("", 0) where none is known.
+
+    Parts of the variance add up: those of a section and of what lies inside it are the part that claims of it have.
+    """
     explained = {} if snapshot.step is None else snapshot.step.explained
     section, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))
     named = str(finding.evidence.get("moves_with", ""))
@@ -297,7 +301,9 @@ def _moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
         section, part = named, float(finding.evidence.get("explained", explained.get(named, 0.0)))
     elif part < _EXPLAINED_FROM:
         return "", 0.0
-    return _INSIDE.get(section, section), min(1.0, part)
+    section = _INSIDE.get(section, section)
+    whole = sum(each for name, each in explained.items() if _INSIDE.get(name, name) == section)
+    return section, min(1.0, max(part, whole))
 
 
 def without_waiting_for_ranks(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -16,6 +16,7 @@ LONG_S: Final = 1.0  # of all these steps
 PASSES_NEEDED: Final = 20  # backward passes in them
 # A saving of less than this over the whole run is not reported, whatever its share.
 MIN_SAVING_S: Final = 0.02
+WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundreds vary by much and cost nothing
 
 
 def has_enough_steps(snapshot: Snapshot) -> bool:

@@ -17,7 +17,7 @@ from training_profiler.diagnosis.device_waits import MOSTLY, host_runs_ahead, id
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
@@ -39,7 +39,6 @@ RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 LARGE_RISE: Final = 0.5  # that is reported, too, where no part of the step carries it
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
-WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundreds vary by much and cost nothing
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
 UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
 BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.chaos
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "view.py"
+WATCHED = Path(__file__).parent / "programs" / "watched_calls.py"
 PAGE = ROOT / "docs" / "visible-changes.md"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 
@@ -86,3 +88,24 @@ def test_two_runs_without_us_see_the_same(cwd: Path, alone: dict[str, dict[str, 
 def test_environment_has_three_variables_more(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
     environment = views(cwd, "-m", "training_profiler", "run")["at the start"]["os.environ"]
     assert set(environment) - set(alone["at the start"]["os.environ"]) == {SWITCH, f"{SWITCH}_ROOT", "PYTHONPATH"}
+
+
+def watched(cwd: Path, *launcher: str) -> tuple[float, Counter[str]]:
+    """Return the last loss of a training, and what a mode of it saw how often."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith((SWITCH, "PYTEST_"))}
+    command = [sys.executable, *launcher, str(WATCHED)]
+    environment[f"{SWITCH}_STREAM"] = "stderr"
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    loss, seen = json.loads(done.stdout)
+    return loss, Counter(seen)
+
+
+def test_a_mode_of_the_program_sees_reads_of_attributes_and_no_operations(cwd: Path) -> None:
+    (loss, alone), (same, seen) = watched(cwd), watched(cwd, "-m", "training_profiler", "run")
+    assert same == loss
+    assert not alone - seen
+    page = PAGE.read_text().partition("## Modes")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(Tensor\.\w+)`", page))
+    more = {name.removeprefix("torch.").removesuffix(".__get__") for name in seen - alone}
+    assert more == documented

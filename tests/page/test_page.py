@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.page.runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
+from tests.support.recording import snapshot_of
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
 from training_profiler.page.flame import flame
 from training_profiler.page.html import Cell, element, table, text
@@ -18,7 +19,7 @@ from training_profiler.page.render import Origin, render_page
 from training_profiler.page.tables import _breakable
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import Lane, Span
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
@@ -178,6 +179,14 @@ def test_a_device_has_a_lane_after_the_threads_and_a_note_on_where_its_spans_lie
     assert (drawn["us"], drawn["shown_us"]) == (1000, 3000)
     pages = [render_page(snapshot(), [], [each], Origin(), {}) for each in (series, series_of(0, 4))]
     assert ["On the lane of a device" in page for page in pages] == [True, False]
+
+
+@pytest.mark.parametrize(("waits", "is_noted"), [(0.7, True), (0.0, False)])
+def test_a_host_that_runs_ahead_is_noted_beside_the_steps(waits, is_noted):
+    run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=0.02, explained={"other": 0.99})
+    line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=waits, waits_in="item")
+    page = render_page(replace(run, lines={"other": (line,)}), [], [series_of(0, 100)], Origin(), {})
+    assert ("The host runs ahead of its device" in page) is is_noted
 
 
 def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):

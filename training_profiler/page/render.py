@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.page import tables
 from training_profiler.page.charts import chart_data
 from training_profiler.page.document import document, part_file
@@ -22,6 +23,10 @@ DEVICE_NOTE: Final = (
     "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "
     "earliest at which that can have been: a device that is far behind the host all the time may be later. Sections "
     "whose time on the device is unknown are left out."
+)
+AHEAD_NOTE: Final = (
+    "The host runs ahead of its device: most steps only queue work for it, and a long one waits until what was queued "
+    "before is done. The pace of this training is the mean."
 )
 
 
@@ -112,7 +117,8 @@ def _figures(snapshot: Snapshot) -> Html:
 def _steps(snapshot: Snapshot) -> Html:
     if not snapshot.steps:
         return Html("")
-    return part("steps", "Steps", Html(part_file("steps.html")))
+    note = element("p", AHEAD_NOTE, class_="note") if host_runs_ahead(snapshot) else ""
+    return part("steps", "Steps", Html(part_file("steps.html")), note)
 
 
 def _recorded(ranks: Sequence[RankSeries]) -> Html:

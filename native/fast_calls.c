@@ -266,6 +266,14 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
 
 /* Transfers */
 
+/* Return whether an update is under way, or a method of GradScaler, whose own transfers are no batches. */
+static int is_in_update(FastPath *path, Fields *detector)
+{
+    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    return path->updates == NULL || !is_list(path->updates->at[OPEN], 0) || update == NULL ||
+           update->at[IS_SCALING] != Py_False;
+}
+
 PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
 {
     int64_t now_ns;
@@ -279,6 +287,8 @@ PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
         return recorder;
     }
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
+    if (detector != NULL && is_in_update(path, detector))
+        Py_CLEAR(detector);
     Writer *writer = detector == NULL ? NULL : writer_of_end(path, detector);
     if (detector != NULL)
         ask(path);

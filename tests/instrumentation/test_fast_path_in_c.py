@@ -273,6 +273,9 @@ class World:
         if self.thread.busy_with:
             return
         detector = self.fast.transfer_begins() if self.is_fast else None
+        if self.updates.open or self.detector.update.is_scaling:
+            assert detector is None
+            return
         self.seen.append(detector is not None)
         if detector is None:
             self.detector.transfer_begins()

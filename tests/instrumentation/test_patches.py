@@ -214,6 +214,34 @@ def test_device_move_is_a_transfer_and_dtype_change_is_not(instrumented, model):
     assert instrumented.counts() == {"data_transfer": 5}
 
 
+class Moving(torch.optim.SGD):
+    """Moves a number to its device in each update, as fused optimizers and GradScaler do."""
+
+    def step(self, closure=None):
+        torch.ones(1).to("cpu")
+        return super().step(closure)
+
+
+def test_transfer_within_an_update_is_part_of_it(instrumented, model):
+    optimizer = Moving(model.parameters(), 0.1)
+    for _ in range(3):
+        model(INPUTS.to("cpu")).sum().backward()
+        optimizer.step()
+    assert instrumented.counts()["data_transfer"] == 2  # the first is before anything was seen of a training
+
+
+def test_transfer_within_the_closure_of_an_update_moves_a_batch(instrumented, model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(INPUTS.to("cpu")).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert instrumented.counts()["data_transfer"] == 2  # from the first closure on, updates are known to have one
+
+
 def test_transfer_within_a_forward_pass_is_part_of_it(instrumented):
     class Model(nn.Linear):
         def forward(self, inputs):

@@ -145,9 +145,11 @@ class FastPath:
         detector.backward_ends()
 
     def transfer_begins(self) -> LoopDetector | None:
-        """Record that tensors begin to move to a device, outside all calls; return the detector that has done it."""
+        """Record that tensors begin to move to a device, outside all calls and updates; return what has done it."""
         training_thread, detector = self._thread, self._detector()
         if detector is None or training_thread.busy_with or detector.is_shadowed:
+            return None
+        if self._updates.open or detector.update.is_scaling:
             return None
         detector.transfer_begins()
         training_thread.busy_with = OTHER_PATCH

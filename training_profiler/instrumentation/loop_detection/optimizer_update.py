@@ -20,12 +20,13 @@ class OptimizerUpdate(Fields):
         "_pieces_code",
         "_plain",
         "had_closure",
+        "has_closures",
         "span_begins",
         "span_ends",
     )
     open_code: int = field(0)  # of the open span; 0 for none, or while the loss is computed
     _code: int = field(1)
-    _is_scaling: bool = field(2)
+    is_scaling: bool = field(2)  # in a method of GradScaler
     is_in_closure: bool = field(3)
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
@@ -34,8 +35,8 @@ class OptimizerUpdate(Fields):
         self._pending = pending
         self._code = code
         self._pieces_code = time_only(code)
-        self.had_closure = False
-        self._is_scaling = self._has_piece = False
+        self.had_closure = self.has_closures = False  # of this update, and of any so far
+        self.is_scaling = self._has_piece = False
         self.make_writers()
 
     def make_writers(self) -> None:
@@ -43,7 +44,7 @@ class OptimizerUpdate(Fields):
         code, writer = self._code, self._pending.writer
         self._plain = writer(code), writer(-code)
         self.span_begins, self.span_ends = self._plain
-        if self._is_scaling:
+        if self.is_scaling:
             self.span_begins, self.span_ends = self._begins_within, self._ends_within
         code = self._pieces_code
         self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
@@ -55,14 +56,14 @@ class OptimizerUpdate(Fields):
 
     def scaling_begins(self) -> None:
         """Record that a method of GradScaler begins. Its time is in pieces around an update that it makes."""
-        self._is_scaling = True
+        self.is_scaling = True
         self.span_begins, self.span_ends = self._begins_within, self._ends_within
         self._begin_piece()
 
     def scaling_ends(self) -> None:
         """Record that the method of GradScaler has ended, or raised; an update that raised ends later."""
         self._end_piece()
-        self._is_scaling = False
+        self.is_scaling = False
         self.span_begins, self.span_ends = self._plain
 
     def _begins_within(self) -> None:
@@ -77,7 +78,7 @@ class OptimizerUpdate(Fields):
         self._begin_piece()
 
     def _begin_piece(self) -> None:
-        if self._is_scaling and not self._has_piece:
+        if self.is_scaling and not self._has_piece:
             self._has_piece = True
             self._pending.record(self._pieces_code)
 
@@ -109,7 +110,7 @@ class OptimizerUpdate(Fields):
             self.open_code = self._pieces_code
             self._pending.recode_last(self._code, self._pieces_code)
         self._leave()
-        self.is_in_closure = self.had_closure = True
+        self.is_in_closure = self.had_closure = self.has_closures = True
 
     def closure_ends(self) -> None:
         """Record that the gradients are computed and the update continues."""

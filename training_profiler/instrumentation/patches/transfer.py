@@ -68,10 +68,14 @@ def _begin(context: PatchContext) -> LoopDetector | None:
     if context.is_tracing():
         return None
     training_thread, detector = context.training_thread, context.fast_path.transfer_begins()
-    if detector is None and context.detector is not None and training_thread.is_current():
-        detector = context.detector
-        detector.transfer_begins()
-        training_thread.busy_with = OTHER_PATCH
+    if detector is not None or context.detector is None or not training_thread.is_current():
+        return detector
+    detector, update = context.detector, context.detector.update
+    # In an update, a closure moves batches; others move a learning rate, or whether a gradient is finite.
+    if update.is_scaling or (context.open_updates.open and not update.has_closures):
+        return None
+    detector.transfer_begins()
+    training_thread.busy_with = OTHER_PATCH
     return detector
 
 

@@ -80,9 +80,11 @@ def let_reports_cost(training, ns, monkeypatch):
     return steps
 
 
-@pytest.mark.parametrize(("step_s", "least", "most"), [(0.0005, 1, 40), (0.003, 1, 119), (0.05, 120, 120)])
+@pytest.mark.parametrize(
+    ("step_s", "reports", "least", "most"), [(0.0005, 120, 1, 40), (0.003, 120, 1, 119), (0.05, 30, 30, 30)]
+)
 def test_reports_that_the_budget_refuses_are_not_asked_about_and_all_counted(
-    step_s, least, most, tmp_path, monkeypatch
+    step_s, reports, least, most, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tests.runtime.test_quiet_steps.STEP_S", step_s)
     # What drains really take would decide about a report at the limit.
@@ -91,11 +93,11 @@ def test_reports_that_the_budget_refuses_are_not_asked_about_and_all_counted(
     for name in ("asked", "quiet"):
         training = Training(tmp_path / name)
         reported = let_reports_cost(training, 3_000_000, monkeypatch)
-        training.train(12_030, training.ends if name == "quiet" else training.session.step)
+        training.train(reports * EVERY + 30, training.ends if name == "quiet" else training.session.step)
         training.session.close()
         found.append((reported, training.session._reports.refused, training.session._next_report))
     assert found[0] == found[1]
-    assert len(found[0][0]) + found[0][1] == 120
+    assert len(found[0][0]) + found[0][1] == reports
     assert least <= sum(step % EVERY == 0 for step in training.asked) <= most
 
 

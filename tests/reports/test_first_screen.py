@@ -9,7 +9,7 @@ from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.findings.finding import brief
 from training_profiler.recording.known_sections import FORWARD_WITHOUT_GRAD
 from training_profiler.reports.console import Origin, render_final
-from training_profiler.reports.findings import important
+from training_profiler.reports.findings import important, insight_lines
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import (
@@ -99,6 +99,21 @@ def test_the_95th_percentile_stands_where_it_is_known():
     run = gpu_run()
     run = replace(run, step=replace(run.step, p95_s=0.26))
     assert " step 100 ms (p95 260)   10.0 steps/s   352 samples/s   MFU 11%   GPU busy 57%" in screen(run, CHANGES)
+
+
+def test_a_change_that_two_findings_ask_for_is_written_once():
+    fix = "Make the DataLoader once, before the loop"
+    changes = [finding("first-batch-slow", "The first batch of each epoch takes long (3 ms)", 3.0, fix)]
+    changes.append(finding("step-time-varies", "Step time varies by 99%", 2.0, fix))
+    shown = screen(gpu_run(), [*changes, CHANGES[1]])
+    assert [line.strip() for line in shown if line.startswith("     -> ")] == [
+        f"-> {fix}",
+        "-> The same change as 1",
+        f"-> {CHANGES[1].fix}",
+    ]
+    bullets = insight_lines(gpu_run(), changes, Layout(200))
+    assert bullets[1].endswith("-> The same change as for: The first batch of each epoch takes long")
+    assert sum(fix in line for line in bullets) == 1
 
 
 def test_steps_that_mostly_queue_work_have_no_percentile():

@@ -8,6 +8,7 @@ from training_profiler.diagnosis.claims import STEP_TIME_VARIES, UNKNOWN_S, sect
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import THE_MACHINE
 from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.findings.finding import brief
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -60,14 +61,21 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
 
 
 def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
-    """Return every finding with its saving and its fix, then the data that further rules lacked."""
-    lines = []
+    """Return every finding with its saving and its fix, then the data that further rules lacked.
+
+    A fix that several findings have is written once.
+    """
+    lines, advised = [], dict[str, str]()
     has_better = any(finding.fix for finding in findings)
     for finding in findings:
         if has_better and finding.code in REMARKS:
             continue
         saving = f" [could save {saving_text(snapshot, finding)}]" if finding.potential_saving_s else ""
         fix = f" -> {finding.advice}" if finding.fix else ""
+        if finding.advice in advised:
+            fix = f" -> The same change as for: {advised[finding.advice]}"
+        elif fix:
+            advised[finding.advice] = brief(finding.message)
         lines += layout.wrap(f"{finding.message}{saving}{fix}", first="- ")
     reason = too_little_data(snapshot)
     if reason:

@@ -260,5 +260,7 @@ def _change_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout
             lines.append(
                 f"     {shortened(text, layout.width - 7 - len(where)):<{layout.width - 7 - len(where)}}  {where}"
             )
-        lines += layout.wrap(change.advice, first="     -> ", rest="        ")
+        same = next((at for at, before in enumerate(changes[: number - 1], 1) if before.advice == change.advice), None)
+        advice = change.advice if same is None else f"The same change as {same}"
+        lines += layout.wrap(advice, first="     -> ", rest="        ")
     return lines

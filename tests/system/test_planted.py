@@ -86,7 +86,8 @@ def test_synchronizing_item_is_found_with_its_line_only_once(tmp_path: Path) -> 
     source = (PLANTED / "synchronizing_item.py").read_text().splitlines()
     line = source.index("            norm.item()") + 1
     assert f"synchronizing_item.py:{line} main (.item(), 100% of it)" in finding["finding"]
-    assert finding["evidence"]["share_of_step"] > 0.3
+    # Of 150 steps with 6 reads of 2 ms; how much of a step that is depends on the load of the machine.
+    assert finding["evidence"]["seconds"] > 0.8 * 150 * 6 * 0.002
 
 
 def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:

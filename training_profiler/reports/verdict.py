@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.device import SHARED_GPU
+from training_profiler.diagnosis.device import GPU_UTILIZATION, SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.memory import SAMPLES_NEEDED
+from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.findings.finding import brief
 from training_profiler.recording.known_sections import (
@@ -21,7 +22,6 @@ from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
-BUSY_FROM: Final = 0.80  # of the time of steps in which a kernel runs
 BUSY_MFU: Final = 0.30  # of the peak: few trainings that leave their device idle for long reach it
 SHOWN_FROM: Final = 0.05  # of step time: parts that not every training has
 MOST_OF_IT: Final = 0.5
@@ -140,8 +140,8 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     computing = min(1.0, sum(shares) + sum(others.values()))
     small = any(finding.fix and finding.code not in NOTHING_TO_FIX for finding in findings)
     headline = "no large bottleneck found" if small else "no bottleneck found"
-    is_known = _is_busy(snapshot)
-    if computing >= COMPUTES_FROM and is_known:
+    is_busy = _is_busy(snapshot)
+    if computing >= COMPUTES_FROM and is_busy:
         headline = f"COMPUTE-BOUND, {headline}"
     slowly = next((finding for finding in findings if finding.code == COMPUTES_SLOWLY), None)
     if slowly is not None:
@@ -152,9 +152,9 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     outside_s = snapshot.wall_s - (0.0 if snapshot.step is None else snapshot.step.total_s)
     if outside_s > MOST_OF_IT * snapshot.wall_s:
         details.append(f"{outside_s / snapshot.wall_s:.0%} of this run is outside training steps")
-    if is_known is None:
+    if is_busy is None:
         details.append("how busy the device was is not known")
-    return Verdict(headline, "; ".join(details), "", UNKNOWN if is_known is None else GOOD)
+    return Verdict(headline, "; ".join(details), "", UNKNOWN if is_busy is None else GOOD)
 
 
 def _is_busy(snapshot: Snapshot) -> bool | None:
@@ -169,7 +169,7 @@ def _is_busy(snapshot: Snapshot) -> bool | None:
         return True
     if machine is None or machine.samples < SAMPLES_NEEDED or machine.least_busy is None:
         return None
-    return machine.least_busy[0] >= BUSY_FROM
+    return machine.least_busy[0] >= threshold_of(GPU_UTILIZATION, snapshot)
 
 
 def _lost(snapshot: Snapshot, finding: Finding) -> str:

@@ -18,7 +18,7 @@ SOURCES = (
     "fast_path",
     "fields",
     "fronts",
-    "grad_mode",
+    "library",
     "handover_lock",
     "matching",
     "module",

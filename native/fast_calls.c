@@ -113,9 +113,7 @@ static void note_call(FastPath *path, PyObject *module, Fields *call)
                          });
 }
 
-/* Record the begin of a call that is the next of the pattern, and return its record, owned; NULL, perhaps with an
-   exception, if it is not. */
-static Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller)
+Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller)
 {
     ExpectedCall *next = expected(path, AT_CALL, module);
     if (next == NULL || next->type != (void *)Py_TYPE(module) || !Py_IS_TYPE(caller, path->frame_type))
@@ -123,30 +121,22 @@ static Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller)
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)caller);
     int is_same = next->code == code;
     Py_DECREF(code);
-    if (!is_same || is_with_gradients(path, path->pattern.detector) <= 0 || expected(path, AT_CALL, module) != next)
+    if (!is_same || runs_own_code(path, module) <= 0 || is_with_gradients(path, path->pattern->detector) <= 0 ||
+        expected(path, AT_CALL, module) != next)
         return NULL;
-    Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
     Fields *record = (Fields *)Py_NewRef((PyObject *)next->record);
-    int64_t begin_ns = 0;
-    if (begin_with_list(path, next, detector, CALLS, (PyObject *)record, &begin_ns) == 0) {
-        set_busy(path, FORWARD);
-        record->numbers[BEGIN_NS] = begin_ns;
-        if (!next->is_merged && detector->at[FRAME] != Py_None)
-            give(detector, FRAME, Py_NewRef(Py_None));
-    } else
+    if (begin_expected(path, next, next->event) <= 0)
         Py_CLEAR(record);
-    Py_DECREF((PyObject *)detector);
     return record;
 }
 
 Fields *begin_call(FastPath *path, PyObject *module, PyObject *caller)
 {
-    Fields *next = expected_call(path, module, caller);
-    if (next != NULL || PyErr_Occurred())
-        return next;
-    Fields *detector = detector_of(path), *call = detector == NULL ? NULL : usual_call(path, detector, module, caller);
-    if (detector != NULL)
+    Fields *detector = detector_of(path), *call = NULL;
+    if (detector != NULL) {
         ask(path);
+        call = usual_call(path, detector, module, caller);
+    }
     if (call != NULL) {
         int is_recorded = is_with_gradients(path, detector);
         if (is_recorded > 0)
@@ -169,8 +159,9 @@ PyObject *path_call_begins(FastPath *path, PyObject *const *args, Py_ssize_t cou
         PyErr_SetString(PyExc_TypeError, "call_begins() takes a module, its arguments, and the frame that calls it");
         return NULL;
     }
-    int is_free = is_busy_with(path, FREE), is_own = is_free ? runs_own_code(path, args[0]) : 0;
-    PyObject *found = is_own > 0 ? (PyObject *)expected_call(path, args[0], args[3]) : NULL;
+    int is_free = is_busy_with(path, FREE);
+    PyObject *found = is_free ? (PyObject *)expected_call(path, args[0], args[3]) : NULL;
+    int is_own = found == NULL && is_free && !PyErr_Occurred() ? runs_own_code(path, args[0]) : 0;
     if (found != NULL || PyErr_Occurred())
         return found;
     Fields *detector = is_free ? detector_of(path) : NULL, *call = NULL;
@@ -211,11 +202,8 @@ static int end_expected_call(FastPath *path, PyObject *call, PyObject *module)
     int is_in_training = is_training(path, module);
     if (is_in_training <= 0 || expected_end(path, AT_CALL) != open)
         return is_in_training < 0 ? -1 : 0;
-    if (!end_list(path, open, path->pattern.detector, CALLS, call))
-        return 0;
     int64_t now_ns;
-    set_busy(path, FREE);
-    return end_expected(path, -open->event, &now_ns) < 0 ? -1 : 1;
+    return end_expected(path, open, -open->event, &now_ns);
 }
 
 int call_ends(FastPath *path, PyObject *of, PyObject *module, PyObject *recorder)
@@ -270,6 +258,8 @@ PyObject *path_call_ends(FastPath *path, PyObject *const *args, Py_ssize_t count
 static int is_in_update(FastPath *path, Fields *detector)
 {
     Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
+    if (is_hiding(path) && path->pattern->open->kind == AT_UPDATE)
+        return 1;
     return path->updates == NULL || !is_list(path->updates->at[OPEN], 0) || update == NULL ||
            update->at[IS_SCALING] != Py_False;
 }
@@ -278,21 +268,16 @@ PyObject *path_transfer_begins(FastPath *path, PyObject *ignored)
 {
     int64_t now_ns;
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_TRANSFER, NULL) : NULL;
-    if (next != NULL) {
-        PyObject *recorder = Py_NewRef((PyObject *)path->pattern.detector);
-        if (begin_expected(path, next, &now_ns) < 0)
-            Py_CLEAR(recorder);
-        else
-            set_busy(path, OTHER_PATCH);
-        return recorder;
-    }
+    int result = next == NULL ? 0 : begin_expected(path, next, next->event);
+    if (result != 0)
+        return result < 0 ? NULL : Py_NewRef((PyObject *)path->pattern->detector);
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
     if (detector != NULL && is_in_update(path, detector))
         Py_CLEAR(detector);
     Writer *writer = detector == NULL ? NULL : writer_of_end(path, detector);
     if (detector != NULL)
         ask(path);
-    int result = writer == NULL ? 0 : write_owned(writer, detector->numbers[TRANSFER_CODE], &now_ns);
+    result = writer == NULL ? 0 : write_owned(writer, detector->numbers[TRANSFER_CODE], &now_ns);
     if (writer != NULL && result == 0) {
         set_busy(path, OTHER_PATCH);
         note_begin(path, (ExpectedCall){.kind = AT_TRANSFER, .event = detector->numbers[TRANSFER_CODE]});
@@ -311,13 +296,13 @@ PyObject *path_transfer_ends(FastPath *path, PyObject *object)
     }
     int64_t now_ns;
     ExpectedCall *open = expected_end(path, AT_TRANSFER);
-    if (open == NULL)
-        ask(path);
+    int result = open == NULL ? 0 : end_expected(path, open, -open->event, &now_ns);
+    if (result != 0)
+        return result < 0 ? NULL : Py_NewRef(Py_None);
+    ask(path);
     set_busy(path, FREE);
-    if (open != NULL)
-        return end_expected(path, -open->event, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
     Writer *writer = writer_of_end(path, detector);
-    int result = writer == NULL ? call_method(detector, "transfer_ends", NULL)
+    result = writer == NULL ? call_method(detector, "transfer_ends", NULL)
                                 : write_owned(writer, -detector->numbers[TRANSFER_CODE], &now_ns);
     note_end(path);
     return result < 0 ? NULL : Py_NewRef(Py_None);

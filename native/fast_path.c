@@ -2,9 +2,6 @@
 
 #include "fast_path.h"
 
-#include <stddef.h>
-#include <structmember.h>
-
 int is_ident_of_calling(FastPath *path, PyObject *ident)
 {
     if (ident == NULL || !PyLong_Check(ident))
@@ -21,30 +18,39 @@ int is_ident_of_calling(FastPath *path, PyObject *ident)
     return is_calling;
 }
 
-/* Gradients */
-
-/* Return whether a backward pass that may keep its graph, or create one, needs nothing but its time. */
-static int is_usual_backward(FastPath *path, PyObject *keeps_graph, PyObject *creates_graph)
+static int is_same_attribute(PyObject *one, PyObject *other, const char *name)
 {
-    Fields *gradients = path->gradients;
-    return gradients != NULL && gradients->at[BACKWARD_WATCH] == Py_None && gradients->at[UNUSED_GRAPH] == Py_None &&
-           gradients->at[UPDATES_AT_KEPT] == Py_None && (keeps_graph == Py_None || keeps_graph == Py_False) &&
-           creates_graph == Py_False;
+    PyObject *found[] = {PyObject_GetAttrString(one, name), PyObject_GetAttrString(other, name)};
+    int result = found[0] != NULL && found[0] == found[1];
+    PyErr_Clear();
+    Py_XDECREF(found[0]);
+    Py_XDECREF(found[1]);
+    return result;
 }
 
-/* Return what backward_begins() returns. */
-static PyObject *begin_expected_backward(FastPath *path, ExpectedCall *next)
+ModuleClass *class_of_module(FastPath *path, PyTypeObject *type)
 {
-    Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
-    int64_t now_ns;
-    if (begin_expected(path, next, &now_ns) == 0) {
-        detector->numbers[BACKWARDS]++;
-        if (detector->at[FRAME] != Py_None)
-            give(detector, FRAME, Py_NewRef(Py_None));
-        set_busy(path, BACKWARD);
-    } else
-        Py_CLEAR(detector);
-    return (PyObject *)detector;
+    ModuleClass *known = &path->classes[((uintptr_t)type >> 6) % KNOWN_CLASSES];
+    PyObject *class = (PyObject *)type, *before = (PyObject *)known->type;
+    PyObject *compiled = PyObject_GetAttr(class, path->compiled_call);
+    PyErr_Clear();
+    int is_plain = is_same_attribute(class, (PyObject *)&PyBaseObject_Type, "__getattribute__");
+    int has_own_mode = is_plain && !PyObject_HasAttr(class, path->training_mode);
+    known->has_own_compiled = is_plain && compiled == Py_None;
+    known->has_own_mode = has_own_mode;
+    known->type = (PyTypeObject *)Py_NewRef(class);
+    Py_XDECREF(compiled);
+    Py_XDECREF(before);
+    return known;
+}
+
+/* Gradients */
+
+/* Return whether a backward pass needs nothing but its time. */
+static int is_usual_backward(Fields *gradients)
+{
+    return gradients != NULL && gradients->at[BACKWARD_WATCH] == Py_None && gradients->at[UNUSED_GRAPH] == Py_None &&
+           gradients->at[UPDATES_AT_KEPT] == Py_None;
 }
 
 static PyObject *path_backward_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -53,15 +59,20 @@ static PyObject *path_backward_begins(FastPath *path, PyObject *const *args, Py_
         PyErr_SetString(PyExc_TypeError, "backward_begins() takes whether the graph is kept, and whether one is created");
         return NULL;
     }
-    int may_be = is_busy_with(path, FREE) && is_usual_backward(path, args[0], args[1]);
+    int frees_graph = (args[0] == Py_None || args[0] == Py_False) && args[1] == Py_False;
+    int may_be = frees_graph && is_busy_with(path, FREE), result = 0;
     ExpectedCall *next = may_be ? expected(path, AT_BACKWARD, NULL) : NULL;
-    if (next != NULL)
-        return begin_expected_backward(path, next);
-    Fields *detector = may_be ? detector_of(path) : NULL;
+    if (next != NULL && (result = begin_expected(path, next, next->event)) > 0) {
+        path->pattern->detector->numbers[BACKWARDS]++;
+        return Py_NewRef((PyObject *)path->pattern->detector);
+    }
+    if (result < 0)
+        return NULL;
+    Fields *detector = may_be && is_usual_backward(path->gradients) ? detector_of(path) : NULL;
     if (detector == NULL)
         Py_RETURN_NONE;
     ask(path);
-    int result = 0, is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
+    int is_usual = detector->at[INFERRED] == Py_None && is_list(detector->at[CALLS], 0);
     if (is_usual) {
         Fields *early = fields_of(path, EARLY_OF, detector->at[EARLY]);
         Writer *writer = writer_of(path, detector);
@@ -87,12 +98,10 @@ static PyObject *path_backward_begins(FastPath *path, PyObject *const *args, Py_
 static PyObject *path_backward_ends(FastPath *path, PyObject *object)
 {
     int64_t now_ns;
-    int result;
     ExpectedCall *open = expected_end(path, AT_BACKWARD);
-    if (open != NULL) {
-        set_busy(path, FREE);
-        return end_expected(path, -open->event, &now_ns) < 0 ? NULL : Py_NewRef(Py_None);
-    }
+    int result = open == NULL ? 0 : end_expected(path, open, -open->event, &now_ns);
+    if (result != 0)
+        return result < 0 ? NULL : Py_NewRef(Py_None);
     Fields *detector = fields_of(path, DETECTOR_OF, object);
     if (detector == NULL || path->thread == NULL) {
         PyErr_SetString(PyExc_TypeError, "backward_ends() takes the detector that recorded the begin");
@@ -123,10 +132,12 @@ static PyObject *path_forget(FastPath *path, PyObject *ignored)
     DO(path->gradients);                                                                                               \
     DO(path->training);                                                                                                \
     DO(path->is_grad_enabled);                                                                                         \
+    DO(path->tensor);                                                                                                  \
     DO(path->back);                                                                                                    \
     DO(path->compiled_call);                                                                                           \
     DO(path->training_mode);                                                                                           \
     DO(path->yielded);                                                                                                 \
+    DO(path->persistent);                                                                                              \
     DO(path->loader_id);                                                                                               \
     DO(path->shape);                                                                                                   \
     DO(path->add);                                                                                                     \
@@ -148,13 +159,17 @@ static int path_traverse(FastPath *path, visitproc visit, void *arg)
         Py_VISIT(path->kinds[i]);
     for (int i = 0; i < ROLES; i++)
         Py_VISIT(path->known[i]);
-    Py_VISIT(path->pattern.detector);
-    Py_VISIT(path->pattern.writer);
-    Py_VISIT(path->pattern.empty);
+    for (int i = 0; i < KNOWN_CLASSES; i++)
+        Py_VISIT(path->classes[i].type);
+    if (path->pattern == NULL)
+        return 0;
+    Py_VISIT(path->pattern->detector);
+    Py_VISIT(path->pattern->writer);
+    Py_VISIT(path->pattern->empty);
     for (int i = 0; i < MOST_EXPECTED; i++) {
-        Py_VISIT(path->pattern.calls[i].code);
-        Py_VISIT(path->pattern.calls[i].record);
-        Py_VISIT(path->pattern.calls[i].list);
+        Py_VISIT(path->pattern->calls[i].code);
+        Py_VISIT(path->pattern->calls[i].record);
+        Py_VISIT(path->pattern->calls[i].list);
     }
     return 0;
 }
@@ -162,12 +177,13 @@ static int path_traverse(FastPath *path, visitproc visit, void *arg)
 /* What the state is checked with stays. */
 static int path_clear(FastPath *path)
 {
+    if (path->pattern != NULL) /* first: it shows what it hides in the others */
+        forget_pattern(path);
     Py_CLEAR(path->thread);
     Py_CLEAR(path->updates);
     Py_CLEAR(path->gradients);
     path->writer = NULL;
     Py_CLEAR(path->write);
-    forget_pattern(path);
     return 0;
 }
 
@@ -175,8 +191,11 @@ static void path_dealloc(FastPath *path)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)path);
     PyObject_GC_UnTrack(path);
+    if (path->pattern != NULL) {
+        forget_pattern(path);
+        PyMem_Free(path->pattern->memory);
+    }
     FOR_EACH_OWNED(Py_CLEAR);
-    forget_pattern(path);
     for (int i = 0; i < KINDS; i++)
         Py_CLEAR(path->kinds[i]);
     for (int i = 0; i < ROLES; i++)
@@ -201,6 +220,7 @@ static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
     FastPath *path = (FastPath *)PyType_GenericAlloc(type, 0);
     if (path == NULL)
         return NULL;
+    path->pattern = new_pattern();
     path->thread = (Fields *)Py_NewRef(thread);
     path->updates = (Fields *)Py_NewRef(updates);
     path->gradients = (Fields *)Py_NewRef(gradients);
@@ -215,6 +235,7 @@ static PyObject *path_make(PyTypeObject *type, PyObject *args, PyObject *named)
     path->compiled_call = PyUnicode_InternFromString("_compiled_call_impl");
     path->training_mode = PyUnicode_InternFromString("training");
     path->yielded = PyUnicode_InternFromString("_num_yielded");
+    path->persistent = PyUnicode_InternFromString("_persistent_workers");
     path->loader_id = PyUnicode_InternFromString("loader_id");
     path->shape = PyUnicode_InternFromString("shape");
     path->add = PyUnicode_InternFromString("add");
@@ -241,13 +262,18 @@ static PyMethodDef path_methods[] = {
     FAST(clearing_ends),
     FAST(update_begins),
     {"update_ends", (PyCFunction)path_update_ends, METH_O, "See fast_path.py."},
-    {"use_grad_mode", (PyCFunction)path_use_grad_mode, METH_O, "See fast_path.py."},
+    FAST(use_library),
     {"forget", (PyCFunction)path_forget, METH_NOARGS, "See fast_path.py."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef path_members[] = {
-    {"is_step_expected", T_INT, offsetof(FastPath, pattern.is_ready), READONLY, "Whether the next call is, so far."},
+static PyObject *path_is_step_expected(FastPath *path, void *unused)
+{
+    return PyBool_FromLong(path->pattern->is_ready);
+}
+
+static PyGetSetDef path_properties[] = {
+    {"is_step_expected", (getter)path_is_step_expected, NULL, "Whether the next call is, so far.", NULL},
     {NULL},
 };
 
@@ -258,7 +284,7 @@ static PyType_Slot path_slots[] = {
     {Py_tp_clear, path_clear},
     {Py_tp_dealloc, path_dealloc},
     {Py_tp_methods, path_methods},
-    {Py_tp_members, path_members},
+    {Py_tp_getset, path_properties},
     {0, NULL},
 };
 

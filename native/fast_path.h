@@ -59,10 +59,19 @@ enum { FREE, FORWARD, FETCH, BACKWARD, OTHER_PATCH, KINDS }; /* as in training_t
 #define STEP_END 0            /* as in event_codes.py */
 
 typedef _Bool (*GradMode)(void);
+typedef int64_t (*CountModes)(void);
 
-/* Calls that are expected need what comes first, up to the calls of the pattern, so that it is in few lines of the caches. */
+/* What is asked of the attributes of a module, once for each class, for that takes longest where an attribute is missing. */
+#define KNOWN_CLASSES 64 /* a power of two; another class may take the place of one */
+typedef struct {
+    PyTypeObject *type;
+    int has_own_mode;     /* `training` is in the dictionary of a module alone */
+    int has_own_compiled; /* the same of `_compiled_call_impl`, and None where it is not there */
+} ModuleClass;
+
 typedef struct {
     PyObject_HEAD
+    StepPattern *pattern;
     Fields *thread, *updates, *gradients;
     PyObject *ident;        /* of the thread that was compared last */
     void *pointer;          /* of that thread, or NULL where it is not read */
@@ -70,9 +79,12 @@ typedef struct {
     PyObject *compiled_call, *training_mode; /* names of attributes */
     PyObject *is_grad_enabled;               /* torch's function, for which `grad_mode` stands, or NULL */
     GradMode grad_mode;
-    StepPattern pattern;
+    CountModes count_modes;  /* of torch functions, which look at each attribute that is read, or NULL */
+    PyTypeObject *tensor;    /* torch's class, or NULL */
+    lenfunc length_of;       /* of the first dimension of such a tensor */
+    ModuleClass classes[KNOWN_CLASSES];
     PyObject *training; /* the phase of a pass that feeds the training */
-    PyObject *back, *yielded, *loader_id, *shape, *add, *update_is_recorded; /* names of attributes */
+    PyObject *back, *yielded, *persistent, *loader_id, *shape, *add, *update_is_recorded; /* names of attributes */
     unsigned long ident_number;
     PyObject *update, *optimizer, *frame, *code; /* the latest update under way; of its parts, only the code is owned */
     PyObject *write; /* the function that writes the events of the latest detector, and what does */
@@ -169,7 +181,7 @@ static inline int is_calling_thread(FastPath *path, Fields *thread)
     return is_ident_of_calling(path, ident);
 }
 
-/* Set the kind of call that the training thread is in. */
+/* Set the kind of call that the training thread is in; nothing may be hidden. */
 static inline void set_busy(FastPath *path, int kind)
 {
     if (path->thread != NULL)
@@ -187,6 +199,8 @@ static inline Fields *detector_of(FastPath *path)
 
 static inline int is_busy_with(FastPath *path, int kind)
 {
+    if (path->pattern->busy != FREE)
+        return path->pattern->busy == kind;
     return path->thread != NULL && path->thread->at[BUSY_WITH] == path->kinds[kind];
 }
 
@@ -219,10 +233,33 @@ static inline int is_with_gradients(FastPath *path, Fields *detector)
     return result;
 }
 
+/* Find out about the class of a module. */
+ModuleClass *class_of_module(FastPath *path, PyTypeObject *type);
+
+static inline ModuleClass *known_class(FastPath *path, PyObject *module)
+{
+    PyTypeObject *type = Py_TYPE(module);
+    ModuleClass *known = &path->classes[((uintptr_t)type >> 6) % KNOWN_CLASSES];
+    return known->type == type ? known : class_of_module(path, type);
+}
+
+/* Return an attribute of a module that its dictionary alone may have, owned; NULL without an exception if it has it not. */
+static inline PyObject *own_attribute(PyObject *module, PyObject *name)
+{
+    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+    PyObject *found = attributes == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(attributes, name));
+    if (attributes == NULL)
+        PyErr_Clear();
+    Py_XDECREF(attributes);
+    return found;
+}
+
 /* Return whether a module is in train mode; -1 with an exception. */
 static inline int is_training(FastPath *path, PyObject *module)
 {
-    PyObject *mode = PyObject_GetAttr(module, path->training_mode);
+    PyObject *mode = known_class(path, module)->has_own_mode ? own_attribute(module, path->training_mode) : NULL;
+    if (mode == NULL)
+        mode = PyObject_GetAttr(module, path->training_mode);
     int result = mode == NULL ? -1 : PyObject_IsTrue(mode);
     Py_XDECREF(mode);
     return result;
@@ -240,7 +277,12 @@ static inline int is_id(PyObject *number, PyObject *object)
 /* Return whether a module runs its own Python code, not what torch.compile made of it; -1 with an exception. */
 static inline int runs_own_code(FastPath *path, PyObject *module)
 {
-    PyObject *compiled = PyObject_GetAttr(module, path->compiled_call);
+    PyObject *compiled;
+    if (known_class(path, module)->has_own_compiled) {
+        if ((compiled = own_attribute(module, path->compiled_call)) == NULL)
+            return 1;
+    } else
+        compiled = PyObject_GetAttr(module, path->compiled_call);
     Py_XDECREF(compiled);
     return compiled == NULL ? -1 : compiled == Py_None;
 }
@@ -272,61 +314,60 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
     return writer != NULL && writer->events->length + 2 <= MAX_PENDING ? writer : NULL;
 }
 
+/* Calls that are expected: between their begin and their end, what the fields have to say of them is hidden, which is most of
+   what a begin would set and an end set back. show_hidden() sets it where anybody may look: Python code that reads one of
+   these fields, or a begin or an end that is asked about. */
+
 /* Return the next call of the pattern if it is this one, on the training thread; NULL without an exception otherwise. */
 static inline ExpectedCall *expected(FastPath *path, Moment kind, void *object)
 {
-    StepPattern *pattern = &path->pattern;
-    if (!pattern->is_ready || pattern->at == pattern->count || pattern->changes != field_changes)
+    StepPattern *pattern = path->pattern;
+    if (!pattern->is_ready || pattern->at == pattern->count || pattern->changes != field_state.changes)
         return NULL;
     ExpectedCall *call = &pattern->calls[pattern->at];
-    int is_next = call->kind == kind && call->object == object && pattern->open == NULL &&
-                  pattern->writer->events->length + 2 <= MAX_PENDING && is_list(pattern->detector->at[CALLS], 0);
-    return is_next && path->thread != NULL && is_calling_thread(path, path->thread) ? call : NULL;
+    int is_next = call->kind == kind && call->object == object && pattern->open == NULL && field_state.hiding == NULL &&
+                  pattern->events->length + 2 <= MAX_PENDING;
+    if (pattern->thread != NULL && is_next)
+        return pattern->thread == thread_pointer() ? call : NULL;
+    return is_next && is_calling_thread(path, path->thread) ? call : NULL;
 }
 
 /* Return the expected call of this kind whose end comes next; NULL where the end has to be asked about. */
 static inline ExpectedCall *expected_end(FastPath *path, Moment kind)
 {
-    StepPattern *pattern = &path->pattern;
+    StepPattern *pattern = path->pattern;
     ExpectedCall *call = pattern->open;
-    int is_next = call != NULL && call->kind == kind && pattern->changes == field_changes &&
-                  pattern->writer->events->length + 2 <= MAX_PENDING;
+    int is_next = call != NULL && call->kind == kind && pattern->changes == field_state.changes &&
+                  pattern->events->length + 2 <= MAX_PENDING;
     return is_next ? call : NULL;
 }
 
-/* Record the begin of an expected call, if it has one of its own, and put its time into `now_ns`. Return -1 with an
-   exception; then nothing has begun. */
-static inline int begin_expected(FastPath *path, ExpectedCall *call, int64_t *now_ns)
+static inline int is_hiding(FastPath *path)
 {
-    if (call->is_merged)
-        path->pattern.writer->events->length -= 2;
-    else if (write_owned(path->pattern.writer, call->event, now_ns) < 0)
-        return -1;
-    path->pattern.open = path->pattern.is_ready ? call : NULL; /* a clock in Python may have ended the pattern */
-    return 0;
+    return field_state.hiding == path;
 }
 
-/* Record its end. Return -1 with an exception. */
-static inline int end_expected(FastPath *path, int64_t code, int64_t *now_ns)
-{
-    path->pattern.open = NULL;
-    path->pattern.at++;
-    return write_owned(path->pattern.writer, code, now_ns);
-}
+/* Show what is hidden. */
+void stop_hiding(FastPath *path);
 
-/* The same as begin_expected(), and have a field hold a list of an item alone in place of an empty one until the end. Return 1
-   if the call is not expected any more. */
-int begin_with_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item, int64_t *now_ns);
+/* Take note that an expected call began. */
+void open_expected(FastPath *path, ExpectedCall *call, int64_t begin_ns);
 
-/* Put the empty list back. Return 0 if the field does not hold that list. */
-int end_list(FastPath *path, ExpectedCall *call, Fields *fields, int at, PyObject *item);
+/* Record the begin of an expected call, of this event if it has one of its own: 1; 0 if it is not expected any more, -1 with
+   an exception, and then nothing has begun. */
+int begin_expected(FastPath *path, ExpectedCall *call, int64_t event);
+
+/* Record its end: 1; 0 if that has to be asked about, -1 with an exception. Nothing is hidden afterwards. */
+int end_expected(FastPath *path, ExpectedCall *call, int64_t event, int64_t *now_ns);
 
 /* Take note of a begin or an end that is asked about: from here on nothing is expected in this step. */
 static inline void ask(FastPath *path)
 {
-    StepPattern *pattern = &path->pattern;
+    StepPattern *pattern = path->pattern;
     pattern->moments++;
     if (pattern->is_ready) {
+        if (is_hiding(path))
+            stop_hiding(path);
         pattern->is_ready = pattern->is_same = 0;
         pattern->open = NULL;
     }
@@ -337,7 +378,7 @@ void note_begin(FastPath *path, ExpectedCall call);
 
 static inline void note_end(FastPath *path)
 {
-    path->pattern.noted++;
+    path->pattern->noted++;
 }
 
 /* Expect the calls of the step that has ended in the next one, if they are as usual. */
@@ -345,6 +386,10 @@ void step_ended(FastPath *path, Fields *detector);
 
 /* Let go of what is expected. */
 void forget_pattern(FastPath *path);
+
+/* Record the begin of a call of a module that is expected, and return its record, owned; NULL, perhaps with an exception, if
+   it is not. */
+Fields *expected_call(FastPath *path, PyObject *module, PyObject *caller);
 
 /* Record the begin of a usual call, or of one that repeats an earlier one without gradients, and return what is needed at
    its end, owned; NULL, perhaps with an exception, where that was not done. The arguments of the call do not matter, and
@@ -357,6 +402,8 @@ int end_repeated(FastPath *path, Fields *detector, Fields *call);
 
 /* The methods, which fast_path.py documents, for fronts: 1 if that was done, or the code; 0 if not, -1 with an exception. Those
    of a fetch and of clearing return 0 if they succeed. */
+int begin_expected_update(FastPath *path, PyObject *optimizer);
+int end_expected_update(FastPath *path, PyObject *optimizer);
 int call_ends(FastPath *path, PyObject *call, PyObject *module, PyObject *detector);
 int fetch_ends(FastPath *path, PyObject *loader_pass, PyObject *detector, PyObject *batch);
 int64_t clearing_begins(FastPath *path);
@@ -373,6 +420,6 @@ PyObject *path_clearing_begins(FastPath *path, PyObject *ignored);
 PyObject *path_clearing_ends(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count);
 PyObject *path_update_ends(FastPath *path, PyObject *optimizer);
-PyObject *path_use_grad_mode(FastPath *path, PyObject *is_grad_enabled);
+PyObject *path_use_library(FastPath *path, PyObject *const *args, Py_ssize_t count);
 
 #endif

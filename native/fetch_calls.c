@@ -17,6 +17,23 @@ static int is_first_fetch(FastPath *path, PyObject *iterator)
     return result;
 }
 
+/* Return whether the iterator is known to make a single pass: it has no workers that stay for the next. */
+static int makes_one_pass(FastPath *path, PyObject *iterator)
+{
+    PyObject *stays = PyObject_GetAttr(iterator, path->persistent);
+    int result = stays == Py_False;
+    Py_XDECREF(stays);
+    PyErr_Clear();
+    return result;
+}
+
+/* Return whether a pass is that of the iterator; another one may have the address of one that is gone. */
+static int is_iterator_of(Fields *loader_pass, PyObject *iterator)
+{
+    PyObject *reference = loader_pass->at[ITERATOR];
+    return reference != NULL && PyWeakref_CheckRefExact(reference) && PyWeakref_GetObject(reference) == iterator;
+}
+
 /* Return the latest pass, borrowed; NULL without one, or if the CPU time of its next batch is measured. */
 static Fields *latest_pass(FastPath *path, Fields *phases)
 {
@@ -75,26 +92,15 @@ static PyObject *expected_fetch(FastPath *path, PyObject *iterator)
     ExpectedCall *next = expected(path, AT_FETCH, iterator);
     if (next == NULL || next->record->numbers[FETCHES] >= next->record->numbers[MEASURED_AT])
         return NULL;
-    PyObject *fetching = path->thread->at[FETCHING];
-    if (fetching == NULL || !PyAnySet_Check(fetching) || PySet_Size(fetching) > 0)
+    int is_first = next->is_once ? !is_iterator_of(next->record, iterator) : is_first_fetch(path, iterator);
+    if (is_first != 0 || expected(path, AT_FETCH, iterator) != next)
         return NULL;
-    if (is_first_fetch(path, iterator) != 0 || expected(path, AT_FETCH, iterator) != next)
-        return NULL;
-    Fields *detector = path->pattern.detector;
     PyObject *record = Py_NewRef((PyObject *)next->record);
-    PyObject *phases = Py_XNewRef((PyObject *)fields_of(path, PHASES_OF, detector->at[PHASES]));
-    int64_t now_ns = 0;
-    Py_INCREF((PyObject *)detector);
-    if (begin_expected(path, next, &now_ns) < 0)
+    if (begin_expected(path, next, next->event) <= 0)
         Py_CLEAR(record);
-    else {
-        if (detector->at[FRAME] != Py_None)
-            give(detector, FRAME, Py_NewRef(Py_None));
-        begin_cycle((Fields *)record, (Fields *)phases, now_ns);
-        set_busy(path, FETCH);
-    }
-    Py_DECREF((PyObject *)detector);
-    Py_XDECREF(phases);
+    else
+        begin_cycle((Fields *)record, fields_of(path, PHASES_OF, path->pattern->detector->at[PHASES]),
+                    path->pattern->begin_ns);
     return record;
 }
 
@@ -120,8 +126,12 @@ PyObject *path_fetch_begins(FastPath *path, PyObject *iterator)
             if (write_owned(writer, detector->numbers[FETCH_CODE], &now_ns) == 0 &&
                 record_source(path, detector, loader_pass, now_ns) == 0) {
                 found = Py_NewRef((PyObject *)loader_pass);
+                StepPattern *pattern = path->pattern;
+                ExpectedCall *before = pattern->at < MOST_EXPECTED ? &pattern->calls[pattern->at] : NULL;
+                int is_known = before != NULL && before->record == loader_pass && before->object == iterator;
                 note_begin(path, (ExpectedCall){
                                      .kind = AT_FETCH,
+                                     .is_once = is_known ? before->is_once : makes_one_pass(path, iterator),
                                      .object = iterator,
                                      .record = (Fields *)Py_NewRef((PyObject *)loader_pass),
                                      .event = detector->numbers[FETCH_CODE],
@@ -146,6 +156,12 @@ static int64_t rows_of(FastPath *path, PyObject *batch)
         batch = PyList_GetItem(batch, 0);
     if (PyTuple_CheckExact(batch) || PyList_CheckExact(batch) || PyDict_CheckExact(batch))
         return -1;
+    if (Py_TYPE(batch) == path->tensor && path->length_of != NULL && path->count_modes() == 0) {
+        Py_ssize_t length = path->length_of(batch); /* 0 also without dimensions */
+        if (length > 0)
+            return length;
+        PyErr_Clear();
+    }
     Py_INCREF(batch);
     PyObject *shape = PyObject_GetAttr(batch, path->shape);
     Py_DECREF(batch);
@@ -181,15 +197,14 @@ static int add_samples(FastPath *path, Fields *loader_pass, PyObject *batch)
 static int end_fetch(FastPath *path, Fields *thread, Fields *detector, Fields *loader_pass)
 {
     int64_t now_ns = 0;
-    PyObject *fetching = thread->at[FETCHING];
     ExpectedCall *open = expected_end(path, AT_FETCH);
-    if (open != NULL && open->record == loader_pass && fetching != NULL && PyAnySet_Check(fetching) &&
-        PySet_Size(fetching) == 0) {
-        set_busy(path, FREE);
-        loader_pass->numbers[FETCHES]++;
-        return end_expected(path, -open->event, &now_ns);
+    int is_ended = open == NULL || open->record != loader_pass ? 0 : end_expected(path, open, -open->event, &now_ns);
+    if (is_ended != 0) {
+        loader_pass->numbers[FETCHES] += is_ended > 0;
+        return is_ended > 0 ? 0 : -1;
     }
     ask(path);
+    PyObject *fetching = thread->at[FETCHING];
     if (fetching != NULL && PyAnySet_Check(fetching) && PySet_Size(fetching) > 0) {
         PyObject *done = PyObject_CallMethod((PyObject *)thread, "fetch_ends", "(k)", PyThread_get_thread_ident());
         Py_XDECREF(done);

@@ -139,20 +139,29 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
 {
     Front *front = (Front *)self;
     FastPath *path = front->path;
-    int is_usual = (flags & ~MAY_CHANGE) > 0 && path->thread != NULL ? runs_own_code(path, args[0]) : 0;
-    if (is_usual < 0)
-        PyErr_Clear(); /* the patch finds the same, and reports it */
-    if (is_usual <= 0)
+    if ((flags & ~MAY_CHANGE) == 0 || path->thread == NULL)
         return call_patch(front, args, flags, names);
-    if (!is_busy_with(path, FREE)) /* inside another call */
-        return PyObject_VectorcallMethod(front->implementation, args, flags, names);
-    PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = frame == NULL ? NULL : any_detector(front);
-    PyObject *call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame), *exception[3];
-    if (call == NULL && detector != NULL && !PyErr_Occurred())
-        call = (PyObject *)repeat_call(path, args[0], frame);
-    if (call == NULL) {
-        Py_XDECREF(detector);
-        return call_unrecorded(front, args, flags, names);
+    int is_free = is_busy_with(path, FREE);
+    PyObject *frame = is_free ? (PyObject *)PyEval_GetFrame() : NULL, *detector, *exception[3];
+    PyObject *call = frame == NULL ? NULL : (PyObject *)expected_call(path, args[0], frame);
+    if (call != NULL)
+        detector = Py_NewRef((PyObject *)path->pattern->detector);
+    else {
+        int is_usual = frame == NULL || !PyErr_Occurred() ? runs_own_code(path, args[0]) : -1;
+        if (is_usual < 0)
+            PyErr_Clear(); /* the patch finds the same, and reports it */
+        if (is_usual <= 0)
+            return call_patch(front, args, flags, names);
+        if (!is_free) /* inside another call */
+            return PyObject_VectorcallMethod(front->implementation, args, flags, names);
+        detector = frame == NULL ? NULL : any_detector(front);
+        call = detector == NULL ? NULL : (PyObject *)begin_call(path, args[0], frame);
+        if (call == NULL && detector != NULL && !PyErr_Occurred())
+            call = (PyObject *)repeat_call(path, args[0], frame);
+        if (call == NULL) {
+            Py_XDECREF(detector);
+            return call_unrecorded(front, args, flags, names);
+        }
     }
     PyObject *result = PyObject_VectorcallMethod(front->implementation, args, flags, names);
     put_aside(result, exception);
@@ -191,8 +200,12 @@ static PyObject *end_hook(Front *front, PyObject *done, PyObject *const *args, s
 static PyObject *call_before_update(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
 {
     Front *front = (Front *)self;
+    Py_ssize_t count = count_of(flags, names);
+    int is_begun = count < 1 ? 0 : begin_expected_update(front->path, args[0]);
+    if (is_begun != 0)
+        return is_begun < 0 && report(front) < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *frame = (PyObject *)PyEval_GetFrame();
-    if (count_of(flags, names) < 1 || frame == NULL || is_capturing(front))
+    if (count < 1 || frame == NULL || is_capturing(front))
         return call_patch(front, args, flags, names);
     PyObject *given[] = {args[0], frame};
     return end_hook(front, path_update_begins(front->path, given, 2), args, flags);
@@ -201,7 +214,11 @@ static PyObject *call_before_update(PyObject *self, PyObject *const *args, size_
 static PyObject *call_after_update(PyObject *self, PyObject *const *args, size_t flags, PyObject *names)
 {
     Front *front = (Front *)self;
-    if (count_of(flags, names) < 1 || is_capturing(front))
+    Py_ssize_t count = count_of(flags, names);
+    int is_ended = count < 1 ? 0 : end_expected_update(front->path, args[0]);
+    if (is_ended != 0)
+        return is_ended < 0 && report(front) < 0 ? NULL : Py_NewRef(Py_None);
+    if (count < 1 || is_capturing(front))
         return call_patch(front, args, flags, names);
     return end_hook(front, path_update_ends(front->path, args[0]), args, flags);
 }

@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 11 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 12 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -49,12 +49,27 @@ typedef struct {
     PyObject *code, *back; /* names of attributes of frames */
 } ModuleState;
 
-extern uint64_t field_changes; /* how often Python code has set an attribute of any of these objects */
+/* What is known of the attributes of all of these objects together. */
+typedef struct {
+    uint64_t changes; /* how often Python code has set one of them */
+    void *hiding;     /* the fast path that keeps some of its state to itself until somebody looks at it, or NULL */
+} FieldState;
+
+extern FieldState field_state;
+
+/* Let a fast path put what it keeps to itself into its fields. */
+void show_hidden(void *path);
 
 extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, fast_path_spec;
 
 /* Append the time and `code`. Return -1 with an exception. The clock may be Python code. */
 int write_event(Writer *writer, int64_t code);
+
+/* Return whether the clock is the monotonic one, read without a call of Python's. */
+int has_direct_clock(Writer *writer);
+
+/* Return the time in `now_ns`. Return -1 with an exception. The clock may be Python code. */
+int read_clock(PyObject *clock, int64_t *now_ns);
 
 /* Return 0 if `events` may change; -1 with an exception if it is a slice. */
 int events_check_not_slice(Events *events);

@@ -35,7 +35,7 @@ static void writer_dealloc(Writer *writer)
     Py_DECREF(type);
 }
 
-static int read_clock(PyObject *clock, int64_t *now_ns)
+int read_clock(PyObject *clock, int64_t *now_ns)
 {
 #ifdef CLOCK_MONOTONIC
     if (clock == Py_None) {
@@ -54,6 +54,15 @@ static int read_clock(PyObject *clock, int64_t *now_ns)
     *now_ns = PyLong_AsLongLong(time);
     Py_DECREF(time);
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int has_direct_clock(Writer *writer)
+{
+#ifdef CLOCK_MONOTONIC
+    return writer->clock == Py_None;
+#else
+    return 0;
+#endif
 }
 
 int write_event(Writer *writer, int64_t code)

@@ -34,14 +34,32 @@ static int64_t begin_clearing(Fields *detector, Writer *writer)
     return result < 0 ? -1 : code;
 }
 
-int64_t clearing_begins(FastPath *path)
+/* Return the code if that is the next call of the pattern, 0 if it is not, and -1 with an exception. */
+static int64_t begin_expected_clearing(FastPath *path)
 {
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_CLEARING, NULL) : NULL;
-    if (next != NULL && path->updates != NULL && is_list(path->updates->at[OPEN], 0)) {
-        int64_t begun = begin_clearing(path->pattern.detector, path->pattern.writer);
-        path->pattern.open = begun > 0 && path->pattern.is_ready ? next : NULL;
-        return begun;
+    if (next == NULL)
+        return 0;
+    Writer *writer = path->pattern->writer;
+    int64_t code = path->pattern->detector->numbers[UPDATE_CODE];
+    int result = is_right_after_update(path->pattern->detector, writer);
+    if (result != 0 && (result < 0 || expected(path, AT_CLEARING, NULL) != next || writer->events->length < 2))
+        return result < 0 ? -1 : 0;
+    if (result == 0) {
+        code |= TIME_ONLY;
+        result = expected(path, AT_CLEARING, NULL) == next ? begin_expected(path, next, code) : 0;
+        return result > 0 ? code : result;
     }
+    writer->events->length -= 2;
+    open_expected(path, next, 0);
+    return code;
+}
+
+int64_t clearing_begins(FastPath *path)
+{
+    int64_t begun = begin_expected_clearing(path);
+    if (begun != 0)
+        return begun;
     Fields *detector = is_busy_with(path, FREE) ? detector_of(path) : NULL;
     if (detector != NULL)
         ask(path);
@@ -66,8 +84,10 @@ PyObject *path_clearing_begins(FastPath *path, PyObject *ignored)
 int clearing_ends(FastPath *path, int64_t code, PyObject *recorder)
 {
     int64_t now_ns;
-    if (expected_end(path, AT_CLEARING) != NULL)
-        return end_expected(path, -code, &now_ns);
+    ExpectedCall *open = expected_end(path, AT_CLEARING);
+    int is_ended = open == NULL ? 0 : end_expected(path, open, -code, &now_ns);
+    if (is_ended != 0)
+        return is_ended > 0 ? 0 : -1;
     Fields *detector = fields_of(path, DETECTOR_OF, recorder);
     if (detector == NULL) {
         PyErr_SetString(PyExc_TypeError, "clearing_ends() takes the detector that recorded the begin");
@@ -127,27 +147,12 @@ static int append_update(FastPath *path, PyObject *open, PyObject *optimizer, Py
     return result;
 }
 
-/* Record the begin of an update that is the next call of the pattern: 1; 0 if it is not, -1 with an exception. */
-static int begin_expected_update(FastPath *path, PyObject *optimizer, PyObject *frame)
+int begin_expected_update(FastPath *path, PyObject *optimizer)
 {
     ExpectedCall *next = is_busy_with(path, FREE) ? expected(path, AT_UPDATE, optimizer) : NULL;
-    if (next == NULL || path->updates == NULL || !is_list(path->updates->at[OPEN], 0))
+    if (next == NULL || !is_list(path->updates->at[OPEN], 0))
         return 0;
-    Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern.detector);
-    PyObject *one = update_of(path, optimizer, frame);
-    Fields *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
-    int64_t now_ns;
-    int result = one == NULL ? -1 : 1;
-    if (one != NULL && update != NULL && path->pattern.is_ready) /* a new tuple may start a garbage collection */
-        result = begin_with_list(path, next, path->updates, OPEN, one, &now_ns);
-    if (result == 0) {
-        give(update, OPEN_CODE, Py_XNewRef(update->at[CODE_OF_UPDATE]));
-        if (detector->at[FRAME] != Py_None)
-            give(detector, FRAME, Py_NewRef(Py_None));
-    }
-    Py_XDECREF(one);
-    Py_DECREF((PyObject *)detector);
-    return result < 0 ? -1 : result == 0;
+    return begin_expected(path, next, next->event);
 }
 
 PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t count)
@@ -156,7 +161,7 @@ PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "update_begins() takes an optimizer, and the frame of its update");
         return NULL;
     }
-    int was_expected = begin_expected_update(path, args[0], args[1]);
+    int was_expected = begin_expected_update(path, args[0]);
     if (was_expected != 0)
         return was_expected < 0 ? NULL : Py_NewRef(Py_True);
     Fields *detector = is_busy_with(path, FETCH) ? NULL : detector_of(path);
@@ -177,7 +182,11 @@ PyObject *path_update_begins(FastPath *path, PyObject *const *args, Py_ssize_t c
             give(detector, FRAME, Py_NewRef(Py_None));
             result = write_owned(writer, detector->numbers[UPDATE_CODE], &now_ns);
             note_begin(path, (ExpectedCall){
-                                 .kind = AT_UPDATE, .object = args[0], .event = detector->numbers[UPDATE_CODE]});
+                                 .kind = AT_UPDATE,
+                                 .object = args[0],
+                                 .code = (PyObject *)PyFrame_GetCode((PyFrameObject *)args[1]),
+                                 .event = detector->numbers[UPDATE_CODE],
+                             });
         }
     }
     Py_XDECREF((PyObject *)detector);
@@ -263,8 +272,8 @@ static int end_by_python(FastPath *path, Fields *detector, PyObject *end, PyObje
 /* Return whether this update surely ends a step, as it did the step before: nothing was set since then. */
 static int is_like_last_step(FastPath *path, PyObject *optimizer)
 {
-    StepPattern *pattern = &path->pattern;
-    return pattern->is_ready && pattern->changes == field_changes && pattern->step_by == optimizer;
+    StepPattern *pattern = path->pattern;
+    return pattern->is_ready && pattern->changes == field_state.changes && pattern->step_by == optimizer;
 }
 
 /* Count an update, and end its step. Return -1 with an exception. */
@@ -282,7 +291,7 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
              (detector->at[HAS_MANUAL_STEPS] != Py_False || steps->at[IS_ALONE] != Py_True ||
               !is_id(steps->at[PRIMARY], optimizer)))
         end = NULL;
-    path->pattern.step_by = end == NULL ? NULL : optimizer;
+    path->pattern->step_by = end == NULL ? NULL : optimizer;
     if (end != NULL) { /* as in nearly all trainings */
         detector->numbers[UPDATES] = updates;
         phases->numbers[CYCLE]++;
@@ -294,25 +303,22 @@ static int end_step(FastPath *path, Fields *detector, PyObject *optimizer, int64
     return result < 0 ? -1 : 0;
 }
 
-/* Record the end of an update that was expected: 1; 0 if it was not, -1 with an exception. */
-static int end_expected_update(FastPath *path, PyObject *optimizer)
+int end_expected_update(FastPath *path, PyObject *optimizer)
 {
     ExpectedCall *begun = expected_end(path, AT_UPDATE);
     if (begun == NULL || begun->object != optimizer || path->updates == NULL)
         return 0;
-    Fields *detector = path->pattern.detector, *update = fields_of(path, UPDATE_OF, detector->at[UPDATE]);
-    if (path->updates->numbers[BACKWARDS_BEFORE] == detector->numbers[BACKWARDS] ||
-        !end_list(path, begun, path->updates, OPEN, path->update))
+    int64_t now_ns = 0, backwards = path->pattern->detector->numbers[BACKWARDS];
+    if (path->updates->numbers[BACKWARDS_BEFORE] == backwards)
         return 0;
-    path->updates->numbers[BACKWARDS_BEFORE] = detector->numbers[BACKWARDS];
-    int64_t now_ns = 0;
-    Py_INCREF((PyObject *)detector);
-    give(update, OPEN_CODE, Py_NewRef(path->kinds[0]));
-    int result = end_expected(path, -begun->event, &now_ns);
-    if (result == 0)
-        result = end_step(path, detector, optimizer, now_ns);
-    Py_DECREF((PyObject *)detector);
-    return result < 0 ? -1 : 1;
+    int result = end_expected(path, begun, -begun->event, &now_ns);
+    if (result > 0) {
+        Fields *detector = (Fields *)Py_NewRef((PyObject *)path->pattern->detector);
+        path->updates->numbers[BACKWARDS_BEFORE] = backwards;
+        result = end_step(path, detector, optimizer, now_ns) < 0 ? -1 : 1;
+        Py_DECREF((PyObject *)detector);
+    }
+    return result;
 }
 
 PyObject *path_update_ends(FastPath *path, PyObject *optimizer)

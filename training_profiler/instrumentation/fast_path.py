@@ -192,10 +192,11 @@ class FastPath:
         detector.update_ends(optimizer)
         return True
 
-    def use_grad_mode(self, is_grad_enabled: Callable[[], bool]) -> bool:
-        """Ask torch's library in C++ where a detector has this function of torch's; return whether that was found.
+    def use_library(self, is_grad_enabled: Callable[[], bool], tensor: type) -> bool:
+        """Ask torch's library in C++ what this function says, and for the length of a batch.
 
-        The function for Python takes longer than the rest of a begin.
+        The functions for Python take longer than the rest of a begin or an end. Return whether the library was found,
+        and says of gradients what the function does.
         """
         return False
 

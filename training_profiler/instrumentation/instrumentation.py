@@ -195,7 +195,7 @@ class Instrumentation:
             pending = PendingEvents(self._recorder)
             codes = SectionCodes(self._recorder.names)
             ends = StepEnds(self._recorder, end_step)
-            self.context.fast_path.use_grad_mode(torch.is_grad_enabled)
+            self.context.fast_path.use_library(torch.is_grad_enabled, torch.Tensor)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)

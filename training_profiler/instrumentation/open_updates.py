@@ -3,7 +3,7 @@
 from types import CodeType, FrameType
 from typing import Any
 
-from training_profiler.recording.fields import Fields, field, number
+from training_profiler.recording.fields import Fields, hidden_field, number
 
 
 class OpenUpdates(Fields):
@@ -11,7 +11,7 @@ class OpenUpdates(Fields):
 
     # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its locals
     # alive, and the id of one that has ended may be that of a caller's, which has other code.
-    open: list[tuple[int, int, CodeType | None]] = field(0)
+    open: list[tuple[int, int, CodeType | None]] = hidden_field()
     _backwards: int = number(0)  # of the program, at the last update
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.recording.fields import Fields, field, number
+from training_profiler.recording.fields import Fields, field, hidden_field, number
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -25,7 +25,7 @@ class TrainingThread(Fields):
     """
 
     __slots__ = ("_before_capture", "_owner", "has_called_module", "is_confirmed")
-    busy_with: int = field(0)  # the kind of call that the training thread is in
+    busy_with: int = hidden_field()  # the kind of call that the training thread is in
     ident: int = field(1)  # of the training thread; 0 for none yet
     confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
     function: int = number(0)  # of the autograd function under way, negative if it is called without gradients

@@ -39,6 +39,11 @@ def field(number: int) -> Any:
     return vars(Fields if IS_NATIVE else SlotFields)[f"at{number}"]
 
 
+def hidden_field() -> Any:
+    """Return attribute 0 as one that C may set not before Python code reads it: the state of a call under way."""
+    return vars(Fields)["shown0"] if IS_NATIVE else vars(SlotFields)["at0"]
+
+
 def number(at: int) -> Any:
     """Return the same for a number that C counts, of 64 bits; Python takes longer to read it."""
     return vars(Fields if IS_NATIVE else SlotFields)[f"number{at}"]

@@ -9,7 +9,7 @@ from training_profiler.instrumentation.loop_detection.optimizer_update import Op
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
-from training_profiler.recording.fields import Fields, field, number
+from training_profiler.recording.fields import Fields, field, hidden_field, number
 from training_profiler.recording.section import Clock, ThreadBuffer
 
 Write = Callable[[], None]  # writes an event of a code
@@ -18,7 +18,7 @@ Write = Callable[[], None]  # writes an event of a code
 class DetectorFields(Fields):
     """The numbers are those of native/fast_path.h."""
 
-    calls: list[ModuleCall] = field(0)  # under way, outermost first
+    calls: list[ModuleCall] = hidden_field()  # under way, outermost first
     _fast_path: dict[int, ModuleCall] = field(1)  # calls of every step, by id of the module
     frame: tuple[int, int] | None = field(2)  # the method whose calls are one forward pass
     phases: PhaseDetector = field(3)

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.fields import Fields, field, hidden_field
 
 AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 
@@ -24,7 +24,7 @@ class OptimizerUpdate(Fields):
         "span_begins",
         "span_ends",
     )
-    open_code: int = field(0)  # of the open span; 0 for none, or while the loss is computed
+    open_code: int = hidden_field()  # of the open span; 0 for none, or while the loss is computed
     _code: int = field(1)
     is_scaling: bool = field(2)  # in a method of GradScaler
     is_in_closure: bool = field(3)

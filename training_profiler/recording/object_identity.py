@@ -1,9 +1,18 @@
 """Recognizes objects of the user's."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+
+
+def forgetting(references: dict[int, Any], key: int) -> Callable[[object], object]:
+    """Return what removes ``key`` once a weak reference calls it.
+
+    It is no Python code: an exception of a signal handler there, such as that of Ctrl-C, would be printed and lost.
+    """
+    return functools.partial(references.pop, key)  # the reference is the default of ``pop``
 
 
 class ObjectIdentity:
@@ -36,7 +45,7 @@ class LiveObjects:
         """Add an object that can be referenced weakly; others are left out."""
         key, references = id(value), self._references
         with contextlib.suppress(TypeError):
-            references[key] = weakref.ref(value, lambda _: references.pop(key, None))
+            references[key] = weakref.ref(value, forgetting(references, key))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the objects that are alive."""

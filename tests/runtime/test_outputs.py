@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import threading
 
 import pytest
 
@@ -29,6 +30,41 @@ def outputs_in(folder, **settings):
 def rows_in(folder):
     files = list(folder.rglob("metrics.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+class DrawnStatus:
+    """A status line of which only the first drawing is of interest."""
+
+    def __init__(self):
+        self.has_begun, self.asked, self.drawn = False, threading.Event(), threading.Event()
+
+    @property
+    def is_active(self):
+        self.asked.set()
+        return self.has_begun
+
+    def start(self, stream):
+        self.has_begun = True
+        return True
+
+    def show(self, text):
+        self.drawn.set()
+
+    def clear(self):
+        pass
+
+    stop = clear
+
+
+def test_a_status_line_is_drawn_that_begins_while_the_console_has_nothing_to_do(tmp_path, monkeypatch):
+    terminal = outputs_in(tmp_path)._terminal
+    monkeypatch.setattr("training_profiler.runtime.terminal.STATUS_S", 0.001)
+    status = terminal._status = DrawnStatus()
+    terminal._leave_to_thread("")
+    assert status.asked.wait(30)
+    assert terminal.start_status()
+    assert status.drawn.wait(30)
+    terminal.close()
 
 
 def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):

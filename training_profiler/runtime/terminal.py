@@ -54,7 +54,10 @@ class Terminal:
     def start_status(self) -> bool:
         """Begin the status line; return False where there is no terminal to show it."""
         self._drawn = self._steps(), time.monotonic()
-        return self._rank.is_primary() and self._status.start(self._console.stream())
+        has_started = self._rank.is_primary() and self._status.start(self._console.stream())
+        if has_started:  # the thread sleeps for long if it has looked before
+            self._thread.put(lambda: None)
+        return has_started
 
     def stop_status(self) -> None:
         """End the status line: only the final summary follows."""

@@ -10,7 +10,7 @@ from typing import Any
 def forgetting(references: dict[int, Any], key: int) -> Callable[[object], object]:
     """Return what removes ``key`` once a weak reference calls it.
 
-    It is no Python code: an exception of a signal handler there, such as that of Ctrl-C, would be printed and lost.
+    No Python code runs there: an exception of a signal handler, such as that of Ctrl-C, would be printed and lost.
     """
     return functools.partial(references.pop, key)  # the reference is the default of ``pop``
 

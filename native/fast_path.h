@@ -315,8 +315,8 @@ static inline Writer *writer_of_end(FastPath *path, Fields *detector)
 }
 
 /* Calls that are expected: between their begin and their end, what the fields have to say of them is hidden, which is most of
-   what a begin would set and an end set back. show_hidden() sets it where anybody may look: Python code that reads one of
-   these fields, or a begin or an end that is asked about. */
+   what a begin would set and an end set back. show_hidden() sets it where that may be read: by Python code that reads one
+   of these fields, or at a begin or an end that is asked about. */
 
 /* Return the next call of the pattern if it is this one, on the training thread; NULL without an exception otherwise. */
 static inline ExpectedCall *expected(FastPath *path, Moment kind, void *object)

@@ -146,8 +146,10 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     PyObject *call = frame == NULL ? NULL : (PyObject *)expected_call(path, args[0], frame);
     if (call != NULL)
         detector = Py_NewRef((PyObject *)path->pattern->detector);
+    else if (frame != NULL && PyErr_Occurred())
+        return call_unrecorded(front, args, flags, names);
     else {
-        int is_usual = frame == NULL || !PyErr_Occurred() ? runs_own_code(path, args[0]) : -1;
+        int is_usual = runs_own_code(path, args[0]);
         if (is_usual < 0)
             PyErr_Clear(); /* the patch finds the same, and reports it */
         if (is_usual <= 0)

@@ -52,7 +52,7 @@ typedef struct {
 /* What is known of the attributes of all of these objects together. */
 typedef struct {
     uint64_t changes; /* how often Python code has set one of them */
-    void *hiding;     /* the fast path that keeps some of its state to itself until somebody looks at it, or NULL */
+    void *hiding;     /* the fast path that keeps some of its state to itself until Python code reads it, or NULL */
 } FieldState;
 
 extern FieldState field_state;

@@ -129,7 +129,7 @@ void show_hidden(void *hiding)
         item = Py_NewRef((PyObject *)call->record);
     if (item != NULL)
         list = list_of(call, item);
-    /* Unless somebody has looked at it meanwhile. */
+    /* Unless Python code has read it meanwhile. */
     if (is_hiding(path) && pattern->open == call) {
         int busy = pattern->busy;
         field_state.hiding = NULL;
@@ -260,7 +260,7 @@ static void drop_open(FastPath *path, ExpectedCall *call)
     pattern->is_ready = pattern->is_same = 0;
 }
 
-/* The same as end_expected(), by a clock of Python's, or after somebody has looked. */
+/* The same as end_expected(), by a clock of Python's, or after Python code has read the state. */
 static int end_slowly(FastPath *path, ExpectedCall *call, int64_t event, int64_t *now_ns)
 {
     StepPattern *pattern = path->pattern;

@@ -6,7 +6,7 @@ what the program may have changed is compared: which object is called, by which 
 that was not expected is asked about again, and so is the rest of its step, and the step after that.
 
 Of an expected call only its events are recorded. That it is under way is kept here, and put into the fields of Python's
-objects once anybody looks at them (show_hidden). Most calls end before that. */
+objects once Python code reads them (show_hidden). Most calls end before that. */
 
 #ifndef TRAINING_PROFILER_STEP_PATTERN_H
 #define TRAINING_PROFILER_STEP_PATTERN_H
@@ -25,7 +25,7 @@ typedef struct {
     void *object, *type;   /* what is called, and its class: compared, and never used */
     PyObject *code;        /* of the function that calls, or NULL */
     Fields *record;        /* what its begin returns, or NULL */
-    PyObject *list, *item; /* a list of what is under way while somebody looks, or NULL: its record, or the update */
+    PyObject *list, *item; /* a list of what is under way, once it is shown, or NULL: its record, or the update */
     int64_t event;         /* code of its span */
 } ExpectedCall;
 

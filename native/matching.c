@@ -279,6 +279,32 @@ static Outcome attribute(Block *block)
     return outcome == DONE ? write_stretches(block) : outcome;
 }
 
+/* Write the times and the codes of a block of events, which lie in turns, to an array of two rows. */
+PyObject *split_events(PyObject *module, PyObject *args)
+{
+    PyObject *flat, *rows, *result = NULL;
+    Py_ssize_t length;
+    Columns columns = {.count = 0};
+    const int64_t *events;
+    int64_t *times_ns;
+    if (!PyArg_ParseTuple(args, "OO:split_events", &flat, &rows))
+        return NULL;
+    if ((events = columns_borrow(&columns, flat, sizeof(int64_t), 0, &length)) != NULL &&
+        (times_ns = columns_borrow_at_least(&columns, rows, sizeof(int64_t), 1, length / 2 * 2)) != NULL) {
+        Py_ssize_t count = length / 2;
+        int64_t *codes = times_ns + count, latest_ns = INT64_MIN;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            /* A clock may step back between cores, which would give negative durations. */
+            latest_ns = events[2 * i] > latest_ns ? events[2 * i] : latest_ns;
+            times_ns[i] = latest_ns;
+            codes[i] = events[2 * i + 1];
+        }
+        result = Py_NewRef(Py_None);
+    }
+    columns_give_back(&columns);
+    return result;
+}
+
 PyObject *match_events(PyObject *module, PyObject *args)
 {
     PyObject *times, *codes, *open_times, *open_codes, *ends, *is_outside;

@@ -59,6 +59,7 @@ static int module_clear(PyObject *module)
 static PyMethodDef module_methods[] = {
     {"event_writer", event_writer, METH_VARARGS, "Return a function that writes the clock's time and a code."},
     {"section_writers", section_writers, METH_VARARGS, "Return the functions of a section."},
+    {"split_events", split_events, METH_VARARGS, "Write the times and the codes of a block of events to two rows."},
     {"match_events", match_events, METH_VARARGS, "Find the spans of a block of events, and who owns each moment."},
     {"sum_time", sum_time, METH_VARARGS, "Add up the time of each section in each step."},
     {"add_spans", add_spans, METH_VARARGS, "Add spans to the sums of their sections."},

@@ -15,7 +15,7 @@ once, or no Python code runs between the check and its use. */
 
 #include <stdint.h>
 
-#define INTERFACE 12 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 13 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -98,6 +98,7 @@ int fronts_add(PyObject *module);
 
 PyObject *event_writer(PyObject *module, PyObject *args);
 PyObject *section_writers(PyObject *module, PyObject *args);
+PyObject *split_events(PyObject *module, PyObject *args);
 PyObject *match_events(PyObject *module, PyObject *args);
 PyObject *sum_time(PyObject *module, PyObject *args);
 PyObject *add_spans(PyObject *module, PyObject *args);

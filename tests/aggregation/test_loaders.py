@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.loaders import KINDS, MOST_CHANGES, interval_stats, loader_stats
+from training_profiler.aggregation.loaders import (
+    KINDS,
+    MOST_CHANGES,
+    LoaderAttribution,
+    interval_stats,
+    loader_stats,
+)
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import LOADER, TIME_ONLY
 
@@ -127,9 +133,10 @@ def by_key(sums):
     return {key: (sums[*key, "ns"], sums[*key, "count"]) for key in keys}
 
 
-@given(operations)
-def test_loader_sums_match_brute_force_for_any_drains(listed):
-    run, slow, opened = LoaderRun(every=1), SlowReading(), []
+@pytest.mark.parametrize("every", [1, None])
+@given(listed=operations)
+def test_loader_sums_match_brute_force_for_any_drains(listed, every):
+    run, slow, opened = LoaderRun(every), SlowReading(), []
     rows = []
     for (what, which), ns in listed:
         run.clock.advance_ns(ns)
@@ -149,6 +156,9 @@ def test_loader_sums_match_brute_force_for_any_drains(listed):
             rows += run.accumulator.loaders.pop_intervals()
         slow.read(what, which, run.clock())
     assert run.found() == by_key(slow.sums)
+    if every is None:
+        assert not rows
+        return
     rows += run.accumulator.loaders.pop_intervals()
     assert [(row.step, found_in(row.sums)) for row in rows] == [(step, by_key(sums)) for step, sums in slow.rows]
     left = [found_in(row.sums) for row in run.accumulator.loaders.pop_intervals(is_last=True)]
@@ -174,6 +184,22 @@ def test_times_belong_to_the_loader_of_the_batch():
     assert (second.data_avg_s, second.forward_avg_s, second.backward_avg_s, second.optimizer_avg_s) == (10, 20, 30, 5)
     assert (first.batch_wait_avg_s, second.batch_wait_avg_s) == (None, 15)
     assert (first.proportion, first.wait_s, first.samples) == (0.5, 1, 4)
+
+
+def test_batches_of_one_loader_are_added_up_without_asking_of_which_each_is(monkeypatch):
+    run, asked = LoaderRun(), []
+    find = LoaderAttribution._loaders_of
+    monkeypatch.setattr(LoaderAttribution, "_loaders_of", lambda *given: asked.append(1) or find(*given))
+    for _ in range(3):
+        run.batch(1)
+        run.batch(1)
+        run.drain()
+    assert len(asked) == 1
+    assert run.found()[1, "train", "between"] == (pytest.approx(30e9), 5)
+    run.batch(2)
+    run.batch(1)
+    assert run.found()[2, "train", "data"] == (pytest.approx(1e9), 1)
+    assert len(asked) == 2
 
 
 def test_training_without_a_loader_does_not_belong_to_that_of_the_validation():

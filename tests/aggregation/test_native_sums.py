@@ -230,6 +230,29 @@ def arguments(events, pieces=1, room=None, table=ROWS):
     ]
 
 
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)), max_size=20))
+def test_events_are_read_as_numpy_reads_them(pairs):
+    implementation = implementation_of("C")
+    flat = implementation.new_events()
+    flat.extend([number for pair in pairs for number in pair])
+    for memory in (flat[:], list(flat[:])):
+        read, expected = arithmetic_of(implementation).read_events(memory), numpy_sums.read_events(memory)
+        assert [column.tolist() for column in read] == [column.tolist() for column in expected]
+        assert [column.dtype for column in read] == [np.int64, np.int64]
+
+
+def test_events_are_written_only_where_there_is_room(native):
+    rows = np.zeros((2, 2), np.int64)
+    native.split_events(np.array([5, 1, 3, -1, 9]), rows)  # half an event is none
+    assert rows.tolist() == [[5, 5], [1, -1]]
+    with pytest.raises(ValueError, match="4 items and needs 6"):
+        native.split_events(np.arange(6), rows)
+    with pytest.raises(ValueError, match="another size"):
+        native.split_events(np.zeros(3, np.int16), rows)
+    with pytest.raises(TypeError):
+        native.split_events(rows)
+
+
 EVENTS = [(1, 2), (2, 1), (3, 1), (4, -1), (5, -1), (6, -2), (7, 3)]
 
 

@@ -18,7 +18,6 @@ from training_profiler.aggregation.span_matching import (
     Events,
     moments_in,
     no_events,
-    read_events,
 )
 from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
@@ -154,12 +153,14 @@ class Accumulator:
         self.totals.sections.grow(rows)
         events = {}
         for thread in batch.threads:
-            recorded = self.loaders.extract_changes(read_events(thread.events), thread.thread_id == training_thread)
+            recorded = self.loaders.extract_changes(
+                self._arithmetic.read_events(thread.events), thread.thread_id == training_thread
+            )
             events[thread.thread_id] = self.inferred_filter.admit(thread.thread_id, recorded)
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
-        marks = read_events(batch.marks)
+        marks = self._arithmetic.read_events(batch.marks)
         marks = Events(np.maximum(marks.times_ns, self.at_ns), marks.codes)
         last_ns = [*training.times_ns[-1:].tolist(), *marks.times_ns[-1:].tolist()]
         until_ns = max([batch.until_ns, self.at_ns, *last_ns])

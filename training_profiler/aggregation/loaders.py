@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.aggregation.step_timeline import are_step_ends
@@ -26,6 +26,7 @@ KINDS: Final = 5
 KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
 IN_VALIDATION: Final = VALIDATION_EPOCH + WITHIN
 NEITHER, IS_OUTSIDE = -1, -2  # in the table from section to kind
+NO_SECTION: Final = 0  # the id of no section
 NO_LOADER: Final = 0  # the id of no loader
 MOST_CHANGES: Final = 4096  # changes of loader kept for sections that are still open
 INTERVAL_NS: Final = NS_PER_S // 10  # default: about ten intervals a second for trackers
@@ -123,6 +124,15 @@ class LoaderTimeline:
             return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
 
+    def only_one(self) -> int:
+        """Return the only loader there was; ``NO_LOADER`` if there were more."""
+        return int(self.loader_ids[-1]) if len(self.loader_ids) == 1 else NO_LOADER
+
+    def only_one_since(self, times_ns: Ints) -> int:
+        """Return the loader of all these times; ``NO_LOADER`` if there were more."""
+        is_one = len(self.loader_ids) == 1 or times_ns.min(initial=self.since_ns[-1]) >= self.since_ns[-1]
+        return int(self.loader_ids[-1]) if is_one else NO_LOADER
+
     def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
         """Add later times, in order; those at which nothing changes are left out."""
         is_change = np.diff(loader_ids, prepend=self.loader_ids[-1]) != 0
@@ -185,9 +195,8 @@ class LoaderAttribution:
         """Start with the training thread's events; their spans are attributed next."""
         if not self._is_needed:
             return
-        begun = training.codes > 0
-        ids = training.codes[begun] & SECTION_MASK
-        outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
+        begun = np.where(training.codes > 0, training.codes & SECTION_MASK, NO_SECTION)
+        outside_ns = training.times_ns[np.flatnonzero(self._kinds_of(begun) == IS_OUTSIDE)]
         self._outside_ns = outside_ns
         if not are_step_ends(marks):
             between_ns = marks.times_ns[marks.codes == EPOCH_BEGIN]
@@ -201,9 +210,11 @@ class LoaderAttribution:
         if not self._is_needed:
             return
         kinds = self._kinds_of(spans.ids)
+        if self._add_of_one_loader(sums, spans, kinds):
+            return
         is_outermost = spans.parents != spans.ids
         # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
-        rows = np.flatnonzero((kinds >= 0) & is_outermost & (spans.is_counted | (kinds % KINDS != DATA)))
+        rows = np.flatnonzero((kinds >= 0) & is_outermost & (spans.is_counted | ~_are_fetches(kinds)))
         kinds, begin_ns, ends_ns = kinds[rows], spans.begin_ns[rows], spans.end_ns[rows]
         spent_ns = spans.durations_ns[rows]
         loader_ids = self._loaders_of(kinds, begin_ns, ends_ns)
@@ -213,20 +224,50 @@ class LoaderAttribution:
                 array[known] for array in (rows, kinds, ends_ns, spent_ns, loader_ids)
             )
         counts = spans.is_counted[rows].astype(np.int64)
-        between = self._between(ends_ns, kinds)
-        if len(between[0]):
-            kinds = np.concatenate([kinds, np.full(len(between[0]), BETWEEN)])
-            loader_ids = np.concatenate([loader_ids, loader_ids[between[0]]])
-            ends_ns = np.concatenate([ends_ns, ends_ns[between[0]]])
-            spent_ns = np.concatenate([spent_ns, between[1]])
-            counts = np.concatenate([counts, np.ones(len(between[0]), np.int64)])
+        fetches = np.flatnonzero(kinds == DATA)
+        fetches = fetches[np.argsort(ends_ns[fetches], kind="stable")]
+        follow, between_ns = self._between(ends_ns[fetches])
+        if len(follow):
+            fetches = fetches[follow]
+            kinds = np.concatenate([kinds, np.full(len(fetches), BETWEEN)])
+            loader_ids = np.concatenate([loader_ids, loader_ids[fetches]])
+            ends_ns = np.concatenate([ends_ns, ends_ns[fetches]])
+            spent_ns = np.concatenate([spent_ns, between_ns])
+            counts = np.concatenate([counts, np.ones(len(fetches), np.int64)])
         self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
+
+    def _add_of_one_loader(self, sums: LoaderSums, spans: EndedSpans, kinds: Ints) -> bool:
+        """Add the spans in the usual case, when all are of one loader and no interval ends; otherwise return False.
+
+        ``kinds`` are those of the spans, and may be changed if it returns True.
+        """
+        loader_id = self._asked.only_one_since(spans.begin_ns)
+        if loader_id == NO_LOADER or len(self._ends[1]):
+            return False
+        has_spans = (kinds.min(initial=0) < KINDS, kinds.max(initial=0) >= KINDS)
+        if any(fetched.only_one() != loader_id for fetched, has in zip(self._fetched, has_spans, strict=True) if has):
+            return False
+        if (spans.parents == spans.ids).any():
+            return False
+        uncounted = np.flatnonzero(~spans.is_counted)
+        kinds[uncounted[_are_fetches(kinds[uncounted])]] = NEITHER  # see ``attribute``
+        _, between_ns = self._between(np.sort(spans.end_ns[kinds == DATA]))
+        rows = kinds - IS_OUTSIDE  # the first two are of no kind
+        table = np.empty((2 * KINDS - IS_OUTSIDE, 2), np.int64)
+        table[:, 0] = np.bincount(rows, spans.durations_ns, len(table))
+        table[:, 1] = np.bincount(rows, minlength=len(table)) - np.bincount(rows[uncounted], minlength=len(table))
+        table = table[-IS_OUTSIDE:]
+        table[BETWEEN] = between_ns.sum(), len(between_ns)
+        sums.add_table(loader_id, table)
+        if self.intervals is not None:
+            self.intervals.add(loader_id, table[np.newaxis], self._ends[1])
+        return True
 
     def _loaders_of(self, kinds: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
         """Return the loader of each span."""
         loader_ids = np.full(len(kinds), NO_LOADER)
         for is_validation, fetched in enumerate(self._fetched):
-            is_of_phase = kinds // KINDS == is_validation
+            is_of_phase = (kinds >= KINDS) == is_validation
             if not is_of_phase.any():
                 continue
             fetches = np.flatnonzero(kinds == is_validation * KINDS + DATA)
@@ -234,25 +275,26 @@ class LoaderAttribution:
             loader_ids[fetches] = self._asked.at(ends_ns[fetches])
             in_order = fetches[np.argsort(ends_ns[fetches], kind="stable")]
             fetched.extend(ends_ns[in_order], loader_ids[in_order])
-            others = np.flatnonzero(is_of_phase & (kinds % KINDS != DATA))
+            others = np.flatnonzero(is_of_phase & ~_are_fetches(kinds))
             loader_ids[others] = fetched.at(begins_ns[others])
         return loader_ids
 
-    def _between(self, ends_ns: Ints, kinds: Ints) -> tuple[Ints, Ints]:
-        """Return (rows, ns) of the training batches that followed another one, and the time since that one."""
-        rows = np.flatnonzero(kinds == DATA)
-        rows = rows[np.argsort(ends_ns[rows], kind="stable")]
-        arrivals_ns = ends_ns[rows]
-        if not len(rows):
+    def _between(self, arrivals_ns: Ints) -> tuple[Ints, Ints]:
+        """Return (rows, ns) of the training batches that followed another one, and the time since that one.
+
+        ``arrivals_ns`` is ascending.
+        """
+        if not len(arrivals_ns):
             self._was_outside_since |= len(self._outside_ns) > 0
-            return rows, arrivals_ns
+            return arrivals_ns, arrivals_ns
         is_first = self._arrival_ns is None
         before_ns = np.concatenate([[arrivals_ns[0] if is_first else self._arrival_ns], arrivals_ns[:-1]])
         outside = np.searchsorted(self._outside_ns, arrivals_ns) - np.searchsorted(self._outside_ns, before_ns)
         outside[0] += is_first or self._was_outside_since
         self._arrival_ns = int(arrivals_ns[-1])
         self._was_outside_since = bool(len(self._outside_ns) and self._outside_ns[-1] >= self._arrival_ns)
-        return rows[outside == 0], (arrivals_ns - before_ns)[outside == 0]
+        follow = np.flatnonzero(outside == 0)
+        return follow, (arrivals_ns - before_ns)[follow]
 
     def _add(
         self, sums: LoaderSums, loader_ids: Ints, kinds: Ints, ends_ns: Ints, spent_ns: Ints, counts: Ints
@@ -296,6 +338,11 @@ class LoaderAttribution:
             for id, name in known:
                 self._kinds[id] = _kind_of(name)
         return self._kinds[ids]
+
+
+def _are_fetches(kinds: Ints) -> Bools:
+    fetches: Bools = (kinds == DATA) | (kinds == KINDS + DATA)  # a remainder would take several times as long
+    return fetches
 
 
 def _kind_of(name: str) -> int:

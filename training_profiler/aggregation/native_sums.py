@@ -11,6 +11,7 @@ from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.span_matching import (
     MAX_OPEN,
     Events,
+    Flat,
     OutsideSections,
     Stretches,
     no_events,
@@ -30,6 +31,13 @@ def arithmetic_of(implementation: Implementation) -> Arithmetic:
 def native_arithmetic(native: Any) -> Arithmetic:
     """Return the arithmetic of the module in C."""
     bins, next_begins_ns = bin_cells()
+
+    def read_events(flat: Flat) -> Events:
+        if isinstance(flat, list):
+            return numpy_sums.NUMPY.read_events(flat)
+        rows = np.empty((2, len(flat) // 2), np.int64)
+        native.split_events(flat, rows)
+        return Events(*rows)
 
     def attribute(
         events: Events, still_open: Events, ends_ns: Ints, from_ns: int, outside: OutsideSections
@@ -74,7 +82,7 @@ def native_arithmetic(native: Any) -> Arithmetic:
             *(sections.parents, bins, next_begins_ns),
         )
 
-    return Arithmetic(attribute, sum_time, add_spans)
+    return Arithmetic(read_events, attribute, sum_time, add_spans)
 
 
 def _block(counts: tuple[int, int, int, int], open_events: Ints, packed: Packed) -> ThreadBlock:

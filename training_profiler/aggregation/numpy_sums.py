@@ -10,6 +10,7 @@ from training_profiler.aggregation.span_matching import (
     Events,
     OutsideSections,
     match_spans,
+    read_events,
     rename_leaf_spans,
     stretches_between,
 )
@@ -80,4 +81,4 @@ def add_spans(sections: SectionSums, block: ThreadBlock, steps: Ints, warmup_ste
     sections.add_spans(spans.ids, spans.durations_ns, spans.parents, step_numbers, is_measured, spans.is_counted)
 
 
-NUMPY: Final = Arithmetic(attribute, sum_time, add_spans)
+NUMPY: Final = Arithmetic(read_events, attribute, sum_time, add_spans)

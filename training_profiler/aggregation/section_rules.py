@@ -32,13 +32,15 @@ class InferredSectionFilter:
         if not self.is_needed or not len(events.codes):
             return events
         codes = np.abs(events.codes)
-        is_inferred = (codes & INFERRED) != 0
+        mark = codes & INFERRED
+        is_inferred = mark != 0
+        plain = np.where(events.codes > 0, events.codes - mark, events.codes + mark)
+        is_unaffected = thread_id not in self._open and thread_id not in self._dropped
+        manual = codes[np.flatnonzero(~is_inferred)] & SECTION_MASK
+        if is_unaffected and not np.isin(manual, self._ids(HIDING)).any():  # as in nearly all runs
+            return Events(events.times_ns, plain)
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
-        plain = events.codes - sign * np.where(is_inferred, INFERRED, 0)
-        is_unaffected = thread_id not in self._open and thread_id not in self._dropped
-        if is_unaffected and not np.isin(ids[~is_inferred], self._ids(HIDING)).any():  # as in nearly all runs
-            return Events(events.times_ns, plain)
         steps_before, outside_before = self._open.pop(thread_id, (0, 0))
         in_step = np.cumsum(sign * self._manual(ids, is_inferred, STEP_PARTS)) + steps_before
         in_outside = np.cumsum(sign * self._manual(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before

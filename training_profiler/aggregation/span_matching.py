@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.recording.event_codes import DISCARDED, SECTION_MASK, TIME_ONLY
 
+Flat = Any  # integers: a list, or memory of the recorder in C
 Rename = Callable[[int, int], int]  # (outer section, id) -> id
 MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted
 
@@ -64,8 +65,8 @@ class MatchedSpans(NamedTuple):
     dropped: int  # exits without an enter, and enters beyond MAX_OPEN
 
 
-def read_events(flat: list[int]) -> Events:
-    """Return the recorder's flat list of times and codes as two arrays."""
+def read_events(flat: Flat) -> Events:
+    """Return the recorder's times and codes, which lie in turns, as two arrays."""
     if isinstance(flat, list):
         integers: Ints = np.fromiter(flat, np.int64, len(flat))
     else:  # of the recorder in C: read in place

@@ -51,13 +51,17 @@ class ThreadSpans(NamedTuple):
         """Return some of the spans."""
         return ThreadSpans(self.thread_id, self.ids[rows], self.begin_ns[rows], self.end_ns[rows], self.are_sorted)
 
+    def ends_after(self, ns: int) -> bool:
+        """Return whether any of the spans, of which there must be some, ends after this time."""
+        return bool((self.end_ns[-1] if self.are_sorted else self.end_ns.max()) > ns)
+
     def between(self, from_ns: int, until_ns: int) -> "ThreadSpans":
         """Return the spans that have a part in this time."""
         if not self.are_sorted:  # of most batches these are few
             return self.where(np.flatnonzero((self.begin_ns < until_ns) & (self.end_ns > from_ns)))
-        return self.where(
-            np.arange(np.searchsorted(self.end_ns, from_ns, "right"), np.searchsorted(self.begin_ns, until_ns))
-        )
+        rows = slice(self.end_ns.searchsorted(from_ns, "right"), self.begin_ns.searchsorted(until_ns))
+        ids, begin_ns, end_ns = (column[rows].copy() for column in (self.ids, self.begin_ns, self.end_ns))
+        return self._replace(ids=ids, begin_ns=begin_ns, end_ns=end_ns)  # copies, which do not keep the whole batch
 
 
 class RecordedStep(NamedTuple):
@@ -92,8 +96,10 @@ class _Steps(NamedTuple):
 
     def slowest_after(self, number: int) -> StepBounds | None:
         """Return the step that took longest of those after that one; None without any."""
-        durations_ns = self.durations_ns.copy()
-        durations_ns[list(self.slowed)] = -1
+        durations_ns = self.durations_ns
+        if self.slowed:
+            durations_ns = durations_ns.copy()
+            durations_ns[list(self.slowed)] = -1
         from_row = max(0, number - self.first)
         if from_row >= len(durations_ns):
             return None
@@ -175,7 +181,8 @@ class StepSpans:
         self._last += [(ended.at(row), self._spans) for row in range(max(0, count - AT_END), count)]
         del self._last[:-AT_END]
         since_ns = until_ns if self._begun_ns is None else self._begun_ns
-        kept = [spans for each in self._spans if len((spans := each.between(since_ns, until_ns + 1)).ids)]
+        going_on = [each for each in self._spans if each.ends_after(since_ns)]
+        kept = [spans for each in going_on if len((spans := each.between(since_ns, until_ns + 1)).ids)]
         self._spans = [_longest([spans], KEPT)[0] for spans in (_merged(kept) if len(kept) > MOST_PARTS else kept)]
 
     def held_steps(self) -> list[HeldStep]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.section_totals import SectionSums
-from training_profiler.aggregation.span_matching import Events, LeafSpans, OutsideSections, Stretches
+from training_profiler.aggregation.span_matching import Events, Flat, LeafSpans, OutsideSections, Stretches
 
 
 class EndedSpans(NamedTuple):
@@ -67,6 +67,8 @@ Attribute = Callable[[Events, Events, Ints, int, OutsideSections], ThreadBlock]
 class Arithmetic(NamedTuple):
     """The arithmetic of blocks. The integers of all implementations are the same, and the floats bit for bit.
 
+    ``read_events(flat)`` reads the recorder's times and codes, which lie in turns.
+
     ``attribute(events, still_open, ends_ns, from_ns, outside)`` matches events of one thread, in time order.
     ``still_open`` is that of the thread's previous block, ``ends_ns`` has the ends of the pieces of time since
     ``from_ns``, and ``outside`` the sections outside training steps.
@@ -79,6 +81,7 @@ class Arithmetic(NamedTuple):
     piece, counted from 1, 0 for none. Spans of warm-up steps are left out of averages and quantiles.
     """
 
+    read_events: Callable[[Flat], Events]
     attribute: Attribute
     sum_time: Callable[[ThreadBlock, Ints, int, Bools], StepTimes]
     add_spans: Callable[[SectionSums, ThreadBlock, Ints, int], None]

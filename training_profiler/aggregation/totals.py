@@ -108,7 +108,7 @@ class Totals:
         self.coupling.add_steps(first_step, self_ns, slowed)
         if in_collections is not None:
             is_settled = settled(first_step, len(self_ns), slowed)
-            self.garbage.add_steps(in_collections[is_settled], self_ns[is_settled].sum(axis=1))
+            self.garbage.add_steps(in_collections[is_settled], self_ns.sum(axis=1)[is_settled])
         self.series.add(self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)

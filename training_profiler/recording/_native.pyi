@@ -29,6 +29,12 @@ def section_writers(
     that raises.
     """
 
+def split_events(flat: Ints | list[int], rows: Ints) -> None:
+    """Write the times and the codes of events, which lie in turns, to the two rows of ``rows``.
+
+    A time before that of an earlier event is replaced by the latter.
+    """
+
 def match_events(
     times_ns: Ints,
     codes: Ints,

@@ -37,7 +37,7 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 12  # of native/native.h
+_INTERFACE: Final = 13  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 

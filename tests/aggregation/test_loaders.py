@@ -196,6 +196,10 @@ def test_batches_of_one_loader_are_added_up_without_asking_of_which_each_is(monk
         run.drain()
     assert len(asked) == 1
     assert run.found()[1, "train", "between"] == (pytest.approx(30e9), 5)
+    run.accumulator.pop_totals()
+    run.spend("a", 1.0)
+    run.drain()
+    assert run.totals().loaders.tables == {}
     run.batch(2)
     run.batch(1)
     assert run.found()[2, "train", "data"] == (pytest.approx(1e9), 1)

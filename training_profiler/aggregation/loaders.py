@@ -258,6 +258,8 @@ class LoaderAttribution:
         table[:, 1] = np.bincount(rows, minlength=len(table)) - np.bincount(rows[uncounted], minlength=len(table))
         table = table[-IS_OUTSIDE:]
         table[BETWEEN] = between_ns.sum(), len(between_ns)
+        if not table.any():
+            return True
         sums.add_table(loader_id, table)
         if self.intervals is not None:
             self.intervals.add(loader_id, table[np.newaxis], self._ends[1])

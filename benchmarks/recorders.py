@@ -53,8 +53,6 @@ def run(spans: int = SPANS) -> list[Figure]:
 
 
 def _sections(implementations: dict[str, Implementation]) -> list[Figure]:
-    import torch  # noqa: F401 - a section asks it whether its caller is being compiled
-
     contenders = {CLOCK: Contender(LOOP.format("clock(); clock(); "), {"clock": time.perf_counter_ns})}
     contenders |= {name: _contender(implementation) for name, implementation in implementations.items()}
     try:
@@ -122,6 +120,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
 
 def _contender(implementation: Implementation) -> Contender:
     recorder = Recorder(implementation=implementation)
+    recorder.ask_dynamo(False)  # as in a program that has an optimizer, which imports dynamo, and compiles nothing
     accumulator = Accumulator(recorder.names, recorder.clock(), arithmetic=arithmetic_of(implementation))
     thread = recorder.thread_id()
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from benchmarks.children import result_of
 from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.patches import skip_early_steps
 from benchmarks.unmodified_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
@@ -27,7 +28,6 @@ PAIRS_MS: Final = 60 * BLOCK_MS  # of one state in a process
 SINKS: Final = ",".join(name for name in ("tensorboard", "jsonl") if name == "jsonl" or find_spec(name))
 WARM_UP_SHARE: Final = 0.5  # of a block: changing a class resets the interpreter's specialized lookups
 FIRST_STEPS: Final = 4  # of a block, in which the patches find out what the calls are
-UPDATES_BEFORE: Final = 1 << 14  # of a training, late in a run
 PROCESSES: Final = 3
 LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startswith("loop")}
 
@@ -77,10 +77,7 @@ class SwitchableProfiling:
     def skip_early_steps(self) -> None:
         """Go on as after the first steps of a run."""
         assert self._process.instrumentation is not None
-        detector = self._process.instrumentation.context.detector
-        if detector is not None:
-            detector.updates = UPDATES_BEFORE
-            detector.input_sizes.update_ends(UPDATES_BEFORE, perf_counter_ns())
+        skip_early_steps(self._process.instrumentation)
 
     def switch(self, is_on: bool) -> None:
         """Install patches and samplers, or remove them."""

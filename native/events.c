@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define LEAST_CAPACITY 64
-#define KEPT_CAPACITY (1 << 15) /* integers; a longer array shrinks once it is mostly empty */
+#define KEPT_CAPACITY (1 << 16) /* integers; a longer array shrinks once it is mostly empty */
 #define FEW 8                   /* integers that are read without allocating */
 
 static Events *events_new(PyTypeObject *type, Py_ssize_t length, int is_slice)

@@ -83,19 +83,21 @@ PyObject *sum_time(PyObject *module, PyObject *args)
         int64_t *sum = self_ns + (outers[i] > 0 || row < 0 ? complete + 1 : row) * rows + owners[i];
         *sum = total(*sum, own_ns[i]);
     }
-    for (Py_ssize_t i = 0; i < leaf_count; i++) {
-        int64_t row = row_of[spans.pieces[i]];
-        int64_t *sum = self_ns + (spans.are_outside[i] || row < 0 ? complete + 1 : row) * rows + spans.ids[i];
-        *sum = total(*sum, spans.durations_ns[i]);
-    }
     for (Py_ssize_t i = 0; i < span_count; i++) {
-        int64_t id = spans.ids[i];
-        int64_t row = spans.are_outside[i] || spans.parents[i] == id ? -1 : row_of[spans.pieces[i]];
+        int64_t id = spans.ids[i], row = row_of[spans.pieces[i]], duration_ns = spans.durations_ns[i];
+        if (spans.are_outside[i])
+            row = -1;
+        if (i < leaf_count) { /* nothing else owns its time */
+            int64_t *own = self_ns + (row < 0 ? complete + 1 : row) * rows + id;
+            *own = total(*own, duration_ns);
+        }
+        if (spans.parents[i] == id)
+            row = -1;
         span_rows[i] = row;
         if (row < 0)
             continue;
         int64_t *sum = total_ns + (row == complete ? rows : 0) + id;
-        *sum = total(*sum, spans.durations_ns[i]);
+        *sum = total(*sum, duration_ns);
         if (forward[id] && spans.are_counted[i])
             made[row]++;
     }
@@ -191,9 +193,9 @@ typedef struct {
 
 /* Of the spans of one block and section that count for averages. */
 typedef struct {
-    int64_t count, sum_ns;
+    int64_t count, sum_ns, min_ns, max_ns, min_step, max_step;
     double mean_ns, m2;
-} Distribution;
+} Distribution; /* a line of the caches */
 
 /* The bin of a duration: a cell is as wide as a 64th of a power of two, so that at most one bin begins inside of it. */
 typedef struct {
@@ -229,44 +231,72 @@ static void add_moments(Sums *sums, Py_ssize_t id, const Distribution *added)
     sums->measured[id] = total(before, added->count);
 }
 
+/* Complete the distributions by means and squares, the latter in the order of the spans. */
+static void add_squares(
+    const Spans *spans, const int64_t *steps, int64_t warmup_steps, Distribution *added, Py_ssize_t rows)
+{
+    for (Py_ssize_t id = 0; id < rows; id++)
+        if (added[id].count)
+            added[id].mean_ns = (double)added[id].sum_ns / (double)added[id].count;
+    Distribution *own = added; /* of the span before: most follow one of the same section */
+    double m2 = 0.0;
+    for (Py_ssize_t i = 0; i < spans->count; i++) {
+        if (!spans->are_counted[i] || !is_measured(steps[spans->pieces[i]], warmup_steps))
+            continue;
+        if (own != &added[spans->ids[i]]) {
+            own->m2 = m2;
+            own = &added[spans->ids[i]];
+            m2 = own->m2;
+        }
+        double distance = (double)spans->durations_ns[i] - own->mean_ns;
+        m2 += distance * distance;
+    }
+    own->m2 = m2;
+}
+
 static int add_up(
     Sums *sums, const Spans *spans, const int64_t *steps, int64_t warmup_steps, const Cells *cells, Edges *edges,
     Distribution *added)
 {
+    for (Py_ssize_t id = 0; id < sums->rows; id++) {
+        added[id].min_ns = sums->min_ns[id];
+        added[id].max_ns = sums->max_ns[id];
+        added[id].min_step = sums->min_step[id];
+        added[id].max_step = sums->max_step[id];
+    }
     for (Py_ssize_t i = 0; i < spans->count; i++) {
         int64_t id = spans->ids[i], duration_ns = spans->durations_ns[i], step = steps[spans->pieces[i]];
-        sums->total_ns[id] = total(sums->total_ns[id], duration_ns);
-        if (!spans->are_counted[i])
-            continue;
-        sums->count[id]++;
-        if (edges_add(edges, spans->parents[i] * sums->rows + id) < 0)
+        Distribution *own = &added[id];
+        if (spans->are_counted[i] && edges_add(edges, spans->parents[i] * sums->rows + id) < 0)
             return -1;
-        if (!is_measured(step, warmup_steps))
+        if (!spans->are_counted[i] || !is_measured(step, warmup_steps)) {
+            sums->total_ns[id] = total(sums->total_ns[id], duration_ns);
+            sums->count[id] += spans->are_counted[i];
             continue;
-        added[id].count++;
-        added[id].sum_ns = total(added[id].sum_ns, duration_ns);
-        if (duration_ns < sums->min_ns[id]) {
-            sums->min_ns[id] = duration_ns;
-            sums->min_step[id] = step;
         }
-        if (duration_ns > sums->max_ns[id]) {
-            sums->max_ns[id] = duration_ns;
-            sums->max_step[id] = step;
+        own->count++;
+        own->sum_ns = total(own->sum_ns, duration_ns);
+        if (duration_ns < own->min_ns) {
+            own->min_ns = duration_ns;
+            own->min_step = step;
+        }
+        if (duration_ns > own->max_ns) {
+            own->max_ns = duration_ns;
+            own->max_step = step;
         }
         sums->bins[id * sums->bin_count + bin_of(cells, sums->bin_count, duration_ns)]++;
     }
+    add_squares(spans, steps, warmup_steps, added, sums->rows);
     for (Py_ssize_t id = 0; id < sums->rows; id++)
-        if (added[id].count)
-            added[id].mean_ns = (double)added[id].sum_ns / (double)added[id].count;
-    for (Py_ssize_t i = 0; i < spans->count; i++)
-        if (spans->are_counted[i] && is_measured(steps[spans->pieces[i]], warmup_steps)) {
-            Distribution *own = &added[spans->ids[i]];
-            double distance = (double)spans->durations_ns[i] - own->mean_ns;
-            own->m2 += distance * distance;
-        }
-    for (Py_ssize_t id = 0; id < sums->rows; id++)
-        if (added[id].count)
+        if (added[id].count) {
+            sums->total_ns[id] = total(sums->total_ns[id], added[id].sum_ns);
+            sums->count[id] += added[id].count;
+            sums->min_ns[id] = added[id].min_ns;
+            sums->max_ns[id] = added[id].max_ns;
+            sums->min_step[id] = added[id].min_step;
+            sums->max_step[id] = added[id].max_step;
             add_moments(sums, id, &added[id]);
+        }
     return 0;
 }
 

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from tests.support.instrumented import OPTIMIZER, InstrumentedTorch, instrumented_torch
 from tests.support.recording import implementation_of, python_implementation
-from training_profiler.instrumentation.fronts import TRACER, Fronts
+from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.patches import dynamo
 from training_profiler.instrumentation.patching import Patches
 
@@ -360,7 +361,7 @@ def test_interrupt_inside_a_call_goes_on_and_ends_it(fronts):
 
 
 def test_fronts_come_after_the_first_steps_of_a_run(patched):
-    patched.context.fronts._is_watched = True
+    patched.context.dynamo.is_idle = True
     patched.at_step_ends = lambda: patched.instrumentation.step_ended(patched.steps, False)
     seen = []
 
@@ -374,7 +375,7 @@ def test_fronts_come_after_the_first_steps_of_a_run(patched):
 
 
 def test_compiling_withdraws_them_for_good(compiler, patched):
-    patched.context.fronts._is_watched = True
+    patched.context.dynamo.is_idle = True
     patched.context.fronts.place()
     model = Model()
     train(model)
@@ -400,7 +401,7 @@ def test_graph_is_the_same_as_without_them(compiler, patched):
         torch._dynamo.reset()
         return codes
 
-    patched.context.fronts._is_watched = True
+    patched.context.dynamo.is_idle = True
     patched.context.fronts.place()
     train(Model())
     with_fronts = graph_of()
@@ -421,19 +422,17 @@ def test_fronts_stay_away_from_what_was_compiled_before(monkeypatch, backends, m
 def test_no_fronts_without_a_known_tracer():
     made = []
     implementation = implementation_of("C")._replace(front=lambda *arguments: made.append(arguments))
-    fronts = Fronts(implementation, None, made.append)
+    watch = DynamoWatch(made.append)
+    fronts = Fronts(implementation, None, watch, made.append)
     fronts.offer(made.append, "module", train, train)
-    fronts.watch(sys.modules[TRACER], patches := Patches(), True)
-    fronts.place()
-    patches.undo()
-    fronts.watch(object(), patches, False)
+    watch.begin(object(), Patches(), False)
     fronts.place()
     assert made == []
 
 
 def test_no_fronts_in_python():
     with instrumented_torch(python_implementation("a test asks for it")) as run:
-        run.context.fronts._is_watched = True
+        run.context.dynamo.is_idle = True
         run.context.fronts.place()
         train(Model())
         assert not any(map(is_front, places()))
@@ -513,7 +512,7 @@ def test_front_that_a_program_took_outlives_the_session(fronts):
 
 def test_function_of_a_module_stays_the_same_object(patched):
     taken = torch.autograd.backward
-    patched.context.fronts._is_watched = True
+    patched.context.dynamo.is_idle = True
     patched.context.fronts.place()
     assert torch.autograd.backward is taken
 

@@ -201,6 +201,28 @@ def test_section_disappears_while_dynamo_traces(clock, monkeypatch, implementati
     assert events_of(recorder) == []
 
 
+def test_sections_ask_dynamo_only_while_it_may_trace(clock, monkeypatch, implementation):
+    class Torch:
+        class compiler:
+            asked = 0
+
+            @classmethod
+            def is_dynamo_compiling(cls):
+                cls.asked += 1
+                return True
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    recorder = Recorder(clock=clock, implementation=implementation)
+    recorder.ask_dynamo(False)
+    with recorder.section("a"):
+        pass
+    assert (len(events_of(recorder)), Torch.compiler.asked) == (2, 0)
+    recorder.ask_dynamo(True)
+    with recorder.section("a"):
+        pass
+    assert (len(events_of(recorder)), Torch.compiler.asked) == (0, 1)
+
+
 def test_torch_imported_later_is_found(monkeypatch, implementation):
     class Compiler:
         tracing = False

@@ -101,10 +101,9 @@ class InstrumentedTorch:
 
     def place_fronts(self) -> None:
         """Have functions of C make the calls of patches, whatever else this process has compiled."""
-        fronts = self.context.fronts
-        fronts._is_watched = True
-        fronts.place()
-        assert fronts.are_placed
+        self.context.dynamo.is_idle = True
+        self.context.fronts.place()
+        assert self.context.fronts.are_placed
 
     def _begin(self) -> Any:
         self.sessions += 1

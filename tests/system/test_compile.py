@@ -66,3 +66,45 @@ def test_sections_inside_a_compiled_function_cost_no_graph_break(
     if profile == "1":
         assert "sections inside compiled code are not recorded" in outcome.stderr
         assert (f"{NATIVE} refuses the recorder in C" in outcome.stderr) == (native == "0")
+
+
+LATE = """
+import torch
+from training_profiler import *
+
+def asks():
+    return not any(cell.cell_contents is None for cell in profile_section.__closure__)
+
+def f(x):
+    with profile_section("inside"):
+        return x.sin()
+
+start_training_profiling(stream="stderr")
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)  # imports dynamo
+asked = [asks()]
+x = torch.linspace(0, 1, 8)
+for _ in range(5):
+    with profile_section("eager"):
+        f(x)
+    profile_step()
+torch._dynamo.config.error_on_recompile = True
+compiled = torch.compile(f, fullgraph=True, backend="eager")
+for _ in range(5):
+    with profile_section("compiled"):
+        assert torch.equal(compiled(x), f(x))  # one of both is eager
+    profile_step()
+asked.append(asks())
+stop_training_profiling()
+assert torch.equal(compiled(x), f(x))
+print(asked, asks(), torch._dynamo.explain(f)(x).graph_break_count)
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_sections_ask_whether_they_are_traced_from_the_first_trace_on(tmp_path: Path, native: str) -> None:
+    outcome = run(tmp_path, LATE, profile="1", variables={NATIVE: native})
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.stdout == "[False, True] True 0\n"
+    rows = [line.split()[:2] for line in outcome.stderr.splitlines()]
+    counts = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+    assert {name: counts[name] for name in ("eager", "compiled", "inside")} == {"eager": 5, "compiled": 5, "inside": 10}

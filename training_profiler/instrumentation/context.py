@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.dynamo_watch import DynamoWatch
 from training_profiler.instrumentation.fast_path import new_fast_path
 from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
@@ -68,6 +69,7 @@ class PatchContext(Fields):
         "captures",
         "created_graphs",
         "detector",
+        "dynamo",
         "fast_path",
         "fronts",
         "gradient_sync",
@@ -113,7 +115,8 @@ class PatchContext(Fields):
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
         self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates, self)
-        self.fronts: Final = Fronts(recorder.implementation, self.fast_path, on_error)
+        self.dynamo: Final = DynamoWatch(recorder.ask_dynamo)
+        self.fronts: Final = Fronts(recorder.implementation, self.fast_path, self.dynamo, on_error)
         self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the

@@ -9,13 +9,12 @@ import functools
 from collections.abc import Callable, Sized
 from typing import Any, Final
 
+from training_profiler.instrumentation.dynamo_watch import DynamoWatch
 from training_profiler.instrumentation.fast_path import FastPath
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.implementation import Implementation
-from training_profiler.recording.tracebacks import hide_our_frames
 
 PLACED_AT: Final = 10  # complete steps
-TRACER: Final = "torch._dynamo.symbolic_convert"  # private: without it, nothing says that dynamo begins to trace
 
 Put = Callable[[Any], None]  # sets a function where the program calls it
 
@@ -26,18 +25,24 @@ class Fronts:
     Args:
         implementation: of the recorder; without C, there are no fronts.
         fast_path: records the calls.
+        dynamo: says when dynamo begins to trace.
         on_error: called with an error of the profiler's own. Must not raise it into the training.
     """
 
     def __init__(
-        self, implementation: Implementation, fast_path: FastPath, on_error: Callable[[Exception], None]
+        self,
+        implementation: Implementation,
+        fast_path: FastPath,
+        dynamo: DynamoWatch,
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._make = implementation.front
         self._fast_path = fast_path
         self._on_error = on_error
         self._offers: list[tuple[Put, Callable[[], Any], Any]] = []  # (where, returns a front, the patch's function)
-        self._is_watched = False  # dynamo says when it begins to trace
+        self._dynamo = dynamo
         self.are_placed = False
+        dynamo.before_tracing(self.withdraw)
 
     def offer(
         self,
@@ -82,28 +87,9 @@ class Fronts:
         put = functools.partial(patches.exchange, owner, name)
         self.offer(put, kind, original, patch, ended, classes=classes)
 
-    def watch(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
-        """Withdraw the fronts when the module ``tracer`` begins to trace; it may have done so before."""
-        if self._make is not None and hasattr(tracer, "InstructionTranslator"):
-            patches.replace(tracer.InstructionTranslator, "__init__", self._tracing)
-            self._is_watched = not has_traced
-
-    def _tracing(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
-            try:
-                self._is_watched = False  # what was traced may be traced again
-                self.withdraw()
-                original(*args, **kwargs)
-            except BaseException as error:
-                hide_our_frames(error)
-                raise
-
-        return __init__
-
     def place(self) -> None:
         """Put the fronts where they are offered, unless dynamo may have met the functions behind them."""
-        if self.are_placed or not self._is_watched:
+        if self.are_placed or not self._dynamo.is_idle:
             return
         self.are_placed = True
         for put, make, _ in self._offers:
@@ -120,4 +106,3 @@ class Fronts:
         """Withdraw them, and forget what was offered."""
         self.withdraw()
         self._offers.clear()
-        self._is_watched = False

@@ -87,13 +87,17 @@ class Recorder(Fields):
 
     def _section_function(self) -> Callable[[str], Section]:
         local = self._local
-        is_tracing: Callable[[], bool]
+        is_tracing: Callable[[], bool] | None  # None while it is known that dynamo traces nothing
 
-        def replace(test: Callable[[], bool]) -> None:
+        def replace(test: Callable[[], bool] | None) -> None:
             nonlocal is_tracing
             is_tracing = test
 
+        def ask_dynamo(asks: bool) -> None:
+            replace(tracing_test(replace) if asks else None)
+
         is_tracing = tracing_test(replace)
+        self._ask_dynamo = ask_dynamo
 
         def profile_section(name: str) -> Section:
             """Return the section ``name``: a context manager, and a decorator of functions.
@@ -108,7 +112,7 @@ class Recorder(Fields):
             Raises:
                 TypeError: it decorates a function without a name.
             """
-            if is_tracing():
+            if is_tracing is not None and is_tracing():
                 return nullcontext()  # type: ignore[return-value]
             try:
                 return local.sections[name]
@@ -121,7 +125,7 @@ class Recorder(Fields):
 
             # Still a function of Python, because dynamo follows it to the nullcontext, and never sees the lookup.
             def profile_section_natively(name: str) -> Section:
-                return nullcontext() if is_tracing() else find(name)  # type: ignore[return-value]
+                return nullcontext() if is_tracing is not None and is_tracing() else find(name)  # type: ignore[return-value]
 
             function = update_wrapper(profile_section_natively, profile_section)
             del function.__wrapped__
@@ -129,6 +133,13 @@ class Recorder(Fields):
         function.__qualname__ = "profile_section"
         function.__module__ = "training_profiler"
         return function
+
+    def ask_dynamo(self, asks: bool) -> None:
+        """Let each section ask dynamo whether it traces the caller, as at first; or let none, which saves a call.
+
+        Without asking, a section must not be traced: ask again before dynamo traces anything.
+        """
+        self._ask_dynamo(asks)
 
     def _find(self, name: str) -> Section:
         """Return the section of a name for the lookup in C, which does not find it on this thread."""

@@ -69,18 +69,21 @@ def called_function(code: CodeType, instruction: int) -> str:
     if at is None:
         return ""
     first = max(0, at - MOST_UNITS + 1)
-    positions = [_span(position) for position in islice(code.co_positions(), first, at + 1)]
-    begin, end = positions[-1]
-    if begin is None or end is None:
-        return ""
+    positions = list(islice(code.co_positions(), first, at + 1))
+    begin_line, last_line, begin_column, last_column = positions[-1]
+    if begin_line is None or last_line is None or begin_column is None or last_column is None:
+        return ""  # Python keeps none if asked to
     parts: dict[_Moment, tuple[str, bool]] = {}  # of the called expression, by their ends: name, is it an attribute
     for unit in range(at - 1, first - 1, -1):
-        its_begin, its_end = positions[unit - first]
-        is_part = raw[unit * _UNIT] != _CACHE and its_begin == begin
-        if is_part and its_end is not None and its_end <= end:
-            name = _name_loaded(code, raw, unit)
-            if (name and not parts.get(its_end, ("", False))[0]) or (its_end < end and its_end not in parts):
-                parts[its_end] = name, raw[unit * _UNIT] in (_ATTRIBUTE, _METHOD)
+        line, end_line, column, end_column = positions[unit - first]
+        if line != begin_line or column != begin_column or end_line is None or end_column is None:
+            continue
+        end, call_end = (end_line, end_column), (last_line, last_column)
+        if raw[unit * _UNIT] == _CACHE or end > call_end:
+            continue
+        name = _name_loaded(code, raw, unit)
+        if (name and not parts.get(end, ("", False))[0]) or (end < call_end and end not in parts):
+            parts[end] = name, raw[unit * _UNIT] in (_ATTRIBUTE, _METHOD)
     return _dotted(parts) if parts else ""
 
 
@@ -130,13 +133,6 @@ def _dotted(parts: dict[_Moment, tuple[str, bool]]) -> str:
     if not is_attribute or not name:
         return name
     return f".{name}" if is_chain else f"{receiver}.{name}"
-
-
-def _span(position: tuple[int | None, int | None, int | None, int | None]) -> tuple[_Moment | None, _Moment | None]:
-    line, end_line, column, end_column = position
-    if line is None or end_line is None or column is None or end_column is None:  # Python keeps none if asked to
-        return None, None
-    return (line, column), (end_line, end_column)
 
 
 def _name_loaded(code: CodeType, raw: bytes, unit: int) -> str:

@@ -20,8 +20,10 @@ def waits_in(code: CodeType, instruction: int) -> str:
 
     Only calls without arguments are recognized: ``loss.item()``, but not ``loss.to("cpu")``.
     """
+    if not has_no_arguments(code, instruction):  # known sooner than the function
+        return ""
     _, dot, name = called_function(code, instruction).rpartition(".")
-    return name if dot and name in WAITS and has_no_arguments(code, instruction) else ""
+    return name if dot and name in WAITS else ""
 
 
 class Location(NamedTuple):

@@ -10,7 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.fronts import TRACER
+from training_profiler.instrumentation.dynamo_watch import TRACER
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.untraced import skip
 
@@ -20,10 +20,10 @@ DYNAMO: Final = "torch._dynamo.eval_frame"
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
-    """Hide our functions once dynamo is imported, and what it cannot trace once it traces."""
+    """Hide our functions once dynamo is imported, and watch when it begins to trace."""
     context.after_import(DYNAMO, hide_from_dynamo, patches)
     has_traced = TRACER in sys.modules and _may_have_traced()
-    context.after_import(TRACER, lambda name: context.fronts.watch(sys.modules[name], patches, has_traced), patches)
+    context.after_import(TRACER, lambda name: context.dynamo.begin(sys.modules[name], patches, has_traced), patches)
 
 
 def _may_have_traced() -> bool:

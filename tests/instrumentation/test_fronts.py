@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.instrumented import OPTIMIZER, InstrumentedTorch, instrumented_torch
 from tests.support.recording import implementation_of, python_implementation
-from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.dynamo_watch import TRACER, DynamoWatch
 from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.patches import dynamo
 from training_profiler.instrumentation.patching import Patches
@@ -425,9 +425,12 @@ def test_no_fronts_without_a_known_tracer():
     watch = DynamoWatch(made.append)
     fronts = Fronts(implementation, None, watch, made.append)
     fronts.offer(made.append, "module", train, train)
-    watch.begin(object(), Patches(), False)
+    watch.begin(sys.modules[TRACER], patches := Patches(), True)
     fronts.place()
-    assert made == []
+    patches.undo()
+    watch.begin(object(), patches, False)
+    fronts.place()
+    assert made == [True]  # sections ask, and no front was made
 
 
 def test_no_fronts_in_python():

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.recording import implementation_of
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sampling.called_functions import reads_number
+from training_profiler.sampling.called_functions import called_function, reads_number
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.location import Location, waits_in
 from training_profiler.sampling.lock_watch import LockWatch
@@ -24,7 +24,7 @@ def calls_of(source: str) -> list[str]:
     """Return the name of each waiting call in ``source``."""
     code = compile(source, "train.py", "exec")
     calls = [step.offset for step in dis.get_instructions(code) if step.opname == "CALL"]
-    return [name for offset in calls if (name := waits_in(code, offset))]
+    return [name for offset in calls if (name := waits_in(called_function(code, offset), code, offset))]
 
 
 @pytest.mark.parametrize("name", ["item", "cpu", "tolist", "numpy", "synchronize"])
@@ -48,7 +48,9 @@ def test_names_beyond_the_first_256_are_found():
 
 @pytest.mark.parametrize("offset", [-2, 0, 10_000])
 def test_other_instructions_do_not_wait(offset):
-    assert waits_in(compile("loss.item()", "train.py", "exec"), offset) == ""
+    code = compile("loss.item()", "train.py", "exec")
+    assert waits_in(called_function(code, offset), code, offset) == ""
+    assert waits_in(".item", code, offset) == ""
 
 
 def numbers_of(source: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from training_profiler.sampling.called_functions import called_function, has_no_arguments
+from training_profiler.sampling.called_functions import has_no_arguments
 from training_profiler.text import printable
 
 Instruction = tuple[CodeType, int]  # a code object, and an offset in it
@@ -15,15 +15,13 @@ WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))
 _RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
 
 
-def waits_in(code: CodeType, instruction: int) -> str:
-    """Return the name of the method called at this offset if it waits for the device; else "".
+def waits_in(called: str, code: CodeType, instruction: int) -> str:
+    """Return the name of the method ``called`` at this offset if it waits for the device; else "".
 
     Only calls without arguments are recognized: ``loss.item()``, but not ``loss.to("cpu")``.
     """
-    if not has_no_arguments(code, instruction):  # known sooner than the function
-        return ""
-    _, dot, name = called_function(code, instruction).rpartition(".")
-    return name if dot and name in WAITS else ""
+    _, dot, name = called.rpartition(".")
+    return name if dot and name in WAITS and has_no_arguments(code, instruction) else ""
 
 
 class Location(NamedTuple):

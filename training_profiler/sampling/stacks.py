@@ -275,8 +275,10 @@ class StackReader:
 
 def _call_at(code: CodeType, instruction: int) -> tuple[str, str]:
     """Return the call that waits for the device, and the function that is called; each "" for none."""
-    called = PYTHON if runs_python(code, instruction) else printable(called_function(code, instruction))
-    return waits_in(code, instruction), called
+    if runs_python(code, instruction):
+        return "", PYTHON
+    called = called_function(code, instruction)
+    return waits_in(called, code, instruction), printable(called)
 
 
 def _frames(frame: Frame | None, last: Frame) -> tuple[Instruction, ...]:

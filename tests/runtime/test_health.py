@@ -59,6 +59,31 @@ def test_other_programs_do_not_make_a_section_look_expensive():
     assert measure_section_cost_ns(python_implementation("for a test"), clock) == pytest.approx(200, rel=0.01)
 
 
+def test_a_section_is_timed_by_the_clock_that_the_cpu_time_is_read_from():
+    reads = itertools.count()
+    spent = itertools.count(0, 400 * 70)
+    cost_ns = measure_section_cost_ns(python_implementation("for a test"), lambda: next(reads), lambda: next(spent))
+    assert cost_ns == 70
+
+
+@pytest.mark.parametrize(("again_ns", "counted_ns"), [(500.0, 500), (50.0, 50), (0.0, 500)])
+def test_of_two_costs_of_a_section_the_lower_one_counts(again_ns, counted_ns):
+    calls = []
+
+    def measure():
+        calls.append(again_ns)
+        return again_ns
+
+    health = ProfilerHealth(FakeRun().recorder, 500.0, FaultGuard(), measure=measure)
+    totals = Totals(0)
+    totals.training_spans = 2
+    assert health.sections_ns(totals) == 1000
+    health.measure_again()
+    health.measure_again()
+    assert health.sections_ns(totals) == 2 * counted_ns
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(("apart_us", "of_python"), [(0, 4), (25, 4), (50, 4), (223.6, 8), (1_000, 12), (50_000, 12)])
 def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, of_python):
     assert patch_cost(apart_us * 1e3, is_native=False) == pytest.approx(of_python, abs=0.01)

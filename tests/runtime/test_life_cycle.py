@@ -16,7 +16,7 @@ TRAINING = """
             tp.profile_step()
 """
 START = [
-    "discard events",
+    "discard events",  # by the recorder that a section's cost is measured with
     "install shutdown",
     "start line sampler",
     "start device time",
@@ -30,6 +30,7 @@ STOP_MEASURING = [
     "close device time",
     "close machine sampler",
     "close instrumentation",
+    "discard events",  # the same again
     "journal: interval",
     "wait for files",
     "wait for capture file",

@@ -122,7 +122,7 @@ class Accumulator:
     def pop_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and the durations of their steps in ns, and start new totals at the same time."""
         done = self.totals, self.step_ns
-        self.totals = Totals(self.at_ns, self.steps)
+        self.totals = Totals(self.at_ns, self.steps, self.totals.sections.rows)
         self.step_ns = []
         return done
 

@@ -1,6 +1,8 @@
 """Durations in log-spaced bins: quantiles of any number of spans from one row of counts."""
 
+from collections.abc import Sequence
 from functools import cache
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -83,10 +85,21 @@ def quantile_ns(counts: Ints, q: float) -> float | None:
         counts: one row, shape (BIN_COUNT,).
         q: between 0 and 1.
     """
-    cumulated = np.cumsum(counts)
+    (quantile,) = quantiles_ns(counts, (q,)) or (None,)
+    return quantile
+
+
+def quantiles_ns(counts: Ints, shares: Sequence[float], first: int = 0) -> list[float]:
+    """Return several quantiles; none without durations.
+
+    Args:
+        counts: of consecutive bins.
+        shares: between 0 and 1, one for each quantile.
+        first: the bin of the first count.
+    """
+    if not counts.any():
+        return []
+    cumulated = counts.cumsum()
     total = int(cumulated[-1])
-    if total == 0:
-        return None
-    rank = min(total, max(1, int(np.ceil(q * total))))
-    bin_index = int(np.searchsorted(cumulated, rank))
-    return float(BIN_RATIO ** (bin_index + 0.5))
+    ranks = [min(total, max(1, ceil(share * total))) for share in shares]
+    return [float(BIN_RATIO ** (first + at + 0.5)) for at in cumulated.searchsorted(ranks).tolist()]

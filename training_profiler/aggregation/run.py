@@ -82,12 +82,12 @@ class RunSums:
 
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""
-        self.interval = Totals(self.run.end_ns, self.steps)
+        self.interval = Totals(self.run.end_ns, self.steps, self.run.sections.rows)
         self.interval.flops = self.run.flops
 
     def begin_epoch(self, number: int) -> None:
         """Start epoch ``number`` at the current end of the sums."""
-        self._epoch = Totals(self.run.end_ns, self.steps)
+        self._epoch = Totals(self.run.end_ns, self.steps, self.run.sections.rows)
         self._epoch_number = number
 
     @property

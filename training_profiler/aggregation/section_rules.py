@@ -26,6 +26,8 @@ class InferredSectionFilter:
         self._names = names
         self._open: dict[int, tuple[int, int]] = {}  # thread id -> open manual ones: (step parts, outside steps)
         self._dropped: dict[int, Counter[int]] = {}  # thread id -> dropped enters without an exit so far
+        self._tables: dict[tuple[str, ...], Bools] = {}  # section id -> whether its name is among these
+        self._known = 0  # number of names in these tables
 
     def admit(self, thread_id: int, events: Events) -> Events:
         """Return the events of thread ``thread_id`` that count, with plain section ids."""
@@ -37,17 +39,18 @@ class InferredSectionFilter:
         plain = np.where(events.codes > 0, events.codes - mark, events.codes + mark)
         is_unaffected = thread_id not in self._open and thread_id not in self._dropped
         manual = codes[np.flatnonzero(~is_inferred)] & SECTION_MASK
-        if is_unaffected and not np.isin(manual, self._ids(HIDING)).any():  # as in nearly all runs
+        if is_unaffected and not self._table(HIDING)[manual].any():  # as in nearly all runs
             return Events(events.times_ns, plain)
         ids = codes & SECTION_MASK
-        sign = np.sign(events.codes)
+        sign = np.sign(events.codes) * ~is_inferred
+        is_outside = self._table(OUTSIDE_STEPS_SECTIONS)[ids]
         steps_before, outside_before = self._open.pop(thread_id, (0, 0))
-        in_step = np.cumsum(sign * self._manual(ids, is_inferred, STEP_PARTS)) + steps_before
-        in_outside = np.cumsum(sign * self._manual(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before
+        in_step = (sign * self._table(STEP_PARTS)[ids]).cumsum() + steps_before
+        in_outside = (sign * is_outside).cumsum() + outside_before
         still_open = (max(0, int(in_step[-1])), max(0, int(in_outside[-1])))
         if still_open != (0, 0):
             self._open[thread_id] = still_open
-        covered = (in_step > 0) | ((in_outside > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
+        covered = (in_step > 0) | ((in_outside > 0) & is_outside)
         kept = ~(is_inferred & covered)
         if thread_id in self._dropped or not kept.all():
             self._keep_in_pairs(thread_id, events.codes, is_inferred, kept)
@@ -55,6 +58,8 @@ class InferredSectionFilter:
 
     def _keep_in_pairs(self, thread_id: int, codes: Ints, is_inferred: Bools, kept: Bools) -> None:
         """Keep the exit of an inferred span exactly if its enter was kept, whatever manual sections lie in between."""
+        if thread_id not in self._dropped and _are_pairs(codes[is_inferred], kept[is_inferred]):
+            return
         dropped = self._dropped.pop(thread_id, Counter())
         enters: dict[int, list[bool]] = {}  # code -> for each open span, whether its enter was kept
         for row in np.flatnonzero(is_inferred).tolist():
@@ -73,8 +78,22 @@ class InferredSectionFilter:
         if +dropped:
             self._dropped[thread_id] = +dropped
 
-    def _manual(self, ids: Ints, is_inferred: Bools, names: tuple[str, ...]) -> Bools:
-        return np.isin(ids, self._ids(names)) & ~is_inferred
+    def _table(self, wanted: tuple[str, ...]) -> Bools:
+        names = self._names.names
+        if self._known != len(names):
+            known = list(names.items())  # the training thread may add names meanwhile
+            self._known = len(known)
+            for each in (HIDING, STEP_PARTS, OUTSIDE_STEPS_SECTIONS):
+                self._tables[each] = np.zeros(max(id for id, _ in known) + 1, np.bool_)
+                self._tables[each][[id for id, name in known if name in each]] = True
+        return self._tables[wanted]
 
-    def _ids(self, names: tuple[str, ...]) -> Ints:
-        return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
+
+def _are_pairs(codes: Ints, kept: Bools) -> bool:
+    """Return whether each enter is followed by its exit before the next of its kind, and both are kept, or neither."""
+    spans = np.abs(codes) % DISCARDED
+    order = spans.argsort(kind="stable")
+    spans, is_enter, kept = spans[order], codes[order] > 0, kept[order]
+    if len(spans) % 2 or not is_enter[::2].all() or is_enter[1::2].any():
+        return False
+    return bool((spans[::2] == spans[1::2]).all() and (kept[::2] == kept[1::2]).all())

@@ -1,12 +1,12 @@
 """The sums of each section: enough for every stat of a report, in one row a section."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.arrays import Bools, Floats, Ints
-from training_profiler.aggregation.histogram import BIN_COUNT, bins_of
+from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantiles_ns
 
 NEVER = np.iinfo(np.int64).max
 ADDED = (
@@ -61,12 +61,32 @@ class SectionSums:
         if rows <= self.rows:
             return
         roomier = SectionSums(rows)
+        self._copy_bins(roomier.bins)
         for name, array in self._arrays().items():
-            getattr(roomier, name)[: len(array)] = array
+            if name != "bins":
+                getattr(roomier, name)[: len(array)] = array
             setattr(self, name, getattr(roomier, name))
+
+    def _copy_bins(self, empty: Ints) -> None:
+        """Add the bins to a table of zeros. The table is large, and most of it is never written."""
+        for row, filled in self.filled_bins():
+            empty[row, filled] = self.bins[row, filled]
+
+    def filled_bins(self) -> list[tuple[int, slice]]:
+        """Return for each section with measured spans where in its row of ``bins`` these are."""
+        rows = np.flatnonzero(self.measured)
+        if not len(rows):
+            return []
+        first, last = (bins_of(extremes_ns[rows]).tolist() for extremes_ns in (self.min_ns, self.max_ns))
+        return [(row, slice(begin, end + 1)) for row, begin, end in zip(rows.tolist(), first, last, strict=True)]
 
     def _arrays(self) -> Mapping[str, NDArray[np.int64] | Floats]:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+    def quantiles_ns(self, id: int, shares: Sequence[float]) -> list[float]:
+        """Return several quantiles of a section's measured spans; none where they are not known."""
+        first, last = bins_of(np.array([self.min_ns[id], self.max_ns[id]])).tolist()
+        return quantiles_ns(self.bins[id, first : last + 1], shares, first)
 
     def columns_of_spans(self) -> tuple[NDArray[np.int64] | Floats, ...]:
         """Return what spans are added to, in the order of native/sums.c."""
@@ -168,8 +188,10 @@ class SectionSums:
         table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
         self.bins[present, lowest : lowest + width] += table
 
-    def _add_distributions(self, rows: Ints, later: "SectionSums") -> None:
-        self.bins[rows] += later.bins[rows]
+    def _add_distributions(self, filled: Sequence[tuple[int, slice]], later: "SectionSums") -> None:
+        for row, columns in filled:
+            self.bins[row, columns] += later.bins[row, columns]
+        rows = np.array([row for row, _ in filled], np.int64)
         counts, means, m2 = np.zeros(self.rows, np.int64), np.zeros(self.rows), np.zeros(self.rows)
         counts[rows], means[rows], m2[rows] = later.measured[rows], later.mean_ns[rows], later.m2[rows]
         self._add_moments(counts, means, m2)
@@ -191,8 +213,8 @@ class SectionSums:
         self.grow(later.rows)
         for name in ADDED:
             getattr(self, name)[: later.rows] += getattr(later, name)
-        rows = np.flatnonzero(later.measured)
-        if len(rows):  # the table of bins is large, and most sections have no spans in a short stretch
-            self._add_distributions(rows, later)
+        filled = later.filled_bins()
+        if filled:  # the table of bins is large, and most sections have no spans in a short stretch
+            self._add_distributions(filled, later)
         for edge, total in later.parents.items():
             self.parents[edge] = self.parents.get(edge, 0) + total

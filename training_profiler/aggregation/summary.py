@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.hot_lines import NO_TIMES, is_known, lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_lines import outside_samples
@@ -39,6 +38,7 @@ from training_profiler.snapshot.snapshot import (
 )
 from training_profiler.units import NS_PER_S
 
+QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 OWN_FROM: Final = 0.25  # of its spans lie in no other section: then it is none of its parts
@@ -147,9 +147,9 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
     stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
     if count > 1:
         stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
-    for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
+    for key, quantile_ns in zip(QUANTILES, sums.quantiles_ns(id, tuple(QUANTILES.values())), strict=False):
         # The middle of a bin can lie beyond the exact extremes.
-        stats[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
+        stats[key] = min(max(quantile_ns, low_ns), high_ns)
     return {name: ns / NS_PER_S for name, ns in stats.items()}
 
 

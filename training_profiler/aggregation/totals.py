@@ -23,17 +23,22 @@ class Totals:
     """Sums over ``begin_ns`` to ``end_ns`` of the recorder's clock.
 
     ``sections.self_ns`` adds up to ``end_ns - begin_ns`` exactly; its row 0 is the time of no section.
+
+    Args:
+        begin_ns: of the stretch.
+        first_step: steps complete before it.
+        rows: how many sections there is room for at first; arrays that grow are copied.
     """
 
-    def __init__(self, begin_ns: int, first_step: int = 0) -> None:
+    def __init__(self, begin_ns: int, first_step: int = 0, rows: int = 16) -> None:
         self.begin_ns = begin_ns
         self.end_ns = begin_ns
-        self.first_step = first_step  # steps complete before this stretch
-        self.sections = SectionSums()
+        self.first_step = first_step
+        self.sections = SectionSums(rows)
         self._steps = StepSums()
         self._step_count = 0
         self._waiting: list[tuple[Sequence[int], Sequence[int]]] = []  # (durations, slowed), not in ``steps`` yet
-        self.coupling = Coupling()
+        self.coupling = Coupling(rows)
         self.garbage = GarbageSums()
         self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
         self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended in this stretch

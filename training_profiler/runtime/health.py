@@ -29,21 +29,29 @@ REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, 
 REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 
 
-def measure_section_cost_ns(implementation: Implementation, clock: Clock = perf_counter_ns) -> float:
+def measure_section_cost_ns(
+    implementation: Implementation, clock: Clock = perf_counter_ns, spent: Clock | None = None
+) -> float:
     """Return the cost of recording an empty section on this machine, in ns.
 
     It is the median of short rounds: a pause, in which other programs have the CPU, falls into one of them.
+
+    Args:
+        implementation: of the recorder.
+        clock: of the recorder.
+        spent: the clock that the rounds are timed with; None for the same.
     """
+    spent = spent or clock
     recorder = Recorder(clock, implementation=implementation)
     section = recorder.section
     rounds = []
     with section("a"):
         for _ in range(CALIBRATION_ROUNDS):
-            begin_ns = clock()
+            begin_ns = spent()
             for _ in range(CALIBRATION_SPANS):
                 with section("a"):
                     pass
-            rounds.append((clock() - begin_ns) / CALIBRATION_SPANS)
+            rounds.append((spent() - begin_ns) / CALIBRATION_SPANS)
     return sorted(rounds)[CALIBRATION_ROUNDS // 2]
 
 
@@ -55,10 +63,23 @@ def patch_cost(apart_ns: float, is_native: bool) -> float:
 
 
 class ProfilerHealth:
-    """Adds up the cost of the profiler on the training thread and keeps notes for the report."""
+    """Adds up the cost of the profiler on the training thread and keeps notes for the report.
+
+    Args:
+        recorder: of the run.
+        section_cost_ns: of an empty section, when the run began.
+        guard: knows what was disabled.
+        has_patches: whether patches record nearly all sections.
+        measure: measures that cost again; None where it must not be.
+    """
 
     def __init__(
-        self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard, has_patches: bool = False
+        self,
+        recorder: Recorder,
+        section_cost_ns: float,
+        guard: FaultGuard,
+        has_patches: bool = False,
+        measure: Callable[[], float] | None = None,
     ) -> None:
         self.spent_ns = 0
         self.collecting_ns = 0
@@ -66,7 +87,8 @@ class ProfilerHealth:
         self._guard = guard
         self._recorder = recorder
         self._section_cost_ns = section_cost_ns
-        self._has_patches = has_patches  # which record nearly all sections then
+        self._has_patches = has_patches
+        self._measure = measure
 
     def spend(self, ns: int) -> None:
         """Add profiler cost that lies within the time of the training thread."""
@@ -79,6 +101,15 @@ class ProfilerHealth:
     def sections_ns(self, run: Totals) -> float:
         """Return what recording the sections of a run has cost so far."""
         return run.training_spans * self._span_ns(run)
+
+    def measure_again(self) -> None:
+        """Measure the cost of a section once more, later in the run or at its end; the lower of the two counts.
+
+        The run may have begun in a moment in which this machine had a tenth of its speed.
+        """
+        measure, self._measure = self._measure, None
+        if measure is not None and (cost_ns := measure()) > 0:  # a clock of CPU time may be too coarse
+            self._section_cost_ns = min(self._section_cost_ns, cost_ns)
 
     def _span_ns(self, run: Totals) -> float:
         calls, is_native = run.training_spans, self._recorder.implementation.native is not None

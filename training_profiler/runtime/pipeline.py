@@ -259,6 +259,7 @@ class Pipeline:
             self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
+        self._guard.run("cost of a section", self._health_of_profiler.measure_again)
         self._guard.run("CPU speed", lambda: self._measure_cpu(ended_by))
         self._guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
         self._outputs.settle()  # a capture asks for the run folder

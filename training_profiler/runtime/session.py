@@ -322,6 +322,8 @@ class Session:
             due_ns = min(due_ns, self._next_early_ns)
         if now_ns < due_ns:
             return min(IDLE_S, (due_ns - now_ns) / NS_PER_S)
+        if now_ns >= self._beside_ns:
+            self.guard.run("cost of a section", self.profiler_health.measure_again)
         if not self._exclusively_beside():
             return SOON_S
         return 0.0

@@ -21,7 +21,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.hang_watch import HangWatch
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
@@ -61,6 +61,13 @@ class RunContext:
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
 
+def _health(context: RunContext, guard: FaultGuard) -> ProfilerHealth:
+    recorder, measure = context.recorder, None
+    if context.flushes_beside:  # measured on that thread: the training wants the CPU, or Python's lock, as well
+        measure = partial(measure_section_cost_ns, recorder.implementation, spent=time.thread_time_ns)
+    return ProfilerHealth(recorder, context.section_cost_ns, guard, context.instrumentation is not None, measure)
+
+
 def build_session(settings: Settings, context: RunContext) -> Session:
     """Return a session that has not started."""
     recorder, begin_ns = context.recorder, context.begin_ns
@@ -68,7 +75,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     session: Session  # some parts call back into it while it runs
 
     guard = FaultGuard()
-    health = ProfilerHealth(recorder, context.section_cost_ns, guard, is_inferred)
+    health = _health(context, guard)
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
     arithmetic = arithmetic_of(recorder.implementation)
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred, arithmetic)

@@ -166,7 +166,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         step_ns=list(step_ns),
         slowed_by_capture=totals.slowed_by_capture or UNSET,
         steps_a_block=totals.series.steps_a_block if totals.series.steps else UNSET,
-        sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
+        sections=dict(zip([names.names.get(id, NO_SECTION) for id in ids], _section_records(totals, ids), strict=True)),
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
         lines=cast(Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines if id >= 0}}),
@@ -205,23 +205,33 @@ def _garbage_record(sums: GarbageSums) -> GarbageRecord | UnsetType:
     return GarbageRecord(sums.steps, rows, coupling) if sums.steps or sums.table.any() else UNSET
 
 
-def _section_record(totals: Totals, id: int) -> SectionRecord:
+def _section_records(totals: Totals, ids: Sequence[int]) -> list[SectionRecord]:
     sums = totals.sections
-    keys = (*ALWAYS, *(ON_DEVICE if sums.device_count[id] else ()), *(MEASURED if sums.measured[id] else ()))
-    columns: dict[str, Any] = {key: int(getattr(sums, key)[id]) for key in keys}
-    record = SectionRecord(**columns)
-    if sums.measured[id]:
-        bins = np.flatnonzero(sums.bins[id])
-        record.mean_ns, record.m2 = float(sums.mean_ns[id]), float(sums.m2[id])
-        record.bins = bins.tolist(), sums.bins[id, bins].tolist()
+    values = {key: getattr(sums, key)[list(ids)].tolist() for key in (*ALWAYS, *ON_DEVICE, *MEASURED)}
+    filled = dict(sums.filled_bins())
+    records = []
+    for row, id in enumerate(ids):
+        keys = (*ALWAYS, *(ON_DEVICE if values["device_count"][row] else ()), *(MEASURED if id in filled else ()))
+        columns: dict[str, Any] = {key: values[key][row] for key in keys}
+        if id in filled:
+            bins = np.flatnonzero(sums.bins[id, filled[id]]) + filled[id].start
+            columns |= {"mean_ns": float(sums.mean_ns[id]), "m2": float(sums.m2[id])}
+            columns["bins"] = bins.tolist(), sums.bins[id, bins].tolist()
+        records.append(SectionRecord(**columns, **_beside_spans(totals, id)))
+    return records
+
+
+def _beside_spans(totals: Totals, id: int) -> dict[str, Any]:
+    """Return the columns of a section that are not sums over its spans."""
+    columns: dict[str, Any] = {}
     if totals.coupling.count and id < totals.coupling.sections.shape[1]:
-        record.coupling = totals.coupling.sections[:, id].tolist()
+        columns["coupling"] = totals.coupling.sections[:, id].tolist()
     if id < totals.series.sums_ns.shape[1] and totals.series.sums_ns[:, id].any():
-        record.series_us = ((totals.series.sums_ns[:, id] + NS_PER_US // 2) // NS_PER_US).tolist()
+        columns["series_us"] = ((totals.series.sums_ns[:, id] + NS_PER_US // 2) // NS_PER_US).tolist()
     early = np.flatnonzero(totals.early_ns[:, id]) if id < totals.early_ns.shape[1] else np.empty(0, np.int64)
     if len(early):
-        record.early = early.tolist(), totals.early_ns[early, id].tolist()
-    return record
+        columns["early"] = early.tolist(), totals.early_ns[early, id].tolist()
+    return columns
 
 
 def _line_rows(totals: Totals, id: int) -> list[list[Any]]:

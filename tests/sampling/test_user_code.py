@@ -121,7 +121,7 @@ def test_no_more_names_are_kept_than_the_limit(monkeypatch):
     code = UserCode(PLACES)
     for number in range(100):
         assert code.shown(f"/home/ada/project/{number}.py") == f"{number}.py"
-    assert len(code._shown) <= 10
+    assert len(code._names) <= 10
     assert len(code._path_of) <= 10
 
 

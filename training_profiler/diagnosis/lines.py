@@ -25,7 +25,11 @@ MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 TRANSFORMERS: Final = "transformers/"  # files of Hugging Face's trainer
-OWN_SECTIONS: Final = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
+# Few samples do not show whose loop it is.
+OWN_SECTIONS: Final = (
+    'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
+    "without some of its callbacks"
+)
 IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its callbacks, and let it log less often"
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from training_profiler.text import printable
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
+PACKAGE_FOLDERS: Final = tuple(os.sep + name + os.sep for name in PACKAGES)
 METADATA: Final = ".dist-info"  # what an installer writes beside a package
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
 SPAWNED: Final = "--multiprocessing-fork"  # a word of the command that starts a process of multiprocessing's
@@ -98,22 +99,17 @@ class UserCode:
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._never, self._standard_library = (
+            tuple(map(_as_prefix, folders)) for folders in (places.never, places.standard_library)
+        )
         self._runs_text = places.main is None and places.has_typed_in
         self._main_package = self._installed_package(places.main) if places.main else None
-        self._shown: dict[str, str | None] = {}
-        self._libraries: dict[str, str | None] = {}
+        self._names: dict[str, tuple[str | None, str | None]] = {}  # by code object's file: the user's, a library's
         self._path_of: dict[str, str] = {}  # name in reports -> path
 
     def shown(self, filename: str) -> str | None:
         """Return the unique name in reports of a code object's file; None if it is not the user's."""
-        try:
-            return self._shown[filename]
-        except KeyError:
-            if len(self._shown) >= MOST_FILES:
-                self._shown.clear()
-                self._path_of.clear()
-            shown = self._shown[filename] = self._name_of(filename)
-            return shown
+        return self._names_of(filename)[0]
 
     def path(self, filename: str) -> str:
         """Return the absolute path of a code object's file; "" for code that was typed in."""
@@ -124,31 +120,34 @@ class UserCode:
 
         Torch, this package and the program's own package are no libraries here.
         """
+        return self._names_of(filename)[1]
+
+    def _names_of(self, filename: str) -> tuple[str | None, str | None]:
         try:
-            return self._libraries[filename]
+            return self._names[filename]
         except KeyError:
-            if len(self._libraries) >= MOST_FILES:
-                self._libraries.clear()
-            shown = self._libraries[filename] = self._library_name_of(filename)
-            return shown
+            if len(self._names) >= MOST_FILES:
+                self._names.clear()
+                self._path_of.clear()
+            found = self._names[filename] = self._find(filename)
+            return found
 
-    def _library_name_of(self, filename: str) -> str | None:
-        if filename.startswith("<"):
-            return None
-        path = self._absolute(filename)
-        package = self._installed_package(path)
-        if package is None or package == self._main_package or any(_is_in(path, own) for own in self._places.never):
-            return None
-        return printable(os.path.relpath(path, os.path.dirname(package)))
-
-    def _name_of(self, filename: str) -> str | None:
+    def _find(self, filename: str) -> tuple[str | None, str | None]:
+        """Return the name of a user's file, and that of a library's; at most one of them is known."""
         if filename.startswith("<"):
             is_typed_in = filename.startswith(TYPED_IN) and (filename != "<string>" or self._runs_text)
-            return printable(filename) if is_typed_in else None
+            return (printable(filename) if is_typed_in else None), None
         path = self._absolute(filename)
-        if not self._is_users(path):
-            return None
-        return printable(next(name for name in self._names(path) if self._path_of.setdefault(name, path) == path))
+        if path.startswith(self._never):
+            return None, None
+        package = self._installed_package(path)
+        if package is None:
+            if path.startswith(self._standard_library) or self._is_generated(path):
+                return None, None
+        elif package != self._main_package:
+            return None, printable(path.removeprefix(_as_prefix(os.path.dirname(package))))
+        names = self._possible_names(path)
+        return printable(next(name for name in names if self._path_of.setdefault(name, path) == path)), None
 
     def _absolute(self, filename: str) -> str:
         main = self._places.main
@@ -156,16 +155,6 @@ class UserCode:
         if main and not os.path.isabs(filename) and main.endswith(os.sep + os.path.normpath(filename)):
             return main
         return os.path.normpath(os.path.join(self._places.cwd, filename))
-
-    def _is_users(self, path: str) -> bool:
-        if any(_is_in(path, folder) for folder in self._places.never):
-            return False
-        package = self._installed_package(path)
-        if package is not None:
-            return package == self._main_package
-        if self._is_generated(path):
-            return False
-        return not any(_is_in(path, folder) for folder in self._places.standard_library)
 
     def _is_generated(self, path: str) -> bool:
         """Return whether a library wrote the file: ``torch.compile``, or a package that names it as its own module.
@@ -184,14 +173,14 @@ class UserCode:
 
     def _installed_package(self, path: str) -> str | None:
         """Return the folder or file of the installed package that contains ``path``; None without one."""
-        parts = path.split(os.sep)
-        at = max((i for i, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
-        if at is not None:
-            return os.sep.join(parts[: at + 2])
+        begins = [path.rfind(folder) + len(folder) for folder in PACKAGE_FOLDERS if folder in path]
+        if begins:
+            end = path.find(os.sep, max(begins))
+            return path if end < 0 else path[:end]
         folder = next((folder for folder in self._places.installed if _is_in(path, folder)), None)
         return None if folder is None else os.path.join(folder, os.path.relpath(path, folder).split(os.sep)[0])
 
-    def _names(self, path: str) -> Iterator[str]:
+    def _possible_names(self, path: str) -> Iterator[str]:
         """Yield possible names of the file, the shortest first."""
         started = self._main_package or self._places.main
         folders = [os.path.dirname(started)] if started else []
@@ -202,4 +191,8 @@ class UserCode:
 
 
 def _is_in(path: str, folder: str) -> bool:
-    return path.startswith(folder if folder.endswith(os.sep) else folder + os.sep)
+    return path.startswith(_as_prefix(folder))
+
+
+def _as_prefix(folder: str) -> str:
+    return folder if folder.endswith(os.sep) else folder + os.sep

@@ -211,6 +211,8 @@ class FileRows:
 
     def phase_of(self, qualified_name: str) -> str:
         """Return the phase while this function runs, or ``LOOP``; "" if its name says neither."""
+        if not self._rows and not self._has_hooks:  # as of most files
+            return ""
         try:
             return self._phases[qualified_name]
         except KeyError:

@@ -7,6 +7,7 @@ from benchmarks import (
     import_off,
     line_sampler,
     machine_monitor,
+    many_steps,
     memory,
     patches,
     ranks_merge,
@@ -24,6 +25,7 @@ from benchmarks.figures import Figure, print_figures
 ALL = (
     import_off,
     memory,
+    many_steps,
     ranks_merge,
     ranks_store,
     recorders,

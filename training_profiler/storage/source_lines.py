@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
@@ -143,6 +144,11 @@ def _folders_in(meta: dict[str, Any]) -> Iterator[Path]:
 
 
 def _folders(folder: str, command: Sequence[str]) -> Iterator[Path]:
-    """Yield the folder in which the program was started, and those of the files in its command."""
+    """Yield the folder in which the program was started, and those of the files and modules in its command."""
     yield Path(folder)
     yield from {Path(folder, word).parent: None for word in command if word.endswith(".py")}
+    for option, word in pairwise(command):
+        parts = word.split(".")
+        if option == "-m" and all(part.isidentifier() for part in parts):
+            yield Path(folder, *parts)  # of a package, whose ``__main__`` was started
+            yield Path(folder, *parts[:-1])

@@ -9,6 +9,7 @@ import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
+from training_profiler.aggregation.section_kinds import SectionKinds
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.aggregation.step_timeline import are_step_ends
 from training_profiler.aggregation.thread_blocks import EndedSpans
@@ -158,8 +159,7 @@ class LoaderAttribution:
     def __init__(self, names: SectionNames) -> None:
         self.intervals: LoaderIntervals | None = None  # set if a tracker wants intervals
         self._names = names
-        self._kinds = np.zeros(0, np.int64)  # section id -> kind
-        self._kinds_known = 0
+        self._kinds = SectionKinds(names, _kind_of)
         self._is_needed = False  # whether any loader was named
         self._asked = LoaderTimeline()
         self._fetched = (LoaderTimeline(), LoaderTimeline())  # in training, in validation
@@ -196,7 +196,7 @@ class LoaderAttribution:
         if not self._is_needed:
             return
         begun = np.where(training.codes > 0, training.codes & SECTION_MASK, NO_SECTION)
-        outside_ns = training.times_ns[np.flatnonzero(self._kinds_of(begun) == IS_OUTSIDE)]
+        outside_ns = training.times_ns[np.flatnonzero(self._kinds.of(begun) == IS_OUTSIDE)]
         self._outside_ns = outside_ns
         if not are_step_ends(marks):
             between_ns = marks.times_ns[marks.codes == EPOCH_BEGIN]
@@ -209,7 +209,7 @@ class LoaderAttribution:
         """Add the spans that ended to ``sums`` and to the intervals."""
         if not self._is_needed:
             return
-        kinds = self._kinds_of(spans.ids)
+        kinds = self._kinds.of(spans.ids)
         if self._add_of_one_loader(sums, spans, kinds):
             return
         is_outermost = spans.parents != spans.ids
@@ -326,20 +326,10 @@ class LoaderAttribution:
         if not timelines:
             return
         ids = still_open.codes & SECTION_MASK
-        begins_ns = still_open.times_ns[self._kinds_of(ids) >= 0]
+        begins_ns = still_open.times_ns[self._kinds.of(ids) >= 0]
         first_ns = int(begins_ns.min()) if len(begins_ns) else None
         for timeline in timelines:
             timeline.discard_before(first_ns)
-
-    def _kinds_of(self, ids: Ints) -> Ints:
-        names = self._names.names
-        if self._kinds_known != len(names):
-            known = list(names.items())
-            self._kinds_known = len(known)
-            self._kinds = np.full(max(id for id, _ in known) + 1, NEITHER)
-            for id, name in known:
-                self._kinds[id] = _kind_of(name)
-        return self._kinds[ids]
 
 
 def _are_fetches(kinds: Ints) -> Bools:

@@ -1,17 +1,17 @@
 """Inferred sections yield to manual sections."""
 
 from collections import Counter
-from typing import Final
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.section_kinds import SectionKinds
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.section_names import SectionNames
 
-HIDING: Final = (*STEP_PARTS, *OUTSIDE_STEPS_SECTIONS)  # manual sections of these names hide inferred ones
+STEP_PART, OUTSIDE = 1, 2  # manual sections of these kinds hide inferred ones; other names are of kind 0
 
 
 class InferredSectionFilter:
@@ -23,11 +23,9 @@ class InferredSectionFilter:
 
     def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
         self.is_needed = is_needed  # whether this run has inferred sections
-        self._names = names
         self._open: dict[int, tuple[int, int]] = {}  # thread id -> open manual ones: (step parts, outside steps)
         self._dropped: dict[int, Counter[int]] = {}  # thread id -> dropped enters without an exit so far
-        self._tables: dict[tuple[str, ...], Bools] = {}  # section id -> whether its name is among these
-        self._known = 0  # number of names in these tables
+        self._kinds = SectionKinds(names, _kind_of)
 
     def admit(self, thread_id: int, events: Events) -> Events:
         """Return the events of thread ``thread_id`` that count, with plain section ids."""
@@ -39,13 +37,14 @@ class InferredSectionFilter:
         plain = np.where(events.codes > 0, events.codes - mark, events.codes + mark)
         is_unaffected = thread_id not in self._open and thread_id not in self._dropped
         manual = codes[np.flatnonzero(~is_inferred)] & SECTION_MASK
-        if is_unaffected and not self._table(HIDING)[manual].any():  # as in nearly all runs
+        if is_unaffected and not self._kinds.of(manual).any():  # as in nearly all runs
             return Events(events.times_ns, plain)
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes) * ~is_inferred
-        is_outside = self._table(OUTSIDE_STEPS_SECTIONS)[ids]
+        kinds = self._kinds.of(ids)
+        is_outside = kinds == OUTSIDE
         steps_before, outside_before = self._open.pop(thread_id, (0, 0))
-        in_step = (sign * self._table(STEP_PARTS)[ids]).cumsum() + steps_before
+        in_step = (sign * (kinds == STEP_PART)).cumsum() + steps_before
         in_outside = (sign * is_outside).cumsum() + outside_before
         still_open = (max(0, int(in_step[-1])), max(0, int(in_outside[-1])))
         if still_open != (0, 0):
@@ -78,15 +77,11 @@ class InferredSectionFilter:
         if +dropped:
             self._dropped[thread_id] = +dropped
 
-    def _table(self, wanted: tuple[str, ...]) -> Bools:
-        names = self._names.names
-        if self._known != len(names):
-            known = list(names.items())  # the training thread may add names meanwhile
-            self._known = len(known)
-            for each in (HIDING, STEP_PARTS, OUTSIDE_STEPS_SECTIONS):
-                self._tables[each] = np.zeros(max(id for id, _ in known) + 1, np.bool_)
-                self._tables[each][[id for id, name in known if name in each]] = True
-        return self._tables[wanted]
+
+def _kind_of(name: str) -> int:
+    if name in STEP_PARTS:
+        return STEP_PART
+    return OUTSIDE if name in OUTSIDE_STEPS_SECTIONS else 0
 
 
 def _are_pairs(codes: Ints, kept: Bools) -> bool:

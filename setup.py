@@ -1,4 +1,4 @@
-"""Builds the recorder in C where that is possible; everything else is said in pyproject.toml.
+"""Builds the recorder in C where that is possible, and adds the start-up files; the rest is in pyproject.toml.
 
 Without a compiler or the headers of Python, the installation succeeds all the same, and Python records.
 """
@@ -9,6 +9,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
 SOURCES = (
     "code_ids",
@@ -24,6 +25,8 @@ SOURCES = (
     "module",
 )
 SOURCES += ("fetch_calls", "no_grad_calls", "section_lookup", "section_writers", "step_pattern", "sums", "update_calls")
+
+START_UP = ("training_profiler.pth", "training_profiler.start")  # the latter for Python 3.15 and newer (PEP 829)
 
 
 def compile_arguments() -> list[str]:
@@ -58,6 +61,17 @@ class TruthfulWheel(bdist_wheel):
         super().run()
 
 
+class BuildWithStartUp(build_py):
+    """Puts the start-up files beside the package, where ``site`` looks for them."""
+
+    def run(self) -> None:
+        """Build the package, then copy the two files; an editable wheel takes its files from elsewhere."""
+        super().run()
+        folder = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        for name in START_UP:
+            self.copy_file(name, os.path.join(folder, name))
+
+
 def has_limited_api() -> bool:
     """Return whether this Python has the part of its API that the recorder needs."""
     return sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -65,6 +79,6 @@ def has_limited_api() -> bool:
 
 setup(
     ext_modules=[NATIVE] if has_limited_api() else [],
-    cmdclass={"bdist_wheel": TruthfulWheel},
+    cmdclass={"bdist_wheel": TruthfulWheel, "build_py": BuildWithStartUp},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

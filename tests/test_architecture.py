@@ -78,7 +78,7 @@ STANDALONE = {
     },
 }
 PACKAGES_OF_OTHERS = {
-    "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
+    "bootstrap": {"training_profiler_hook"},  # its other file: this folder is on sys.path, not a package
     "safety": {"numpy"},  # so that its threads take no signals
     "sampling": {"psutil"},
     "loader_workers": {"msgspec"},

@@ -19,7 +19,8 @@ COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Return a copy of what a wheel is built from, small because of one package alone."""
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    start_up = ("training_profiler.pth", "training_profiler.start", "training_profiler_start.py")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", *start_up):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "native", tmp_path / "native")
     package = ROOT / "training_profiler" / "recording"

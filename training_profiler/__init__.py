@@ -38,9 +38,12 @@ if TYPE_CHECKING or is_switched_on():
             start_training_profiling,
             stop_training_profiling,
         )
+        from training_profiler.bootstrap.training_profiler_hook import arm
     finally:
         if _was_collecting:
             gc.enable()
+    if not TYPE_CHECKING:
+        arm()
 else:
     from training_profiler.api_disabled import (
         is_profiling_enabled,

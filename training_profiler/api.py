@@ -27,10 +27,20 @@ from training_profiler.snapshot.snapshot import Snapshot
 T = TypeVar("T")
 
 
-_process = Process()
+def _process_of_this_interpreter() -> Process:
+    """Return the one ``Process``, also where the program removed modules of ours and imports them again."""
+    kept: Process | None = getattr(sys, "_training_profiler_process", None)
+    if kept is not None:
+        return kept
+    process = Process()
+    setattr(sys, "_training_profiler_process", process)  # noqa: B010 - a module has no such attribute to a type checker
+    at_fork(process.before_fork, process.after_fork_in_parent, process.after_fork_in_child)
+    process.install_rank_patches()
+    return process
+
+
+_process = _process_of_this_interpreter()
 profile_section = _process.recorder.section
-at_fork(lambda: _process.before_fork(), lambda: _process.after_fork_in_parent(), lambda: _process.after_fork_in_child())
-_process.install_rank_patches()
 for _sentence in unknown_variables():
     warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
 
@@ -265,14 +275,15 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def start_instrumentation(begin_ns: int, imported: ImportOfTorch | None = None) -> None:
-    """Instrument the unmodified training of this process. Called right after the import of torch.
+def start_instrumentation(begin_ns: int, imported: ImportOfTorch | None = None, is_requested: bool = True) -> None:
+    """Instrument the training of this process. Called once torch is imported.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
         imported: when the import of torch began, and the stack from which it was imported.
+        is_requested: whether the user asked for this program; else nothing is written before it trains.
     """
-    _process.instrument(sys.modules["torch"], begin_ns, imported)
+    _process.instrument(sys.modules["torch"], begin_ns, imported, is_requested)
 
 
 def check_settings(arguments: Mapping[str, Any]) -> None:
@@ -367,6 +378,11 @@ def why_nothing() -> str | None:
     if _process.instrumentation is None:
         return "torch was imported, but could not be instrumented"
     return _process.instrumentation.why_nothing()
+
+
+def has_trained() -> bool:
+    """Return whether the instrumented training of this process computed gradients or updated parameters."""
+    return _process.instrumentation is not None and _process.instrumentation.has_trained
 
 
 def is_profiling_enabled() -> bool:

@@ -17,6 +17,7 @@ SHORT_SWITCH = "TRAINING_PROFILER"  # accepted beside the documented names, whic
 SHORT_PREFIX = SHORT_SWITCH + "_"
 ROOT = PREFIX + "ROOT"  # pid:launch of the first Python process of a launch; set by us, not a setting
 TRIAL_PLAN = PREFIX + "TRIAL_PLAN"  # path of a trial's plan; set by `training-profiler try`, not a setting
+START_UP_FILE = "training_profiler.pth"  # beside the package; it arms the profiler in every program of its Python
 ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("0", "false", "no", "off", "")
 
@@ -78,6 +79,20 @@ def _is_own_command() -> bool:
     if words[:1] == ["-m"]:  # while Python looks up the module, only orig_argv has its name
         return sys.orig_argv[-len(words) :][:1] in (["training_profiler"], ["-mtraining_profiler"])
     return bool(words) and os.path.basename(words[0]) in ("training-profiler", "training-profiler.exe")
+
+
+def start_up_file(is_isolated: bool = False) -> str | None:
+    """Return the start-up file of the installation that this Python finds; None without one.
+
+    Args:
+        is_isolated: whether Python leaves out the user's own packages, as with ``-I``.
+    """
+    import site
+
+    has_own = bool(site.ENABLE_USER_SITE) and not is_isolated
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if has_own else [])]
+    paths = (os.path.join(folder, START_UP_FILE) for folder in folders)
+    return next(filter(os.path.isfile, paths), None)
 
 
 def environment_off() -> dict[str, str]:

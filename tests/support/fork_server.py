@@ -177,10 +177,10 @@ def start_profiler() -> None:
     bootstrap = os.environ["PYTHONPATH"].partition(os.pathsep)[0]
     os.environ[ROOT] = f"{os.getpid()}:{os.getpid()}-{time.time_ns():x}"
     sys.path.insert(0, bootstrap)
-    import training_profiler_bootstrap  # type: ignore[import-not-found]
+    import training_profiler_hook  # type: ignore[import-not-found]
 
     sys.path.remove(bootstrap)
-    training_profiler_bootstrap.install(is_first=True, was_requested=True)
+    training_profiler_hook.arm(speaks=True)
     (finder,) = [finder for finder in sys.meta_path if type(finder).__name__ == "TorchFinder"]
     finder._finish()  # type: ignore[attr-defined]
 

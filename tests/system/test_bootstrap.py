@@ -19,7 +19,7 @@ from training_profiler.switch import ROOT as ROOT_VARIABLE
 # Stands in for the profiler: prints each call to stdout.
 LIVE = """
 import sys, time
-def start_instrumentation(begin_ns, imported):
+def start_instrumentation(begin_ns, imported, is_requested):
     assert 0 < time.perf_counter_ns() - begin_ns < 240e9
     print("started", "torch" in sys.modules, flush=True)
 def why_nothing():
@@ -165,9 +165,8 @@ print([type(finder).__name__ for finder in sys.meta_path if "istutils" not in st
 importlib.reload(torch)
 print(sorted(vars(torch)), vars(torch.__loader__))
 """
-    plain, ours = both(
-        tmp_path, text, look, live="def start_instrumentation(begin_ns, imported): pass\ndef why_nothing(): pass"
-    )
+    live = "def start_instrumentation(*arguments): pass\ndef why_nothing(): pass"
+    plain, ours = both(tmp_path, text, look, live)
     assert (plain.status, plain.stderr) == (0, "")
     assert ours == plain
 
@@ -316,7 +315,7 @@ def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     ("live", "message"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def start_instrumentation(begin_ns, imported): raise ValueError('bad')", "ValueError: bad"),
+        ("def start_instrumentation(begin_ns, imported, is_requested): raise ValueError('bad')", "ValueError: bad"),
         ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )
@@ -390,6 +389,6 @@ def test_sitecustomize_parses_in_old_pythons_and_shares_our_constants() -> None:
     ast.parse(source, feature_version=(3, 4))
     assert not any(isinstance(node, (ast.JoinedStr, ast.FunctionDef)) for node in ast.walk(ast.parse(source)))
     ours = runpy.run_path(str(BOOTSTRAP / "sitecustomize.py"))
-    hook = runpy.run_path(str(BOOTSTRAP / "training_profiler_bootstrap.py"))
+    hook = runpy.run_path(str(BOOTSTRAP / "training_profiler_hook.py"))
     assert (ours["SWITCH"], ours["ROOT"], ours["OFF_WORDS"]) == (SWITCH, ROOT_VARIABLE, OFF_WORDS)
     assert (hook["SWITCH"], hook["ON_WORDS"], hook["DEFAULT_DIR"]) == (SWITCH, ON_WORDS, Settings().dir)

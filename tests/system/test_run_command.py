@@ -15,6 +15,7 @@ import pytest
 
 from tests.system.launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
 from tests.system.scripts import ROOT, SWITCH, command, environment
+from training_profiler.switch import start_up_file
 
 # Prints what a program can learn about itself, and a class pickled in __main__.
 LOOK = """
@@ -200,6 +201,10 @@ def test_children_and_pickles_work_silently(tmp_path: Path) -> None:
 )
 def test_isolating_options_are_reported(tmp_path: Path, options: list[str], named: str, does: str) -> None:
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    if named != "-S" and start_up_file() is not None:
+        ours = execute(tmp_path, through_run(*options, "train.py", "a"))
+        assert ours == Ended(0, "['train.py', 'a']\n", NOTHING)  # the start-up file armed it all the same
+        return
     expected = (
         f"training-profiler: nothing will be measured: python {named} {does}, "
         "through which the profiler enters the program; remove the option\n"
@@ -325,7 +330,7 @@ os.write(1, f"rank {os.environ.get('RANK')}\\n".encode())
 """
 LIVE = """
 import os
-def start_instrumentation(begin_ns, imported):
+def start_instrumentation(begin_ns, imported, is_requested):
     os.write(1, ("watched " + str(os.environ.get("RANK")) + "\\n").encode())
 def why_nothing():
     return "it was only a test"

@@ -18,19 +18,12 @@ if __name__ == "sitecustomize":
     try:
         given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
         if given.lower() not in OFF_WORDS or os.environ.get(TRIAL_PLAN):
-            import time
-
-            pid = str(os.getpid())
-            # `training-profiler run` became this process.
-            was_requested = os.environ.get(ROOT, "").startswith(pid + ":")
-            is_first = was_requested or not os.environ.get(ROOT)
-            if not os.environ.get(ROOT):
-                os.environ[ROOT] = pid + ":" + pid + "-" + format(int(time.time() * 1e9), "x")
+            pid = str(os.getpid()) + ":"
             if sys.hexversion >= 0x030B0000:
-                import training_profiler_bootstrap  # type: ignore[import-not-found]
+                import training_profiler_hook  # type: ignore[import-not-found]
 
-                training_profiler_bootstrap.install(is_first, was_requested)
-            elif is_first:
+                training_profiler_hook.arm(speaks=True)
+            elif os.environ.setdefault(ROOT, pid + pid[:-1]).startswith(pid):  # not a child of another one
                 version = ".".join(map(str, sys.version_info[:2]))
                 sys.stderr.write(
                     "training_profiler: nothing is measured: it needs Python 3.11, this is " + version + "\n"

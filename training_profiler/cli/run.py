@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, SHORT_SWITCH, SWITCH, launch_environment
+from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, SHORT_SWITCH, SWITCH, launch_environment, start_up_file
 
 TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def launch(words: list[str]) -> int:
         from training_profiler.settings import read_settings  # takes longer to import than everything else here
 
         read_settings(environ=environment)
-    _warn_if_unprofiled(arguments[1:] if is_python else _shebang_options(program))
+    _warn_if_unprofiled(program, arguments[1:] if is_python else _shebang_options(program))
     return _become(program, arguments, environment)
 
 
@@ -168,9 +168,9 @@ def _is_python(path: str) -> bool:
     )
 
 
-def _warn_if_unprofiled(options: list[str]) -> None:
+def _warn_if_unprofiled(program: str, options: list[str]) -> None:
     option = _isolating_option(iter(options))
-    if option is None:
+    if option is None or (option != "S" and program == sys.executable and start_up_file(option == "I")):
         return
     does = "skips sitecustomize" if option == "S" else "ignores PYTHONPATH"
     print(

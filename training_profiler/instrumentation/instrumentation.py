@@ -306,6 +306,13 @@ class Instrumentation:
         if self.context.detector is not None:
             self.context.guarded(self.context.detector.resolve_pending)
 
+    def resolve_before_training(self) -> None:
+        """Decide what happened so far if the calling thread has not trained yet: until then nothing else decides it."""
+        detector = self.context.detector
+        if detector is not None and not detector.has_trained and self.context.training_thread.is_current():
+            self.context.guarded(detector.resolve_pending)
+            self.context.guarded(lambda: detector.pending.release(self._recorder.clock()))
+
     def why_nothing(self) -> str:
         """Return why there is nothing to report, after ``close``."""
         if self.missing.get("all patches"):

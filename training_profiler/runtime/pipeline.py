@@ -1,5 +1,6 @@
 """From the recorder to the reports: drain, add up, write the journal, publish to rank 0, report."""
 
+import multiprocessing
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -44,8 +45,9 @@ class Pipeline:
         self._apply(settings)
 
     def start(self) -> None:
-        """Open the outputs."""
-        self._outputs.start()
+        """Open the outputs, unless the training is awaited."""
+        if not self._progress.is_awaited:
+            self._outputs.start()
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply new settings."""
@@ -66,6 +68,9 @@ class Pipeline:
 
     def begin_training(self) -> None:
         """Share the run folder with the other ranks and start the trackers. Called before the first step ends."""
+        if self._progress.is_awaited:
+            self._progress.is_no_longer_awaited()
+            self._outputs.start()
         self._parts.rank.detect_process_group()
         if self._parts.rank.is_one_of_many():
             self._outputs.open_journal()
@@ -110,6 +115,8 @@ class Pipeline:
             is_early: whether the run has just begun, and may turn out not to be a training.
         """
         self.drain(is_beside)
+        if self._is_awaited():
+            return
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
@@ -134,6 +141,13 @@ class Pipeline:
         self._publish(self._exchange.due_summary(self._sums.run, inside=inside), polls=not is_beside)
         if is_beside and self._recorder.watermark_ns is not None:
             self._guard.run("pending intervals", self._journal_pending)
+
+    def _is_awaited(self) -> bool:
+        """Return whether the training is awaited. Gradients alone may be a child's that serves the training."""
+        patches = self._instrumentation
+        if patches is not None and patches.has_trained and multiprocessing.parent_process() is None:
+            self._progress.is_no_longer_awaited()
+        return self._progress.is_awaited
 
     def _journal_interval(
         self, totals: Totals, step_ns: list[int], inside: Sequence[str], is_beside: bool, is_pending: bool = False
@@ -278,6 +292,8 @@ class Pipeline:
 
     def _has_nothing(self) -> bool:
         """Return whether there is nothing to report, or only the time in which this process waited for its children."""
+        if self._is_awaited():
+            return True
         if self._progress.steps or (self._instrumentation is not None and self._instrumentation.has_trained):
             return False
         if self._instrumentation is not None and not self._has_flushed:

@@ -1,5 +1,6 @@
 """The recorder and the session of one process, and the rules for when a session begins."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
@@ -48,19 +49,22 @@ class Process:
         self.phase = "train"
         self.instrumentation: Instrumentation | None = None
         self.process_begin_ns: int | None = None
+        self._is_requested = True
         self._startup: StartupSampler | None = None
         self.manual_patches = RankPatches(self.recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
         """Begin a session, or change the settings of the running one."""
-        self.is_silent = False
+        self.is_silent = self.was_stopped = False
         self.settings = settings
         if self.session is not None and self.session.is_running:
             self.session.reconfigure(settings)
-        else:
-            self.begin(opens_files=True)
-        self.was_stopped = False
+            return
+        if self.instrumentation is not None and not self.instrumentation.is_installed:  # it ended with the run before
+            self.instrumentation = None
+            self.instrument(sys.modules["torch"], self.recorder.clock())
+        self.begin(opens_files=True)
 
     @property
     def is_profiled(self) -> bool:
@@ -102,12 +106,15 @@ class Process:
         before, self.phase = self.phase, phase
         return before
 
-    def instrument(self, torch: Any, begin_ns: int, imported: ImportOfTorch | None = None) -> None:
-        """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped.
+    def instrument(
+        self, torch: Any, begin_ns: int, imported: ImportOfTorch | None = None, is_requested: bool = True
+    ) -> None:
+        """Patch ``torch``; do nothing if that has happened or profiling was stopped.
 
-        ``imported`` is when the import began, and where.
+        ``imported`` is when the import began, and where. See ``api.start_instrumentation`` for ``is_requested``.
         """
         if self.instrumentation is None and not self.was_stopped:
+            self._is_requested = is_requested
             self.manual_patches.uninstall()
             workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
             self.instrumentation = Instrumentation(
@@ -148,20 +155,21 @@ class Process:
         """Return the running session. Begin one if this process has had none."""
         session = self.session
         if session is not None:
+            session.write_always()
             return session if session.is_running else None
         if self.is_silent or self.was_stopped or is_worker():
             return None
         with self._beginning:  # two threads may enter their first section at once
             if self.session is None:
-                self.begin(opens_files=False)
+                self.begin(opens_files=False).write_always()
         return self.session
 
     def begin_at_first_section(self) -> None:
         """Begin a session for a script that has sections and never calls start."""
         self.running()
 
-    def begin(self, opens_files: bool) -> Session:
-        """Begin a session with the current settings."""
+    def begin(self, opens_files: bool, awaits_training: bool = False) -> Session:
+        """Begin a session with the current settings; see ``RunContext`` for the arguments."""
         cost_ns = measure_section_cost_ns(self.recorder.implementation)
         if self.instrumentation is None:
             self.manual_patches.install()
@@ -173,6 +181,7 @@ class Process:
             cost_ns,
             begin_ns,
             opens_files,
+            awaits_training,
             self.instrumentation,
             patches,
             self._startup,
@@ -191,7 +200,7 @@ class Process:
         with self._beginning:  # two threads may record their first event at once
             session = self.session
             if session is None and not self.was_stopped and not self.is_bystander and not is_loader_worker():
-                session = self.begin(opens_files=False)
+                session = self.begin(opens_files=False, awaits_training=not self._is_requested)
         if session is None or not session.is_running or session.instrumentation is not self.instrumentation:
             return None
         session.move_to_this_thread()

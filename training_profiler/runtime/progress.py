@@ -6,13 +6,18 @@ from training_profiler.recording.step_count import StepCount
 class TrainingProgress(StepCount):
     """``thread_id`` is the recorder's number of the thread whose time is the run's.
 
-    A trainer that knows the tokens of its batches counts them here.
+    A trainer that knows the tokens of its batches counts them here. ``is_awaited`` is whether the training has not
+    begun, and nothing is written before that: the switch alone holds for every program of a shell.
     """
 
-    def __init__(self, thread_id: int) -> None:
+    def __init__(self, thread_id: int, is_awaited: bool = False) -> None:
         super().__init__()
-        self.thread_id = thread_id
+        self.thread_id, self.is_awaited = thread_id, is_awaited
         self._tokens = self._drained_tokens = 0
+
+    def is_no_longer_awaited(self) -> None:
+        """Note that the program trains, or uses the API."""
+        self.is_awaited = False
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens that the training has read."""

@@ -238,9 +238,16 @@ class Session:
             self.instrumentation.use_manual_epochs()
         self._recorder.mark(kind)
 
+    def write_always(self) -> None:
+        """Write what is measured also of a process that does not train: its program uses the API."""
+        self._progress.is_no_longer_awaited()
+
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
+        self.write_always()
         self._pipeline.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
+        if self.instrumentation is not None:
+            self.instrumentation.resolve_before_training()
         stats: list[Snapshot] = []
 
         def work() -> None:

@@ -55,6 +55,7 @@ class RunContext:
     section_cost_ns: float  # of an empty section on this machine
     begin_ns: int  # when the run began, by the recorder's clock
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
+    awaits_training: bool = False  # whether nothing is written before the process trains or uses the API
     instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
     rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
     startup: StartupSampler | None = None  # has sampled lines since the import of torch
@@ -76,7 +77,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
 
     guard = FaultGuard()
     health = _health(context, guard)
-    rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
+    rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id(), context.awaits_training)
     arithmetic = arithmetic_of(recorder.implementation)
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred, arithmetic)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 SHORT_SWITCH = "TRAINING_PROFILER"
+ROOT = SWITCH + "_ROOT"  # pid:launch of the first Python process of a launch
+HOOK = "_training_profiler_hook"  # attribute of sys: modules of ours may be removed and imported again
 TRIAL_PLAN = SWITCH + "_TRIAL_PLAN"  # path of the plan of a trial (training_profiler.trials)
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
@@ -73,6 +75,13 @@ class TorchFinder:
             self._searching.discard(get_ident())
         return None
 
+    def begin(self) -> None:
+        """Wait for the import of torch; act at once where the program has imported it."""
+        if self._is_torch_there():
+            self._finish()
+        else:
+            sys.meta_path.insert(0, self)
+
     def _is_torch_there(self) -> bool:
         spec = getattr(sys.modules.get("torch"), "__spec__", None)
         return spec is not None and not getattr(spec, "_initializing", False)
@@ -112,18 +121,37 @@ class TorchFinder:
 
 
 class ProcessHook:
-    """Starts the profiler in one process of a launch, and reports why nothing was measured."""
+    """Starts the profiler in one process of a launch, and reports why nothing was measured.
+
+    Args:
+        is_first: this is the first Python process of the launch, so it reports for all.
+        was_requested: the user gave this program to ``training-profiler run``.
+    """
 
     def __init__(self, is_first: bool, was_requested: bool) -> None:
         self.begin_ns = time.perf_counter_ns()
         self.began_s = time.time()
-        self.finder = TorchFinder(self.start_trial if os.environ.get(TRIAL_PLAN) else self.start_profiler)
+        self.finder = TorchFinder(self.act)
+        self.speaks = was_requested  # also of a program that trained nothing
         self._pid = os.getpid()
         self._is_first = is_first
         self._was_requested = was_requested
         self._has_reported = False
-        self._launch = os.environ.get(SWITCH + "_ROOT", "").partition(":")[2]
+        self._launch = os.environ[ROOT].partition(":")[2]
         self._runs = _absolute(_variable("_DIR")[1].strip() or DEFAULT_DIR)
+
+    def act(self) -> None:
+        """Do what the variables ask for, after the import of torch."""
+        if os.environ.get(TRIAL_PLAN):
+            _import_module("trials.child").start(os.environ[TRIAL_PLAN])
+        if _is_on():
+            self.start_profiler()
+        elif self._is_first and not os.environ.get(TRIAL_PLAN):
+            name, given = _variable("")
+            self.report(
+                "nothing is measured: " + name + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
+                "(0, false, no, off); example: " + name + "=1"
+            )
 
     def start_profiler(self) -> None:
         """Start the profiler after the import of torch, unless this is a command of our own or a launcher."""
@@ -131,18 +159,12 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_module("api").start_instrumentation(self.begin_ns, self.finder.imported)
+            _import_module("api").start_instrumentation(self.begin_ns, self.finder.imported, self.speaks)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
                 if name not in before:  # so that an import by the program itself starts afresh
                     del sys.modules[name]
-
-    def start_trial(self) -> None:
-        """Start a trial after the import of torch, and the profiler where that is on too."""
-        _import_module("trials.child").start(os.environ[TRIAL_PLAN])
-        if _is_on():
-            self.start_profiler()
 
     def report(self, message: str) -> None:
         """Write one line to stderr, if possible."""
@@ -158,7 +180,7 @@ class ProcessHook:
         try:
             # After an exception that nothing caught, its traceback says enough.
             is_asked = self._is_first and not hasattr(sys, "last_type") and os.getpid() == self._pid
-            if is_asked and not self._has_reported and self._is_program():
+            if is_asked and not self._has_reported and self._is_program() and (self.speaks or self._has_trained()):
                 reason = self._why_nothing()
                 if reason is not None and not self._child_measured():
                     self.report("nothing measured: " + reason)
@@ -169,6 +191,10 @@ class ProcessHook:
         if hasattr(sys, "ps1") or sys.flags.interactive:
             return False
         return self._was_requested or _program_name().rstrip("0123456789.") not in HELPERS
+
+    def _has_trained(self) -> bool:
+        api = sys.modules.get(PACKAGE + ".api")
+        return api is not None and bool(api.has_trained())
 
     def _why_nothing(self) -> "str | None":
         if "torch" not in sys.modules:
@@ -229,31 +255,30 @@ def _watch_input() -> None:
         setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(EmptyInput())))  # noqa: B010, of another module
 
 
-def install(is_first: bool, was_requested: bool) -> None:
-    """Install the import hook in this process.
+def arm(speaks: bool = False) -> None:
+    """Wait for the import of torch, or go on at once where the program has imported it. Armed once, whoever asks.
 
     Args:
-        is_first: this is the first Python process of the launch, so it reports for all.
-        was_requested: the user gave this program to ``training-profiler run``.
+        speaks: the user asked for this program alone, so it gets a line where it trained nothing.
     """
+    hook: ProcessHook | None = getattr(sys, HOOK, None)
+    if hook is not None:
+        hook.speaks |= speaks
+        return
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
-        return  # PYTHONPATH has two installations
-    hook = ProcessHook(is_first, was_requested)
+        return  # of version 0.2
+    pid, root = str(os.getpid()) + ":", os.environ.get(ROOT, "")
+    was_requested = root.startswith(pid)  # `training-profiler run` became this process
+    if not root:
+        os.environ[ROOT] = pid + pid[:-1] + "-" + format(time.time_ns(), "x")
+    hook = ProcessHook(not root or was_requested, was_requested)
+    hook.speaks |= speaks
+    setattr(sys, HOOK, hook)
     if os.environ.get(TRIAL_PLAN):
         _watch_input()
-    if not _is_on():
-        if os.environ.get(TRIAL_PLAN):  # its program is not profiled
-            sys.meta_path.insert(0, hook.finder)
-            return
-        name, given = _variable("")
-        if is_first:
-            hook.report(
-                "nothing is measured: " + name + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
-                "(0, false, no, off); example: " + name + "=1"
-            )
-        return
-    atexit.register(hook.at_exit)  # before all others, so it runs after them
-    sys.meta_path.insert(0, hook.finder)
+    if _is_on():
+        atexit.register(hook.at_exit)  # before all others, so it runs after them
+    hook.finder.begin()
 
 
 def _is_on() -> bool:

@@ -69,7 +69,7 @@ class Pipeline:
     def begin_training(self) -> None:
         """Share the run folder with the other ranks and start the trackers. Called before the first step ends."""
         if self._progress.is_awaited:
-            self._progress.is_no_longer_awaited()
+            self._progress.stop_waiting()
             self._outputs.start()
         self._parts.rank.detect_process_group()
         if self._parts.rank.is_one_of_many():
@@ -146,7 +146,7 @@ class Pipeline:
         """Return whether the training is awaited. Gradients alone may be a child's that serves the training."""
         patches = self._instrumentation
         if patches is not None and patches.has_trained and multiprocessing.parent_process() is None:
-            self._progress.is_no_longer_awaited()
+            self._progress.stop_waiting()
         return self._progress.is_awaited
 
     def _journal_interval(

@@ -15,7 +15,7 @@ class TrainingProgress(StepCount):
         self.thread_id, self.is_awaited = thread_id, is_awaited
         self._tokens = self._drained_tokens = 0
 
-    def is_no_longer_awaited(self) -> None:
+    def stop_waiting(self) -> None:
         """Note that the program trains, or uses the API."""
         self.is_awaited = False
 

@@ -240,7 +240,7 @@ class Session:
 
     def write_always(self) -> None:
         """Write what is measured also of a process that does not train: its program uses the API."""
-        self._progress.is_no_longer_awaited()
+        self._progress.stop_waiting()
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""

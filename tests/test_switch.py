@@ -25,7 +25,7 @@ def test_off_words_disable_profiling(monkeypatch, word):
 
 @pytest.mark.parametrize(
     ("documented", "short", "is_on"),
-    [("", "1", True), (" ", "on", True), ("0", "1", False), ("1", "0", True), ("", "0", False)],
+    [("", "1", True), (" ", "on", True), ("", "0", False), ("yes", "1", True)],
 )
 def test_short_switch_counts_where_the_documented_one_is_not_set(monkeypatch, documented, short, is_on):
     monkeypatch.setenv(SWITCH, documented)

@@ -17,10 +17,10 @@ from training_profiler.switch import (
     PREFIX,
     ROOT,
     SHORT_PREFIX,
-    SHORT_SWITCH,
     SWITCH,
     TRIAL_PLAN,
-    means_on,
+    given_name,
+    short_name,
 )
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
@@ -320,11 +320,11 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
     """Return the settings. An argument wins over its variable, and a variable over the default.
 
     Raises:
-        SettingsError: a value cannot be used, or an argument is unknown.
+        SettingsError: a value cannot be used, two names of a variable differ, or an argument is unknown.
     """
     arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
     values: dict[str, Any] = {"rank": _number(environ, "RANK") or 0, "launch": _launch(environ)}
-    native = _given_variable(NATIVE, environ)
+    native = given_name(NATIVE, environ)
     if native is not None:
         parser = Parser(_yes_or_no, "whether the recorder in C is used where it was built", "0", "yes")
         values["may_be_native"] = _parsed(f"{native}={environ[native]!r}", parser, environ[native])
@@ -332,7 +332,7 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
         if name not in _PARSERS:
             raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _PARSERS)}")
     for name, parser in _PARSERS.items():
-        variable = _given_variable(_variable(name), environ)
+        variable = given_name(_variable(name), environ)
         if name in arguments:
             source = f"start_training_profiling({name}={arguments[name]!r})"
             values[name] = _parsed(source, parser, arguments[name])
@@ -350,18 +350,6 @@ def check_setting(name: str, source: str, given: str) -> None:
         SettingsError: it cannot be used.
     """
     _parsed(source, _PARSERS[name], given)
-
-
-def _given_variable(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the documented or the short name of a variable, whichever is set; None if neither is."""
-    for variable in (name, _short(name)):
-        if environ.get(variable, "").strip():
-            return variable
-    return None
-
-
-def _short(variable: str) -> str:
-    return SHORT_SWITCH + variable.removeprefix(SWITCH)
 
 
 def _parsed(source: str, parser: Parser, given: object) -> Any:
@@ -410,9 +398,9 @@ def variables() -> list[str]:
 
 
 def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are set, with their values; where a setting has two names, the documented one."""
-    names = [given for name in variables() if (given := _given_variable(name, environ)) is not None]
-    return {name: environ[name] for name in names}
+    """Return the variables that are set, with their values, by either name."""
+    names = (name for variable in variables() for name in (variable, short_name(variable)))
+    return {name: environ[name] for name in names if environ.get(name, "").strip()}
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -423,27 +411,12 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
         for name in sorted(environ)
         if name.startswith(SWITCH) and name not in known and name not in (ROOT, TRIAL_PLAN)
     ]
-    short = [_short(name) for name in known]
-    sentences += [
+    short = [short_name(name) for name in known]
+    return sentences + [
         f"{name} is not a setting of the profiler and has no effect{_nearest(name, short)}"
         for name in sorted(environ)
         if name.startswith(SHORT_PREFIX) and name not in short
     ]
-    return sentences + [
-        f"{name}={environ[name]!r} wins over {_short(name)}={environ[_short(name)]!r}"
-        for name in known
-        if environ.get(name, "").strip() and environ.get(_short(name), "").strip() and _differ(name, environ)
-    ]
-
-
-def _differ(name: str, environ: Mapping[str, str]) -> bool:
-    documented, short = environ[name].strip(), environ[_short(name)].strip()
-    if name != SWITCH:
-        return documented != short
-    try:
-        return means_on({SWITCH: documented}) != means_on({SWITCH: short})
-    except SettingsError:
-        return True
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

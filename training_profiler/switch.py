@@ -7,13 +7,13 @@ It is separate from ``settings`` so that an import with profiling off loads almo
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from training_profiler.errors import SettingsError
 
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 PREFIX = SWITCH + "_"
-SHORT_SWITCH = "TRAINING_PROFILER"  # accepted beside the documented names, which win
+SHORT_SWITCH = "TRAINING_PROFILER"  # accepted as well as the documented names
 SHORT_PREFIX = SHORT_SWITCH + "_"
 ROOT = PREFIX + "ROOT"  # pid:launch of the first Python process of a launch; set by us, not a setting
 TRIAL_PLAN = PREFIX + "TRIAL_PLAN"  # path of a trial's plan; set by `training-profiler try`, not a setting
@@ -22,11 +22,39 @@ ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("0", "false", "no", "off", "")
 
 
+def short_name(variable: str) -> str:
+    """Return the other name of a variable: ``TRAINING_PROFILER_DIR`` of ``RECTIFIED_FLOW_PROFILE_DIR``."""
+    return SHORT_SWITCH + variable.removeprefix(SWITCH)
+
+
+def given_name(variable: str, environ: Mapping[str, str]) -> str | None:
+    """Return the name by which a variable is set, the documented or the short one; None if it is not set.
+
+    Raises:
+        SettingsError: both are set, and differ.
+    """
+    names = variable, short_name(variable)
+    words = [environ.get(name, "").strip().lower() for name in names]
+    if all(words) and words[0] != words[1] and not any(set(words) <= set(same) for same in (ON_WORDS, OFF_WORDS)):
+        both = " and ".join(f"{name}={environ[name]!r}" for name in names)
+        raise SettingsError(f"{both} are two names of one variable; set one; example: {variable}={words[0]}")
+    return next((name for name, word in zip(names, words, strict=True) if word), None)
+
+
+def set_variable(environ: MutableMapping[str, str], variable: str, value: str) -> None:
+    """Set a variable by its documented name, whatever name it had."""
+    environ[variable] = value
+    environ.pop(short_name(variable), None)
+
+
 def refuses_native() -> bool:
-    """Return whether the recorder in C is refused; settings report a value that means neither."""
-    names = (f"{prefix}NATIVE" for prefix in (PREFIX, SHORT_PREFIX))
-    given = next((value for name in names if (value := os.environ.get(name, "").strip())), "1")
-    return given.lower() in OFF_WORDS
+    """Return whether the recorder in C is refused; settings report a value that means neither.
+
+    Raises:
+        SettingsError: the variable is set by both names, and they differ.
+    """
+    name = given_name(PREFIX + "NATIVE", os.environ)
+    return name is not None and os.environ[name].strip().lower() in OFF_WORDS
 
 
 def is_switched_on() -> bool:
@@ -44,24 +72,22 @@ def is_switched_off() -> bool:
     Raises:
         SettingsError: the value is neither on nor off.
     """
-    given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
-    return bool(given) and not means_on(os.environ)
+    return given_name(SWITCH, os.environ) is not None and not means_on(os.environ)
 
 
 def switch_on() -> None:
     """Switch profiling on in this process and the children that it starts."""
-    os.environ[SWITCH] = "1"
+    set_variable(os.environ, SWITCH, "1")
 
 
 def means_on(environ: Mapping[str, str]) -> bool:
     """Return whether the switch in ``environ`` means on; an empty value means off.
 
     Raises:
-        SettingsError: it is neither on nor off.
+        SettingsError: it is neither on nor off, or has two names that differ.
     """
-    name, given = SWITCH, environ.get(SWITCH, "")
-    if not given.strip() and SHORT_SWITCH in environ:
-        name, given = SHORT_SWITCH, environ[SHORT_SWITCH]
+    name = given_name(SWITCH, environ) or SWITCH
+    given = environ.get(name, "")
     word = given.strip().lower()
     if word in ON_WORDS:
         return True
@@ -97,7 +123,9 @@ def start_up_file(is_isolated: bool = False) -> str | None:
 
 def environment_off() -> dict[str, str]:
     """Return the environment of a process of ours, in which nothing is profiled."""
-    return {**os.environ, SWITCH: "0"}
+    environ = dict(os.environ)
+    set_variable(environ, SWITCH, "0")
+    return environ
 
 
 def launch_environment(bootstrap: str, is_python: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -112,9 +140,7 @@ def launch_environment(bootstrap: str, is_python: bool, environ: Mapping[str, st
         SettingsError: the value of the switch is neither on nor off.
     """
     composed = dict(environ)
-    if not means_on(environ):
-        composed[SWITCH] = "1"
-        composed.pop(SHORT_SWITCH, None)
+    set_variable(composed, SWITCH, (means_on(environ) and environ.get(SWITCH, "").strip()) or "1")
     # An empty entry would mean the current folder, so an empty variable must not become one.
     before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != bootstrap]
     composed["PYTHONPATH"] = os.pathsep.join([bootstrap, *(before if before != [""] else [])])

@@ -47,6 +47,7 @@ CALLS: Final = {
     ("runtime.outputs", "Outputs", "settle"): "wait for files",
     ("runtime.outputs", "Outputs", "stop"): "stop threads",
     ("runtime.terminal", "Terminal", "_hand_over"): "print",
+    ("instrumentation.instrumentation", "Instrumentation", "close"): "close instrumentation",
     ("instrumentation.rank_patches", "RankPatches", "close"): "close instrumentation",
     ("instrumentation.rank_patches", "RankPatches", "after_fork_in_child"): "forget instrumentation",
 }

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, SHORT_SWITCH, SWITCH, launch_environment, start_up_file
+from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, launch_environment, set_variable, start_up_file
 
 TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def launch(words: list[str]) -> int:
         return _refuse("this Python does not know its own path; put it in front of the script", BAD_USE)
     environment = launch_environment(BOOTSTRAP, is_python)
     for name, value in given.items():
-        environment[name] = value
-        environment.pop(SHORT_SWITCH + name.removeprefix(SWITCH), None)
+        set_variable(environment, name, value)
     if any(name.startswith((PREFIX, SHORT_PREFIX)) and name != ROOT for name in environment):
         from training_profiler.settings import read_settings  # takes longer to import than everything else here
 

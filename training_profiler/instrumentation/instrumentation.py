@@ -99,6 +99,7 @@ class Instrumentation:
         self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
+        self._torch: Any = None  # until its import has ended
         self._patches: dict[str, Patches] = {}
         self._overwritten: list[str] = []
         self._known_loaders: KnownLoaders | None = None
@@ -110,6 +111,7 @@ class Instrumentation:
 
     def install(self, torch: Any) -> None:
         """Install all patches; one that this version of torch has no place for is left out alone."""
+        self._torch = torch
         self.context.use_compiler_of(torch)
         self._install_patch("compiler", dynamo.install, torch)
         for name, install in PATCHES.items():
@@ -158,7 +160,7 @@ class Instrumentation:
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        torch, detector = sys.modules.get("torch"), self.context.detector
+        torch, detector = self._torch, self.context.detector
         if detector is not None:
             self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
         facts = self.program.facts()._replace(

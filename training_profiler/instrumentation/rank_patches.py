@@ -8,8 +8,13 @@ from training_profiler.instrumentation.patches import ddp, dynamo, excepthook, s
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.recording.recorder import Recorder
 
-AUTO_INSTRUMENTATION: Final = "TorchFinder"  # class of the bootstrap's finder, which will install all patches
+AUTO_INSTRUMENTATION: Final = "TorchFinder"
 RANK_PATCHES: Final[tuple[Install, ...]] = (ddp.install, sync_points.install, dynamo.install)
+
+
+def has_finder() -> bool:
+    """Return whether the bootstrap's finder waits for torch, and will have all patches installed."""
+    return any(type(finder).__name__ == AUTO_INSTRUMENTATION for finder in sys.meta_path)
 
 
 class RankPatches:
@@ -24,10 +29,11 @@ class RankPatches:
 
     def install(self) -> None:
         """Install the patches, now or when the program has imported torch."""
-        is_auto_instrumented = any(type(finder).__name__ == AUTO_INSTRUMENTATION for finder in sys.meta_path)
-        if self._patches is None and not is_auto_instrumented:
+        if self._patches is None:
             self._patches = Patches()
             excepthook.install(self._patches, self.context, None)
+            if has_finder():
+                return
             if hasattr(sys.modules.get("torch"), "distributed"):
                 self._install_now()
             else:

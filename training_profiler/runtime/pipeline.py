@@ -296,9 +296,10 @@ class Pipeline:
             return True
         if self._progress.steps or (self._instrumentation is not None and self._instrumentation.has_trained):
             return False
-        if self._instrumentation is not None and not self._has_flushed:
+        is_inferred = self._instrumentation is not None and not self._progress.uses_api
+        if is_inferred and not self._has_flushed:
             return True
-        if self._instrumentation is None:
+        if not is_inferred:
             self._guard.run("statistics", self.flush)
             if self._sums.run.training_spans:
                 return False

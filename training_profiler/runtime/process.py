@@ -8,7 +8,7 @@ from typing import Any
 
 from training_profiler.instrumentation.context import WorkerHooks
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.instrumentation.rank_patches import RankPatches
+from training_profiler.instrumentation.rank_patches import RankPatches, has_finder
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
@@ -50,6 +50,7 @@ class Process:
         self.instrumentation: Instrumentation | None = None
         self.process_begin_ns: int | None = None
         self._is_requested = True
+        self._awaits_torch = False  # the instrumentation is not installed yet
         self._startup: StartupSampler | None = None
         self.manual_patches = RankPatches(self.recorder)
         self._beginning = threading.RLock()
@@ -63,8 +64,9 @@ class Process:
             return
         if self.instrumentation is not None and not self.instrumentation.is_installed:  # it ended with the run before
             self.instrumentation = None
-            self.instrument(sys.modules["torch"], self.recorder.clock())
-        self.begin(opens_files=True)
+            if "torch" in sys.modules:
+                self.instrument(sys.modules["torch"], self.recorder.clock())
+        self.begin(opens_files=True).use_api()
 
     @property
     def is_profiled(self) -> bool:
@@ -106,6 +108,11 @@ class Process:
         before, self.phase = self.phase, phase
         return before
 
+    def _new_instrumentation(self) -> Instrumentation:
+        workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
+        begin, read_site = self.begin_instrumented, CallSiteReader().read
+        return Instrumentation(self.recorder, begin, self.loaders, workers, read_site)
+
     def instrument(
         self, torch: Any, begin_ns: int, imported: ImportOfTorch | None = None, is_requested: bool = True
     ) -> None:
@@ -113,13 +120,11 @@ class Process:
 
         ``imported`` is when the import began, and where. See ``api.start_instrumentation`` for ``is_requested``.
         """
-        if self.instrumentation is None and not self.was_stopped:
+        if (self.instrumentation is None or self._awaits_torch) and not self.was_stopped:
             self._is_requested = is_requested
             self.manual_patches.uninstall()
-            workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
-            self.instrumentation = Instrumentation(
-                self.recorder, self.begin_instrumented, self.loaders, workers, CallSiteReader().read
-            )
+            self.instrumentation = self.instrumentation or self._new_instrumentation()
+            self._awaits_torch = False
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():
@@ -155,13 +160,13 @@ class Process:
         """Return the running session. Begin one if this process has had none."""
         session = self.session
         if session is not None:
-            session.write_always()
+            session.use_api()
             return session if session.is_running else None
         if self.is_silent or self.was_stopped or is_worker():
             return None
         with self._beginning:  # two threads may enter their first section at once
             if self.session is None:
-                self.begin(opens_files=False).write_always()
+                self.begin(opens_files=False).use_api()
         return self.session
 
     def begin_at_first_section(self) -> None:
@@ -171,7 +176,9 @@ class Process:
     def begin(self, opens_files: bool, awaits_training: bool = False) -> Session:
         """Begin a session with the current settings; see ``RunContext`` for the arguments."""
         cost_ns = measure_section_cost_ns(self.recorder.implementation)
-        if self.instrumentation is None:
+        if self.instrumentation is None and has_finder():  # the session can use it once torch is imported
+            self.instrumentation, self._awaits_torch = self._new_instrumentation(), True
+        if self.instrumentation is None or self._awaits_torch:
             self.manual_patches.install()
         patches = self.instrumentation or self.manual_patches
         patches.context.gradient_sync.start_run()

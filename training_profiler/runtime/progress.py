@@ -7,17 +7,22 @@ class TrainingProgress(StepCount):
     """``thread_id`` is the recorder's number of the thread whose time is the run's.
 
     A trainer that knows the tokens of its batches counts them here. ``is_awaited`` is whether the training has not
-    begun, and nothing is written before that: the switch alone holds for every program of a shell.
+    begun, and nothing is written before that: the switch alone holds for every program of a shell. ``uses_api`` is
+    whether the program measures itself, and has a report of whatever it does.
     """
 
     def __init__(self, thread_id: int, is_awaited: bool = False) -> None:
         super().__init__()
-        self.thread_id, self.is_awaited = thread_id, is_awaited
+        self.thread_id, self.is_awaited, self.uses_api = thread_id, is_awaited, False
         self._tokens = self._drained_tokens = 0
 
     def stop_waiting(self) -> None:
-        """Note that the program trains, or uses the API."""
+        """Note that the program trains."""
         self.is_awaited = False
+
+    def use_api(self) -> None:
+        """Note that the program calls the API."""
+        self.is_awaited, self.uses_api = False, True
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens that the training has read."""

@@ -109,6 +109,7 @@ class Session:
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply new settings: the session began with a section, and the program now calls start."""
+        self.use_api()
         self.settings = settings
         self._recorder.be_quiet(None)
         self._recorder.limit_names(settings.max_names)
@@ -238,13 +239,13 @@ class Session:
             self.instrumentation.use_manual_epochs()
         self._recorder.mark(kind)
 
-    def write_always(self) -> None:
-        """Write what is measured also of a process that does not train: its program uses the API."""
-        self._progress.stop_waiting()
+    def use_api(self) -> None:
+        """Report also on a process that does not train: its program measures itself."""
+        self._progress.use_api()
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
-        self.write_always()
+        self.use_api()
         self._pipeline.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
         if self.instrumentation is not None:
             self.instrumentation.resolve_before_training()

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -36,6 +36,7 @@ class Places:
     never: tuple[str, ...] = ()  # folders whose files are never user code
     installed: tuple[str, ...] = ()  # further folders that an installer put libraries in: pip install --target
     has_typed_in: bool = True  # code given by ``python -c`` is the user's if no file was started
+    cell_of: Callable[[str], str | None] = lambda filename: None  # the name of a notebook's cell, by its code's file
 
 
 def places_of_this_process() -> Places:
@@ -58,7 +59,17 @@ def places_of_this_process() -> Places:
         never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
         has_typed_in=SPAWNED not in sys.orig_argv,
+        cell_of=_cell_of,
     )
+
+
+def _cell_of(filename: str) -> str | None:
+    """Return the name of a cell as IPython shows it, ``In [2]``; None for other files. Imports nothing."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    compiler = getattr(None if get_shell is None else get_shell(), "compile", None)
+    name_of = getattr(compiler, "format_code_name", None)
+    kind_and_name = None if name_of is None else name_of(filename)
+    return None if kind_and_name is None else kind_and_name[1].replace("In[", "In [")
 
 
 def _holds_any(folder: str, others: Iterable[str]) -> bool:
@@ -113,7 +124,8 @@ class UserCode:
 
     def path(self, filename: str) -> str:
         """Return the absolute path of a code object's file; "" for code that was typed in."""
-        return "" if filename.startswith("<") else self._absolute(filename)
+        is_typed_in = filename.startswith("<") or self._places.cell_of(filename) is not None
+        return "" if is_typed_in else self._absolute(filename)
 
     def shown_library(self, filename: str) -> str | None:
         """Return the name of a file in an installed package, such as ``transformers/trainer.py``; None for others.
@@ -126,6 +138,9 @@ class UserCode:
         try:
             return self._names[filename]
         except KeyError:
+            cell = self._places.cell_of(filename)
+            if cell is not None:  # not kept: the number changes where the cell runs again
+                return cell, None
             if len(self._names) >= MOST_FILES:
                 self._names.clear()
                 self._path_of.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
+from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
 from training_profiler.trials.child import Plan
 from training_profiler.trials.disk import DiskWatch
 from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
@@ -108,10 +108,11 @@ class Launcher:
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
             "PYTHONUNBUFFERED": "1",
             "PET_MASTER_PORT": str(_free_port()),  # torchrun's own is the same for all of them
-            **variables,
         }
         if is_profiled:
-            environment[SWITCH + "_DIR"] = str(isolation.results / RUNS)
+            variables = {**variables, SWITCH + "_DIR": str(isolation.results / RUNS)}
+        for name, value in variables.items():
+            set_variable(environment, name, value)
         for treatment in treatments:
             environment = with_variables(environment, treatment.environment())
         training = Training(process, isolation)

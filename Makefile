@@ -16,7 +16,7 @@ NATIVE := setup.py $(wildcard native/*)
 .PHONY: profile test test-programs test-chaos test-native fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
 
 profile: venv
-	$(VENV)/bin/python profile_training.py
+	RECTIFIED_FLOW_PROFILE=1 $(VENV)/bin/python profile_training.py
 
 test: venv
 	$(VENV)/bin/python -m pytest $(SHARED)

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NATIVE = "training_profiler/recording/_native"
+START_UP = ("training_profiler.pth", "training_profiler.start", "training_profiler_start.py")
 HEADER = Path(sysconfig.get_paths()["include"], "Python.h")
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
@@ -19,9 +20,9 @@ COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Return a copy of what a wheel is built from, small because of one package alone."""
-    start_up = ("training_profiler.pth", "training_profiler.start", "training_profiler_start.py")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", *start_up):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", *START_UP):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "training_profiler" / "bootstrap", tmp_path / "training_profiler" / "bootstrap")
     shutil.copytree(ROOT / "native", tmp_path / "native")
     package = ROOT / "training_profiler" / "recording"
     shutil.copytree(package, tmp_path / "training_profiler" / "recording", ignore=shutil.ignore_patterns("*.so"))
@@ -46,7 +47,11 @@ def build(source: Path, **variables: str) -> tuple[str, set[str]]:
 def test_without_what_it_takes_a_wheel_is_for_every_platform(source: Path, variables: dict[str, str]) -> None:
     tag, files = build(source, **variables)
     assert tag == "py3-none-any"
-    assert {f"{NATIVE}.pyi", "training_profiler/recording/recorder.py"} <= files  # not in a folder of a platform
+    assert {
+        f"{NATIVE}.pyi",
+        "training_profiler/recording/recorder.py",
+        *START_UP,
+    } <= files  # not in a folder of a platform
     assert not [name for name in files if name.endswith((".so", ".c", ".h"))]
 
 
@@ -57,5 +62,41 @@ def test_with_a_compiler_one_wheel_is_for_this_platform_and_every_python(source:
     tag, files = build(source)
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert tag == f"cp311-abi3-{platform}"
+    assert set(START_UP) <= files
     assert [name for name in files if name.startswith(NATIVE) and not name.endswith(".pyi")] == [f"{NATIVE}.abi3.so"]
     assert not [name for name in files if name.endswith((".c", ".h"))]
+
+
+def installed(bare: Path) -> set[str]:
+    (packages,) = (bare / "lib").glob("python*/site-packages")
+    return {path.name for path in packages.iterdir()}
+
+
+def is_armed(python: str, **variables: str) -> bool:
+    text = "import sys; print(hasattr(sys, '_training_profiler_hook'), 'torch' in sys.modules)"
+    environ = {"RECTIFIED_FLOW_PROFILE": "1", **variables}
+    shown = subprocess.run([python, "-c", text], env=environ, capture_output=True, text=True, check=True)
+    assert (shown.stderr, shown.stdout.split()[1]) == ("", "False")
+    return shown.stdout.split()[0] == "True"
+
+
+@pytest.mark.parametrize("options", [[], ["--editable"], ["--target"]], ids=["plain", "editable", "target"])
+def test_start_up_files_come_with_an_installation_and_go_with_it(
+    source: Path, tmp_path_factory: pytest.TempPathFactory, options: list[str]
+) -> None:
+    bare = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    python, target = str(bare / "bin" / "python"), tmp_path_factory.mktemp("target")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python]
+    words = [*options, str(target), str(source)] if options == ["--target"] else [*options, str(source)]
+    run = [*pip, "install", "--no-deps", "--no-index", "--no-build-isolation", *words]
+    subprocess.run(run, env={**os.environ, "CC": "/bin/false"}, check=True, capture_output=True)
+    if options == ["--target"]:  # Python reads no start-up files there
+        assert set(START_UP) <= {path.name for path in target.iterdir()}
+        assert not is_armed(python, PYTHONPATH=str(target))
+        return
+    assert set(START_UP[:2]) <= installed(bare)
+    assert is_armed(python)
+    subprocess.run([*pip, "uninstall", "--yes", "training-profiler"], check=True, capture_output=True)
+    assert not {name for name in installed(bare) if "training" in name}
+    assert not is_armed(python)

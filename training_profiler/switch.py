@@ -121,10 +121,10 @@ def start_up_file(is_isolated: bool = False) -> str | None:
     return next(filter(os.path.isfile, paths), None)
 
 
-def environment_off() -> dict[str, str]:
-    """Return the environment of a process of ours, in which nothing is profiled."""
+def environment(is_on: bool) -> dict[str, str]:
+    """Return the environment of a child in which everything is profiled, or nothing."""
     environ = dict(os.environ)
-    set_variable(environ, SWITCH, "0")
+    set_variable(environ, SWITCH, "1" if is_on else "0")
     return environ
 
 

@@ -70,7 +70,10 @@ def test_automatic_instrumentation_replaces_rank_patches(clock, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [TorchFinder(), *sys.meta_path])
     before = state_of_torch()
-    RankPatches(Recorder(clock)).install()
+    rank_patches = RankPatches(Recorder(clock))
+    rank_patches.install()
+    assert changed_since(before) == ["excepthook"]
+    rank_patches.uninstall()
     assert changed_since(before) == []
 
 

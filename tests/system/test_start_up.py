@@ -132,6 +132,10 @@ def test_the_start_file_names_a_callable_that_looks_at_the_switch_as_well(tmp_pa
     assert after == (before.replace("[", "['TorchFinder', ", 1) if profile == "1" else before)
 
 
+def test_the_guide_shows_the_line_whole() -> None:
+    assert (ROOT / "training_profiler.pth").read_text() in (ROOT / "docs" / "get-started.md").read_text()
+
+
 def test_the_words_for_off_are_those_of_the_switch() -> None:
     words = ", ".join(f'"{word}"' for word in OFF_WORDS)
     for name in FILES[::2]:

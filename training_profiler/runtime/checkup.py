@@ -1,6 +1,7 @@
 """What the profiler finds on a machine: versions, settings, trackers, patches, its own cost, where it can write."""
 
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from training_profiler.bootstrap.training_profiler_hook import HOOK
 from training_profiler.device.backends import BACKENDS
 from training_profiler.errors import SettingsError
 from training_profiler.instrumentation.instrumentation import Instrumentation
@@ -20,6 +22,7 @@ from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.settings import Settings, given_variables, read_settings, unknown_variables
 from training_profiler.sinks.registry import TRACKERS, Tracker
 from training_profiler.storage.run_folder import masked
+from training_profiler.switch import START_UP_FILE, SWITCH, environment, start_up_file
 from training_profiler.units import NS_PER_US
 
 PACKAGES: Final = ("torch", "numpy", "msgspec", "psutil", "tabulate")
@@ -31,6 +34,11 @@ FRAMEWORKS: Final = (
     "pytorch-ignite",
     "keras",
     "skorch",
+)
+LONGEST_START_S: Final = 30.0  # of a Python
+ADVICE: Final = (
+    "put training-profiler run in front of your command, or install into an environment of your own (python -m venv); "
+    "Python reads no start-up files in folders of pip install --target and of PYTHONPATH"
 )
 ROUNDS: Final = 7  # blocks with patches, each followed by one without
 STEPS: Final = 60  # a block
@@ -48,6 +56,7 @@ class Section(NamedTuple):
 def check_up() -> Iterator[Section]:
     """Yield the parts of the checkup. It imports torch, and takes some seconds."""
     yield _versions()
+    yield _activation()
     settings, section = _settings()
     yield section
     yield _trackers(settings)
@@ -72,6 +81,25 @@ def _versions() -> Section:
         *((name, _version(name) or "not installed") for name in PACKAGES),
     ]
     return Section("Versions", (*rows, ("accelerators", _accelerators())))
+
+
+def _activation() -> Section:
+    """Return whether the variable alone profiles the programs of this Python, as a child of it shows."""
+    file = start_up_file()
+    text = f"import sys; sys.exit(not hasattr(sys, {HOOK!r}))"
+    environ = {name: value for name, value in environment(is_on=True).items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-c", text]
+    try:
+        is_active = not subprocess.run(words, env=environ, capture_output=True, timeout=LONGEST_START_S).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        is_active = False
+    return Section(
+        "Switch",
+        (
+            ("start-up file", file or f"none in a folder that this Python reads at its start ({START_UP_FILE})"),
+            (f"{SWITCH}=1 alone", "profiles every training of this Python" if is_active else f"does nothing: {ADVICE}"),
+        ),
+    )
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.switch import environment_off
+from training_profiler.switch import environment
 
 LONGEST_S: Final = 10.0  # that it delays the end of the program
 END_S: Final = 1.0  # for the end of a process that was killed
@@ -36,7 +36,7 @@ def write_page(folder: Path, longest_s: float = LONGEST_S, command: Sequence[str
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=environment_off(),
+            env=environment(is_on=False),
             start_new_session=True,  # Ctrl-C is for the program
         )
     except OSError as error:

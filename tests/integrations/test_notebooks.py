@@ -31,7 +31,6 @@ def run_cells(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str, switch: s
     folders = [str(ROOT)]
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
-        folders.insert(0, str(ROOT / "training_profiler" / "bootstrap"))
     monkeypatch.setenv("PYTHONPATH", ":".join(folders))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = nbclient.NotebookClient(
@@ -81,3 +80,34 @@ def test_extension_switches_profiling_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert load == "Profiler: on; the summary follows each cell that trains\n"
     assert SUMMARY.findall(train) == SUMMARY.findall(unload) == ["20"]
     assert text.startswith("<Snapshot: 20 steps in ")
+
+
+def test_import_is_enough_with_the_variable_set_in_a_cell_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [f"import torch\n%env {SWITCH}=1", "from training_profiler import profile_section"]
+    cells += [TRAIN.format(steps=20), "with profile_section('mine'):\n    pass", TRAIN.format(steps=5)]
+    _, imported, first, section, second = run_cells(tmp_path, monkeypatch, *cells)
+    assert (imported, section) == ("", "")
+    assert (SUMMARY.findall(first), SUMMARY.findall(second)) == (["20"], ["25"])
+
+
+SLOW = """
+def slow():
+    return sum(range(200_000))
+"""
+
+
+def test_start_and_stop_around_a_cell_give_all_its_steps_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = "from training_profiler import start_training_profiling, stop_training_profiling\n"
+    start += "start_training_profiling(log_every=0)\n" + SLOW
+    train = TRAIN.replace("    optimizer.zero", "    slow()\n    optimizer.zero")
+    cells = [start + train.format(steps=steps) + "stop_training_profiling()" for steps in (200, 150)]
+    shown = run_cells(tmp_path, monkeypatch, *cells, switch="1")
+    assert [SUMMARY.findall(text) for text in shown] == [["200"], ["150"]]
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert "In [1]:" in shown[0]
+    assert "In [2]:" in shown[1]
+    assert not re.search(r"ipykernel_\d", shown[0] + shown[1])

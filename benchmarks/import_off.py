@@ -1,4 +1,4 @@
-"""CPU time of ``import training_profiler`` with profiling off: ``python -m benchmarks.import_off [--pairs N]``."""
+"""CPU time of the start-up file and of the import with profiling off: ``python -m benchmarks.import_off [--pairs N]``."""
 
 import argparse
 import subprocess
@@ -7,9 +7,19 @@ from statistics import median
 
 from benchmarks.children import ROOT, cpu_s_of, environment
 from benchmarks.figures import Figure, print_figures, print_table, spread
+from training_profiler.switch import SWITCH
 
 TARGET_MS = 15
+SWITCHES = (("variable not set", None), ("variable 0", "0"))
 HEAVY = ("torch", "numpy", "tabulate")
+LINE_MS = 0.1
+# What ``site`` does with the start-up file, once more in a process that has done it: read, compile, execute.
+LINE = """
+import os, site, sys, time
+begin = time.thread_time_ns()
+site.addpackage(sys.argv[1], "training_profiler.pth", set())
+print(time.thread_time_ns() - begin)
+"""
 IMPORT = "import training_profiler"
 
 
@@ -33,11 +43,21 @@ def run(pairs: int = 31) -> list[Figure]:
         rows.append([name, f"{min(values_ms):.2f}", f"{middle:.2f}", f"{lower:.2f} - {upper:.2f}"])
     print_table(["process", "best", "median", "quartiles"], rows)
     stats = [
+        *(Figure(f"start-up file, {name}", _line_ms(switch, pairs), LINE_MS, "ms", 3) for name, switch in SWITCHES),
         Figure("import when off", median(net_ms), TARGET_MS, "ms", 2),
         Figure(f"of {', '.join(HEAVY)} loaded by it", len(_loaded(variables)), 0, "modules"),
     ]
     print_figures(stats)
     return stats
+
+
+def _line_ms(switch: str | None, times: int) -> float:
+    """Return the CPU time that the line of the start-up file takes in a new process, the median of some."""
+    variables = {name: value for name, value in environment(is_on=False, folder="").items() if name != SWITCH}
+    variables |= {} if switch is None else {SWITCH: switch}
+    words = [sys.executable, "-c", LINE, str(ROOT)]
+    done = (subprocess.run(words, env=variables, capture_output=True, text=True, check=True) for _ in range(times))
+    return median(int(process.stdout) for process in done) / 1e6
 
 
 def _loaded(variables: dict[str, str]) -> list[str]:

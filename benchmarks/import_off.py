@@ -1,4 +1,4 @@
-"""CPU time of the start-up file and of the import with profiling off: ``python -m benchmarks.import_off [--pairs N]``."""
+"""CPU time of the start-up file and of the import, profiling off: ``python -m benchmarks.import_off [--pairs N]``."""
 
 import argparse
 import subprocess

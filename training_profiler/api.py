@@ -35,7 +35,8 @@ def _process_of_this_interpreter() -> Process:
     process = Process()
     setattr(sys, "_training_profiler_process", process)  # noqa: B010 - a module has no such attribute to a type checker
     at_fork(process.before_fork, process.after_fork_in_parent, process.after_fork_in_child)
-    process.install_rank_patches()
+    if not is_worker():
+        process.await_torch()
     return process
 
 
@@ -375,7 +376,7 @@ def why_nothing() -> str | None:
     session = _process.session
     if session is not None and (session.instrumentation is None or session.has_reported):
         return None
-    if _process.instrumentation is None:
+    if _process.instrumentation is None or _process.instrumentation.awaits_torch:
         return "torch was imported, but could not be instrumented"
     return _process.instrumentation.why_nothing()
 

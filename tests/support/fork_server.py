@@ -181,8 +181,6 @@ def start_profiler() -> None:
 
     sys.path.remove(bootstrap)
     training_profiler_hook.arm(speaks=True)
-    (finder,) = [finder for finder in sys.meta_path if type(finder).__name__ == "TorchFinder"]
-    finder._finish()  # type: ignore[attr-defined]
 
 
 def take_streams(stdout: int, stderr: int) -> None:

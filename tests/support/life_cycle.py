@@ -48,8 +48,7 @@ CALLS: Final = {
     ("runtime.outputs", "Outputs", "stop"): "stop threads",
     ("runtime.terminal", "Terminal", "_hand_over"): "print",
     ("instrumentation.instrumentation", "Instrumentation", "close"): "close instrumentation",
-    ("instrumentation.rank_patches", "RankPatches", "close"): "close instrumentation",
-    ("instrumentation.rank_patches", "RankPatches", "after_fork_in_child"): "forget instrumentation",
+    ("instrumentation.instrumentation", "Instrumentation", "after_fork_in_child"): "forget instrumentation",
 }
 
 

@@ -27,7 +27,7 @@ for _ in range(12):
     profile_step()
     print(loss.item().hex())
 api = __import__("training_profiler.api").api if is_profiling_enabled() else None
-sync_points = api._process.manual_patches.context.sync_points.kept if api else []
+sync_points = api._process.instrumentation.context.sync_points.kept if api else []
 stop_training_profiling()
 print([key for key, _, _ in sync_points][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])
@@ -59,8 +59,9 @@ def test_gradient_sync_is_part_of_backward_and_losses_are_unchanged(tmp_path: Pa
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_gradient_sync_is_not_subtracted_without_a_backward_section(tmp_path: Path) -> None:
+def test_gradient_sync_is_part_of_the_inferred_backward_pass_in_a_section_of_the_users(tmp_path: Path) -> None:
     outcome = run_forked(tmp_path, SCRIPT.format(imports=ORDERS["after torch"], backward="learn"), variables=VARIABLES)
     assert outcome.status == 0, outcome.stderr
-    assert "synchronization" not in outcome.report["sections"]
-    assert outcome.report["exchange"]["count"] == 11  # of twelve: DDP reports each in the next forward pass
+    sections = outcome.report["sections"]
+    assert (sections["synchronization"]["count"], sections["synchronization"]["parent"]) == (11, "backward_pass")
+    assert (sections["backward_pass"]["count"], sections["backward_pass"]["parent"]) == (12, "learn")

@@ -46,6 +46,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
 log: Final = logging.getLogger("training_profiler")
+TRACEBACKS: Final = "tracebacks"
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
     "loader workers": loader_worker.install,
@@ -60,7 +61,7 @@ PATCHES: Final[dict[str, Install]] = {
     "collectives": collectives.install,
     "gradient synchronization": ddp.install,
     "arguments of calls": calls.install,
-    "tracebacks": excepthook.install,
+    TRACEBACKS: excepthook.install,
 }
 
 
@@ -115,7 +116,17 @@ class Instrumentation:
         self.context.use_compiler_of(torch)
         self._install_patch("compiler", dynamo.install, torch)
         for name, install in PATCHES.items():
-            self._install_patch(name, install, torch)
+            if name not in self._patches:
+                self._install_patch(name, install, torch)
+
+    def install_early(self) -> None:
+        """Install what needs no torch, until that is imported."""
+        self._install_patch(TRACEBACKS, excepthook.install, None)
+
+    @property
+    def awaits_torch(self) -> bool:
+        """Whether torch has not been imported yet."""
+        return self._torch is None
 
     def _install_patch(self, name: str, install: Install, torch: Any) -> None:
         patches = Patches()
@@ -129,8 +140,8 @@ class Instrumentation:
 
     @property
     def is_installed(self) -> bool:
-        """Whether any patch is in place."""
-        return bool(self._patches)
+        """Whether patches of torch are in place."""
+        return bool(self._patches) and not self.awaits_torch
 
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
@@ -353,7 +364,7 @@ class Instrumentation:
         """Decide all undecided events at the end of the run, and remove all patches."""
         detector = self.context.detector
         # A replaced excepthook costs no measurement.
-        self._overwritten = [name for name in self._patches if name != "tracebacks" and self.is_overwritten(name)]
+        self._overwritten = [name for name in self._patches if name != TRACEBACKS and self.is_overwritten(name)]
         self.context.gradient_sync.read()
         try:
             if detector is not None:

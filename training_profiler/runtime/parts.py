@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
@@ -26,7 +25,6 @@ class Parts:
 
     recorder: Recorder
     instrumentation: Instrumentation | None  # infers sections and steps of an unmodified training
-    rank_patches: RankPatches | Instrumentation | None  # records synchronization with other ranks
     guard: FaultGuard
     health: ProfilerHealth
     budget: CostBudget

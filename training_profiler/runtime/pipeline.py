@@ -309,7 +309,7 @@ class Pipeline:
         return self._outputs.has_run_of_child()
 
     def _close_patches(self) -> None:
-        patches = self._parts.rank_patches
+        patches = self._instrumentation
         if patches is not None:
             self._guard.run("patches", patches.close)
             for note in patches.notes():

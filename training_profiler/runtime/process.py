@@ -8,7 +8,6 @@ from typing import Any
 
 from training_profiler.instrumentation.context import WorkerHooks
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.instrumentation.rank_patches import RankPatches, has_finder
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
@@ -47,12 +46,10 @@ class Process:
         self.was_stopped = False
         self.is_bystander = False  # a child of a process that trains
         self.phase = "train"
-        self.instrumentation: Instrumentation | None = None
+        self.instrumentation: Instrumentation | None = None  # in use from the import of torch on
         self.process_begin_ns: int | None = None
         self._is_requested = True
-        self._awaits_torch = False  # the instrumentation is not installed yet
         self._startup: StartupSampler | None = None
-        self.manual_patches = RankPatches(self.recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
@@ -62,10 +59,8 @@ class Process:
         if self.session is not None and self.session.is_running:
             self.session.reconfigure(settings)
             return
-        if self.instrumentation is not None and not self.instrumentation.is_installed:  # it ended with the run before
-            self.instrumentation = None
-            if "torch" in sys.modules:
-                self.instrument(sys.modules["torch"], self.recorder.clock())
+        if self._has_ended():
+            self.instrument(sys.modules["torch"], self.recorder.clock())
         self.begin(opens_files=True).use_api()
 
     @property
@@ -79,7 +74,7 @@ class Process:
         """Begin a session that instruments this process, unless it has one already; return whether one was begun."""
         if self.is_profiled:
             return False
-        self.instrumentation, self.was_stopped = None, False
+        self.was_stopped = False
         self.instrument(torch, self.recorder.clock())
         self.start(settings)
         self._trainers_session = self.session
@@ -99,7 +94,8 @@ class Process:
         if self._startup is not None:
             self._startup.stop()
             self._startup = None
-        self.manual_patches.uninstall()
+        if self.instrumentation is not None and self.instrumentation.awaits_torch:
+            self.instrumentation.uninstall()
         if self.session is not None:
             self.session.close()
 
@@ -108,10 +104,19 @@ class Process:
         before, self.phase = self.phase, phase
         return before
 
-    def _new_instrumentation(self) -> Instrumentation:
-        workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
-        begin, read_site = self.begin_instrumented, CallSiteReader().read
-        return Instrumentation(self.recorder, begin, self.loaders, workers, read_site)
+    def await_torch(self) -> Instrumentation:
+        """Return the instrumentation; a run may begin with it before the program imports torch."""
+        if self.instrumentation is None or self._has_ended():
+            workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
+            begin, read_site = self.begin_instrumented, CallSiteReader().read
+            self.instrumentation = Instrumentation(self.recorder, begin, self.loaders, workers, read_site)
+            self.instrumentation.install_early()
+        return self.instrumentation
+
+    def _has_ended(self) -> bool:
+        """Return whether the instrumentation was removed at the end of a run."""
+        patches = self.instrumentation
+        return patches is not None and not (patches.awaits_torch or patches.is_installed)
 
     def instrument(
         self, torch: Any, begin_ns: int, imported: ImportOfTorch | None = None, is_requested: bool = True
@@ -120,13 +125,10 @@ class Process:
 
         ``imported`` is when the import began, and where. See ``api.start_instrumentation`` for ``is_requested``.
         """
-        if (self.instrumentation is None or self._awaits_torch) and not self.was_stopped:
+        if not self.was_stopped and self.await_torch().awaits_torch:
             self._is_requested = is_requested
-            self.manual_patches.uninstall()
-            self.instrumentation = self.instrumentation or self._new_instrumentation()
-            self._awaits_torch = False
             self.process_begin_ns = begin_ns
-            self.instrumentation.install(torch)
+            self.await_torch().install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():
                 new_stop = self.recorder.implementation.new_stop
                 self._startup = StartupSampler(self.recorder.clock, begin_ns, imported, new_stop=new_stop)
@@ -151,11 +153,6 @@ class Process:
         """Return the loaders of the session; None without one."""
         return None if self.session is None else self.session.loaders
 
-    def install_rank_patches(self) -> None:
-        """Patch torch.distributed before the first section: the program may synchronize ranks earlier."""
-        if self.instrumentation is None and not is_worker():
-            self.manual_patches.install()
-
     def running(self) -> Session | None:
         """Return the running session. Begin one if this process has had none."""
         session = self.session
@@ -176,12 +173,8 @@ class Process:
     def begin(self, opens_files: bool, awaits_training: bool = False) -> Session:
         """Begin a session with the current settings; see ``RunContext`` for the arguments."""
         cost_ns = measure_section_cost_ns(self.recorder.implementation)
-        if self.instrumentation is None and has_finder():  # the session can use it once torch is imported
-            self.instrumentation, self._awaits_torch = self._new_instrumentation(), True
-        if self.instrumentation is None or self._awaits_torch:
-            self.manual_patches.install()
-        patches = self.instrumentation or self.manual_patches
-        patches.context.gradient_sync.start_run()
+        instrumentation = self.await_torch()
+        instrumentation.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.process_begin_ns is None else self.process_begin_ns
         context = RunContext(
             self.recorder,
@@ -189,8 +182,7 @@ class Process:
             begin_ns,
             opens_files,
             awaits_training,
-            self.instrumentation,
-            patches,
+            instrumentation,
             self._startup,
             flushes_beside=True,
         )
@@ -233,7 +225,6 @@ class Process:
         if self.session is not None:
             self.session.after_fork_in_child()
             self.session = None
-        self.manual_patches.after_fork_in_child()
         if self.instrumentation is not None:
             self.process_begin_ns = self._startup = None
             self.instrumentation.after_fork_in_child()

@@ -69,7 +69,7 @@ class Session:
             pipeline,
         )
         self._recorder, self._progress = parts.recorder, parts.progress
-        self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
+        self._gradient_sync = None if parts.instrumentation is None else parts.instrumentation.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
         self._exchange = parts.exchange
         self._reports = parts.budget.pace(REPORTS)

@@ -12,7 +12,6 @@ from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.loader_workers.collector import WorkerCollector, no_wait
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
@@ -57,7 +56,6 @@ class RunContext:
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
     awaits_training: bool = False  # whether nothing is written before the process trains or uses the API
     instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
-    rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
     startup: StartupSampler | None = None  # has sampled lines since the import of torch
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
@@ -108,7 +106,6 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     parts = Parts(
         recorder=recorder,
         instrumentation=context.instrumentation,
-        rank_patches=context.rank_patches,
         guard=guard,
         health=health,
         budget=budget,
@@ -216,7 +213,7 @@ def _build_channel(
 
 
 def _build_exchange(context: RunContext, rank: Rank, guard: FaultGuard, channel: RankChannel) -> RankExchange:
-    recorder, patches = context.recorder, context.rank_patches
+    recorder, patches = context.recorder, context.instrumentation
     return RankExchange(
         rank,
         channel,

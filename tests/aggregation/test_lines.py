@@ -72,7 +72,7 @@ def test_samples_in_validation_are_separate_from_training():
 
 def test_the_profilers_own_time_has_no_lines():
     run = FakeRun()
-    with run.section(PROFILER):
+    with run.recorder.own_section(PROFILER):
         run.clock.advance(1)
         run.sample_line(LOSS)
         run.clock.advance(1)
@@ -222,9 +222,9 @@ def test_without_steps_all_time_of_no_section_is_other():
     assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
 
 
-def test_a_users_section_named_other_adds_its_samples():
+def test_a_users_section_that_a_journal_of_an_earlier_version_calls_other_adds_its_samples():
     run = FakeRun()
-    with run.section(OTHER):
+    with run.recorder.own_section(OTHER):
         run.sample_line(BATCH, 20)
         run.clock.advance(1)
     run.sample_line(BATCH, 20)

@@ -215,8 +215,8 @@ def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
 
 
 def test_a_span_that_ends_where_nothing_could_be_noted_is_counted_as_that(run):
-    run.recorder.host_only |= {"odd"}
-    run.spend("odd", 1.0)
+    with run.recorder.own_section("odd"):
+        run.clock.advance(1)
     run.work("forward_pass", device_s=0.5)
     assert run.stats().unmeasured == {"began or ended where nothing could be noted": 1}
 
@@ -252,7 +252,8 @@ def test_another_thread_that_drains_does_not_ask_the_device(run):
 @pytest.mark.parametrize("timing", ["auto", "sync"])
 def test_the_profilers_own_work_is_left_alone(monkeypatch, timing):
     run = device_run(monkeypatch, timing)
-    run.spend(PROFILER, 1.0)
+    with run.recorder.own_section(PROFILER):
+        run.clock.advance(1)
     assert run.device.calls == []
     assert run.device_s() == {}
     assert (run.time.stats().spans, run.time.stats().unmeasured) == (0, {})

@@ -317,7 +317,7 @@ def test_time_of_an_update_within_a_gradient_scaler_counts_once(instrumented, is
 
 def test_reports_at_the_end_of_a_step_are_not_time_of_the_gradient_scaler(instrumented):
     def report() -> None:
-        with instrumented.run.section(PROFILER):
+        with instrumented.run.recorder.own_section(PROFILER):
             instrumented.clock()
 
     instrumented.at_step_ends = report

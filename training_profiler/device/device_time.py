@@ -83,7 +83,6 @@ class DeviceTime:
         self._resolve_ns = 0
         self._has_failed = False
         self._is_ending = False
-        recorder.keep_host_time(PROFILER)
 
     def start(self, timing: str) -> None:
         """Time sections by ``timing``, one of settings.TIMINGS, from now on."""

@@ -14,6 +14,7 @@ from training_profiler.diagnosis.machine import (
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
+from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import (
     OTHER,
     PROFILER,
@@ -105,7 +106,7 @@ def _where_to_look(change: StepChange, cause: str, reason: str) -> str:
         return ALL_ALIKE
     if not cause:
         return "Look for what begins there: a schedule, another phase of the data, other work on the machine"
-    of_cause = _FIXES.get(cause, f"Look for what {cause} does differently from there on")
+    of_cause = _FIXES.get(cause, f"Look for what {name_of(cause)} does differently from there on")
     is_certain = cause not in change.sections or _line_that_rose(change, cause) is not None
     return of_cause if is_certain else f"{of_cause}; or for what slowed the machine then"
 
@@ -169,7 +170,7 @@ def cause_of(change: StepChange) -> tuple[str, str]:
     before_s, after_s = change.sections[name]
     part = min(1.0, added[name] / added_s)
     times = f"({time_text(before_s)} before, {time_text(after_s)} after)"
-    return name, f"; {part:.0%} of that is in {name} {times}{_line_text(change, name)}"
+    return name, f"; {part:.0%} of that is in {name_of(name)} {times}{_line_text(change, name)}"
 
 
 def _alike(change: StepChange) -> str:
@@ -186,7 +187,7 @@ def _alike(change: StepChange) -> str:
     }
     if len(rises) < PARTS_NEEDED or min(rises.values()) < least_rise:
         return ""
-    texts = [f"{name} by {rise:.0%}" for name, rise in sorted(rises.items(), key=lambda item: -item[1])]
+    texts = [f"{name_of(name)} by {rise:.0%}" for name, rise in sorted(rises.items(), key=lambda item: -item[1])]
     return (
         f"; all parts of a step alike ({', '.join(texts)}), as on a machine that has become slower, or beside another "
         "thread of the program"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-# Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     anomaly,
     batches,
@@ -57,6 +56,9 @@ from training_profiler.recording.known_sections import (
     NESTED_SECTIONS,
     OPTIMIZER_STEP,
 )
+
+# Importing a module of rules registers them.
+from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import counted, time_text
 
@@ -124,7 +126,7 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
         avg_s, where = slowest.avg_s or 0.0, ""
     return Finding(
         code="slowest-component",
-        message=f"Slowest component: {slowest.name} ({time_text(avg_s)} avg{where})",
+        message=f"Slowest component: {name_of(slowest.name)} ({time_text(avg_s)} avg{where})",
         evidence={"section": slowest.name, "avg_s": avg_s, "share": slowest.share},
         potential_saving_s=0.0,
         fix="",

@@ -31,6 +31,7 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     WORKER_START,
 )
+from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
 from training_profiler.units import duration_text, ms_text, time_text
 
@@ -88,7 +89,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
     if snapshot.garbage is not None and snapshot.garbage.explained >= COUPLED:
         cause, part = GARBAGE_COLLECTION, snapshot.garbage.explained  # a cause, which lies in some section
-    shown = "time in no section" if cause == OTHER else cause
+    shown = "time in no section" if cause == OTHER else name_of(cause)
     named = f"; {part:.0%} of the variation comes from {shown}" if part >= COUPLED else ""
     evidence: dict[str, float | int | str] = {
         "coefficient_of_variation": variation,
@@ -102,7 +103,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence |= {"moves_with": cause, "explained": part}
     fix = "Check for data stalls, changing shapes, allocator fragmentation and other work on the machine"
     if named:
-        of_cause = _FIXES.get(cause, f"Check what makes {cause} uneven")
+        of_cause = _FIXES.get(cause, f"Check what makes {shown} uneven")
         fix = of_cause if isinstance(of_cause, str) else of_cause(snapshot)
     return Finding(
         code="step-time-varies",

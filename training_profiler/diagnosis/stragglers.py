@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.recording.known_sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS
+from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import ms_text
@@ -47,7 +48,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     cause = ""
     if slowest.cause and slowest.cause_s is not None:
         place = f", {slowest.place}" if slowest.place else ""
-        where = UNATTRIBUTED if slowest.cause == OTHER else slowest.cause
+        where = UNATTRIBUTED if slowest.cause == OTHER else name_of(slowest.cause)
         cause = f"; {ms_text(slowest.cause_s)} of that in {where}{place}"
         evidence |= {"cause": slowest.cause, "cause_s": slowest.cause_s, "place": slowest.place}
     if slowest.slower_since_step is not None:
@@ -168,7 +169,7 @@ def _fix(slowest: RankStats) -> str:
         )
     if slowest.place:
         return f"Check what it does at {slowest.place} that other ranks do not, or do for less time"
-    where = "outside all sections" if cause in ("", OTHER) else f"in {cause}"
+    where = "outside all sections" if cause in ("", OTHER) else f"in {name_of(cause)}"
     return f"Check what it does {where} that other ranks do not, and other work on its CPU cores"
 
 

@@ -17,7 +17,7 @@ MOST_LONGEST: Final = 12
 MOST_MOMENTS: Final = 1_000  # of the machine
 MOST_RANKS, MOST_COLUMNS, MOST_METRICS = 256, 100, 5
 MOST_BARS: Final = 60
-REST: Final = "smaller sections"
+REST: Final = "(smaller sections)"
 DIGITS: Final = 4
 
 # Quantities of the machine in charts of one unit each.
@@ -49,7 +49,7 @@ def chart_data(ranks: Sequence[RankSeries], step: StepStats | None) -> dict[str,
     names = _largest(blocks)
     return {
         "steps": _steps(series, step),
-        "sections": [bar_label(name) for name in names],
+        "sections": [bar_label(name, names) for name in names],
         "blocks": _blocks(_merged(blocks), names),
         "longest": _longest(series, blocks, names),
         "histogram": _histogram(series),
@@ -239,7 +239,7 @@ def _ranks(ranks: Sequence[RankSeries]) -> dict[str, Any] | None:
         "ranks": [f"rank {series.rank} ({series.host})" for series in ranks[:MOST_RANKS]],
         "left_out": max(0, len(ranks) - MOST_RANKS),
         "width": width,
-        "metrics": ["whole step", *map(bar_label, names)],
+        "metrics": ["whole step", *(bar_label(name, names) for name in names)],
         "ms": [[_columns(blocks, name, width, columns) for blocks in of_ranks] for name in (None, *names)],
     }
 

@@ -25,7 +25,7 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
     names = list(dict.fromkeys(span.section for step in chosen for lane in step.lanes for span in lane.spans))
     place = {name: at for at, name in enumerate(names)}
     return {
-        "names": [bar_label(name) for name in names],
+        "names": [bar_label(name, names) for name in names],
         "steps": [_step(step, place) for step in chosen],
         "left_out": len(order) - len(chosen),
     }

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from training_profiler.page.html import Cell, Html, element, part, table, text
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.distribution import distribution
 from training_profiler.reports.labels import table_label
@@ -42,14 +43,14 @@ def _breakable(name: str) -> Html:
 
 def sections_part(snapshot: Snapshot) -> Html:
     """Return all sections with their percentiles."""
-    rows = [_section_row(depth, section, percent) for depth, section, percent in distribution(snapshot)]
+    rows = [_section_row(snapshot, *row) for row in distribution(snapshot)]
     headers = ("section", "of the run", "self time", "count", "mean ms", "min ms", "p50", "p95", "p99", "max ms",
                "std ms", "longest at step")  # fmt: skip
     return part("sections", "Sections", table("Where the time goes, by section", headers, rows))
 
 
-def _section_row(depth: int, section: SectionStats, percent: float) -> list[object]:
-    name = element("span", _breakable(table_label(section.name)), style=f"padding-left:{depth}em")
+def _section_row(snapshot: Snapshot, depth: int, section: SectionStats, percent: float) -> list[object]:
+    name = element("span", _breakable(table_label(section.name, snapshot.sections)), style=f"padding-left:{depth}em")
     times = (section.avg_s, section.min_s, section.p50_s, section.p95_s, section.p99_s, section.max_s, section.std_s)
     return [
         name,
@@ -65,14 +66,14 @@ def lines_part(snapshot: Snapshot) -> Html:
     """Return the lines of the user's code with the most samples."""
     lines = [(name, line) for name, of_section in snapshot.lines.items() for line in of_section]
     lines.sort(key=lambda each: -each[1].share)
-    rows = [_line_row(name, line) for name, line in lines[:MOST_LINES]]
+    rows = [_line_row(snapshot, name, line) for name, line in lines[:MOST_LINES]]
     return part("lines", "Lines of code", table("Sampled lines", ("line", "function", "section", "of the run"), rows))
 
 
-def _line_row(name: str, line: LineStats) -> list[object]:
+def _line_row(snapshot: Snapshot, name: str, line: LineStats) -> list[object]:
     place = f"{line.place} (called by {line.caller})" if line.caller else line.place
     waits = f", of this {line.waiting_share:.1%} waits for the device" if line.waiting_share else ""
-    return [element("code", place), line.what + waits, table_label(name), _share(line.share)]
+    return [element("code", place), line.what + waits, table_label(name, snapshot.sections), _share(line.share)]
 
 
 def epochs_part(snapshot: Snapshot) -> Html:
@@ -86,11 +87,12 @@ def epochs_part(snapshot: Snapshot) -> Html:
 
 def _epoch_row(epoch: EpochStats) -> list[object]:
     largest = max(epoch.self_s.items(), key=lambda each: each[1], default=("", 0.0))
+    label = table_label(largest[0], epoch.self_s)
     share = f" {largest[1] / epoch.wall_s:.0%}" if epoch.wall_s and largest[0] else ""
     number = Cell(f"{epoch.number}{'' if epoch.is_complete else ' (not complete)'}", epoch.number)
     counts = (epoch.steps, epoch.batches, epoch.samples)
     times = (epoch.avg_batch_s, epoch.first_fetch_s)
-    return [number, _s(epoch.wall_s), *map(_count, counts), *map(_ms, times), table_label(largest[0]) + share]
+    return [number, _s(epoch.wall_s), *map(_count, counts), *map(_ms, times), label + share]
 
 
 def loaders_part(snapshot: Snapshot) -> Html:
@@ -137,7 +139,7 @@ def ranks_part(snapshot: Snapshot) -> Html:
 
 def _rank_row(rank: RankStats) -> list[object]:
     over = None if rank.against_best is None else rank.against_best
-    cause = f"{rank.cause} {rank.place}".strip()
+    cause = f"{name_of(rank.cause)} {rank.place}".strip()
     times = (rank.step_s, rank.work_s, rank.sync_s, rank.waiting_s)
     over_cell = Cell("") if over is None else Cell(f"{over:.2f}x", over)
     return [_count(rank.who.rank), rank.who.host, _count(rank.steps), *map(_ms, times), over_cell, cause]

@@ -12,6 +12,7 @@ from training_profiler.ranks.open_sections import open_sections
 from training_profiler.ranks.processes import this_process
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
 
@@ -102,7 +103,7 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     elsewhere = [rank for rank, last in responsive.items() if last.is_final or _place(last.heartbeat) != _place(own)]
     # The place with the fewest ranks comes first: all others may wait for a rank there.
     elsewhere.sort(key=lambda rank: (places[_place(responsive[rank].heartbeat)], rank))
-    parts = [f"rank 0 {'is in ' + own.inside[-1] if own.inside else 'is in no section'}"]
+    parts = [f"rank 0 {'is in ' + name_of(own.inside[-1]) if own.inside else 'is in no section'}"]
     parts += [
         f"{_named(rank, responsive[rank].heartbeat)} "
         + ("has ended" if responsive[rank].is_final else _at(responsive[rank].heartbeat, responsive[rank].age_s))
@@ -127,7 +128,7 @@ def _at(heartbeat: Heartbeat, age_s: float) -> str:
     if not heartbeat.inside:
         return "in no section"
     since = "" if heartbeat.since_s is None else f" since {heartbeat.since_s + age_s:.0f} s"
-    return f"in {heartbeat.inside[-1]}{since}"
+    return f"in {name_of(heartbeat.inside[-1])}{since}"
 
 
 def _silence(rank: int, last: ReceivedMessage) -> str:

@@ -22,7 +22,7 @@ from training_profiler.ranks.summary import (
     SyncPoint,
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
-from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
+from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
@@ -240,7 +240,7 @@ class RankSummaryBuilder:
             device_own_ns[backward] -= beside_ns
         device_own_ns = np.maximum(device_own_ns, device_ns > 0)
         has_data = np.flatnonzero((sums.count > 0) | (sums.step_self_ns > 0)).tolist()
-        sent = [id for id in has_data if names.get(id) and not names[id].startswith(PROFILER)]
+        sent = [id for id in has_data if names.get(id) and names[id].partition(WITHIN)[0] != PROFILER]
         sent.sort(key=lambda id: -int(sums.total_ns[id]))
         columns = [
             array.tolist()

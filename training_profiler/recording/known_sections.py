@@ -27,6 +27,7 @@ class KnownSection(NamedTuple):
     """Whether a slow rank should look at its device."""
 
 
+OTHER: Final = "other"  # time within steps in no section
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the journal
 # What a capture adds to its trace: marks of the clock, and events of the category of sampled lines.
@@ -53,6 +54,7 @@ FORWARD_WITHOUT_GRAD: Final = "forward_without_grad"
 ROLLOUT: Final = "rollout"
 GRADIENT_CLIPPING: Final = "gradient_clipping"
 LOGGING: Final = "logging"
+LINES_IN_WORKERS: Final = f"{DATA_LOADING} (workers)"  # in report.json, among the lines of sections
 
 KNOWN_SECTIONS: Final = (
     KnownSection(DATA_LOADING, STEP_PART, starts_loop=True, per_loader=True, on_input=True),

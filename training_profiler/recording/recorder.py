@@ -74,7 +74,6 @@ class Recorder(Fields):
         self.marks, self.watermark_ns = self.implementation.new_events(), None
         self.quiet_end_ns = 0
         self.be_quiet(None)
-        self.host_only: frozenset[str] = frozenset()  # names of sections that always use this recorder's clock
         self.has_session = True  # False: sections are not recorded yet
         self.on_full: Callable[[], None] = self.discard
         self.on_first_section: Callable[[], None] = _nothing
@@ -161,18 +160,20 @@ class Recorder(Fields):
             return SessionStartingSection(name, self.on_first_section, self.section)
         return self._new_section(name)
 
+    def own_section(self, key: str) -> Section:
+        """Return a section of the profiler's, which no name of the user's reaches. It has the recorder's own clock."""
+        return make_section(key, self.names.id_of(key), self._local.buffer, self.clock, self._full, self.own_section)
+
     def time_only_section(self, name: str) -> Section:
-        """Return a section that adds time to ``name`` on this thread and does not count."""
+        """Return a section that adds time to one of ours on this thread and does not count."""
         buffer, code = self._local.buffer, time_only(self.names.id_of(name))
         return make_section(name, code, buffer, self.clock_of(buffer), self._full, self.section)
 
     def _new_section(self, name: str) -> Section:
         """Return the section of a name that this thread uses for the first time, and cache it."""
         buffer = self._local.buffer
-        code = self.names.id_of(name)
-        kept_name = self.names.names[code]
-        clock = self.clock if kept_name in self.host_only else self.clock_of(buffer)
-        section = make_section(kept_name, code, buffer, clock, self._full, self.section)
+        code = self.names.id_of_users(name)
+        section = make_section(name, code, buffer, self.clock_of(buffer), self._full, self.section)
         if self.names.is_kept(name) and len(buffer.sections) < 2 * self.names.limit:
             buffer.sections[name] = section
         return section
@@ -325,10 +326,6 @@ class Recorder(Fields):
         """Return whether there are enough marks, or events of the calling thread, for a drain."""
         return len(self.marks) > 2 * MAX_MARKS or self.backlog() > FLUSH_AT_MOST
 
-    def keep_host_time(self, name: str) -> None:
-        """Time the section ``name`` by the recorder's own clock on all threads."""
-        self.host_only |= {name}
-
     def buffer(self) -> ThreadBuffer:
         """Return the calling thread's buffer."""
         return self._local.buffer
@@ -344,8 +341,7 @@ class Recorder(Fields):
         """
         buffer.clock = clock
         for section in list(buffer.sections.values()):
-            if section.name not in self.host_only:
-                section.use_clock(self.clock_of(buffer))
+            section.use_clock(self.clock_of(buffer))
         if buffer.on_clock_change is not None:
             buffer.on_clock_change(self.clock_of(buffer))
 

@@ -41,7 +41,7 @@ def _breakdown(snapshot: Snapshot, layout: Layout) -> list[str]:
 
 def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]], layout: Layout) -> list[str]:
     """Return the table with the columns that fit, and names shortened where even the fewest do not."""
-    names = [INDENT * depth + table_label(section.name) for depth, section in rows]
+    names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
     for times in ((*TIMES, *MORE_TIMES), TIMES):
         columns = _columns(snapshot, [section for _, section in rows], times)
         room = layout.width - sum(column_width(header, cells) for header, *cells in columns)
@@ -93,7 +93,7 @@ def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
     has_steps = snapshot.steps > 0
     rows = [
         (
-            INDENT * depth + table_label(section.name, has_steps),
+            INDENT * depth + table_label(section.name, snapshot.sections, has_steps),
             share,
             section,
             [_fitting(line, layout.width) for line in lines_under(snapshot, section, share)],

@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device_waits import host_runs_ahead
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.breakdown import breakdown_lines
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import device_lines
@@ -128,7 +129,7 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     lines += loader_lines(snapshot, layout)
     sentences = [*exchange_lines(snapshot), *attempt_lines(snapshot)]
     if snapshot.open_sections:
-        sentences.append(f"Still inside: {' > '.join(snapshot.open_sections)}")
+        sentences.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
     if snapshot.ended_by:
         sentences.append(f"Ended by: {snapshot.ended_by}")
     lines += [line for sentence in sentences for line in layout.wrap(sentence)]

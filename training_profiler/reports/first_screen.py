@@ -210,7 +210,7 @@ def _bar_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -
 def _label(snapshot: Snapshot, bar: Bar) -> str:
     before = snapshot.program.passes_before
     is_before = bar.name == VALIDATION_EPOCH and before is not None and before.seconds >= MOST_OF_IT * bar.self_s
-    return PASSES_BEFORE if is_before else bar_label(bar.name)
+    return PASSES_BEFORE if is_before else bar_label(bar.name, snapshot.sections)
 
 
 def _folded(bars: list[Bar]) -> list[Bar]:
@@ -256,7 +256,7 @@ def _change_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout
         if place is not None:
             line, share = place
             text = f"{line.place}  {line.what}"
-            where = f"{share:>5.0%} of {bar_label(section_of(change) or '')} time"
+            where = f"{share:>5.0%} of {bar_label(section_of(change) or '', snapshot.sections)} time"
             lines.append(
                 f"     {shortened(text, layout.width - 7 - len(where)):<{layout.width - 7 - len(where)}}  {where}"
             )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
 from training_profiler.units import NS_PER_S
@@ -119,7 +120,7 @@ def _who(group: Group, groups: Sequence[Group]) -> str:
 
 def _at(place: Place, ranks: str) -> str:
     """Return a place with what is waited for there; ``ranks`` are elsewhere, "" for the ranks that are it."""
-    text = place.line + (f" (in {place.section})" if place.section else "")
+    text = place.line + (f" (in {name_of(place.section)})" if place.section else "")
     if place.waits_for == FOR_RANKS:
         return f"{text}, waiting for {ranks or FOR_RANKS}"
     if place.waits_for:

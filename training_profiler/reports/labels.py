@@ -1,5 +1,6 @@
 """What sections are called on the screen. Data, metrics and lines to grep keep their names."""
 
+from collections.abc import Container, Mapping
 from typing import Final
 
 from training_profiler.recording.known_sections import (
@@ -19,6 +20,7 @@ from training_profiler.recording.known_sections import (
     VISUALIZATION_GENERATION,
     WORKER_START,
 )
+from training_profiler.recording.section_names import key_of, name_of
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
 
 # In tables: rows that are not sections of the program.
@@ -48,13 +50,20 @@ _IN_BARS: Final = {
     BATCH_NORM_UPDATE: "batch norm update",
     WORKER_START: "worker start",
 }
+OURS: Final = "(built-in)"  # behind the label of a row of ours, where the user called a section by that label
 
 
-def table_label(name: str, has_steps: bool = True) -> str:
-    """Return the name of a section's row in a table, of a run with steps or without."""
-    return (_IN_TABLES if has_steps else _WITHOUT_STEPS).get(name, name)
+def table_label(key: str, among: Container[str] = (), has_steps: bool = True) -> str:
+    """Return the name of a section's row in a table ``among`` others, of a run with steps or without."""
+    return _label(key, _IN_TABLES if has_steps else _WITHOUT_STEPS, among)
 
 
-def bar_label(name: str) -> str:
-    """Return the name of a section's bar."""
-    return _IN_BARS.get(name, name)
+def bar_label(key: str, among: Container[str] = ()) -> str:
+    """Return the name of a section's bar ``among`` others."""
+    return _label(key, _IN_BARS, among)
+
+
+def _label(key: str, labels: Mapping[str, str], among: Container[str]) -> str:
+    label = labels.get(key) or name_of(key)
+    users = key_of(label)
+    return f"{label} {OURS}" if users != key and users in among else label

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
 from training_profiler.snapshot.snapshot import Snapshot
@@ -124,7 +125,8 @@ def _table(spreads: Sequence[SectionSpread], layout: Layout) -> list[str]:
 
 
 def _name(spread: SectionSpread) -> str:
-    return spread.name + (" (each)" if not spread.is_of_step else "") + (" (device)" if spread.is_device else "")
+    each, device = " (each)" * (not spread.is_of_step), " (device)" * spread.is_device
+    return name_of(spread.name) + each + device
 
 
 def _numbers(spread: SectionSpread) -> tuple[str, str, str, str]:
@@ -189,7 +191,7 @@ def _cause_text(rank: RankStats) -> str:
     if not rank.cause or rank.cause_s is None:
         return ""
     place = f" ({shortened(rank.place, 60)})" if rank.place else ""
-    return f"; {ms_text(rank.cause_s)} of that in {shortened(rank.cause, 36)}{place}"
+    return f"; {ms_text(rank.cause_s)} of that in {shortened(name_of(rank.cause), 36)}{place}"
 
 
 def _since(rank: RankStats) -> str:
@@ -256,7 +258,7 @@ def _last_report(rank: RankStats) -> str:
 
 
 def _last_place(rank: RankStats) -> str:
-    inside = f" in {shortened(' > '.join(rank.inside), 50)}" if rank.inside else ""
+    inside = f" in {shortened(' > '.join(map(name_of, rank.inside)), 50)}" if rank.inside else ""
     return f"last at step {rank.steps}{inside}"
 
 

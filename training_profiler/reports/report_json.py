@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.recording.known_sections import LINES_IN_WORKERS
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.program import CallFacts
@@ -26,7 +26,6 @@ from training_profiler.text import printable_data
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
-IN_WORKERS: Final = f"{DATA_LOADING} (workers)"
 
 
 def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _worker_lines(snapshot: Snapshot) -> list[tuple[str, Sequence[LineStats]]]:
         LineStats(line.file, line.line, line.function, line.share, line.samples, inside=line.inside, phase=line.phase)
         for line in snapshot.lines_in_workers()
     ]
-    return [(IN_WORKERS, lines)] if lines else []
+    return [(LINES_IN_WORKERS, lines)] if lines else []
 
 
 def _startup(startup: StartupStats) -> dict[str, Any]:

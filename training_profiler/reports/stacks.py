@@ -43,7 +43,7 @@ def _sections(series: RankSeries, name: str) -> Stack:
     chain = [name]
     while (parent := series.parents.get(chain[-1])) and parent not in chain and len(chain) < MOST_DEPTH:
         chain.append(parent)
-    return tuple(table_label(each) for each in reversed(chain))
+    return tuple(table_label(each, series.samples) for each in reversed(chain))
 
 
 def _frames(line: SampledLine | None) -> Stack:

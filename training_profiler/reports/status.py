@@ -34,4 +34,4 @@ def largest_shares(shares: Mapping[str, float]) -> str:
     """Return the largest parts of an interval by section, as ``largest_sections`` does."""
     shown = [(share, name) for name, share in shares.items() if share >= LEAST_SHARE and name != PROFILER]
     largest = sorted(shown, reverse=True)[:MOST_SECTIONS]
-    return ", ".join(f"{shortened(table_label(name), NAME_WIDTH)} {share:.0%}" for share, name in largest)
+    return ", ".join(f"{shortened(table_label(name, shares), NAME_WIDTH)} {share:.0%}" for share, name in largest)

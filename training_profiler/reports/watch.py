@@ -8,6 +8,7 @@ from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.findings.finding import brief
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.findings import important
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
@@ -171,7 +172,7 @@ def _ranks(snapshot: Snapshot) -> Iterator[str]:
         parts += [f"{ms_text(rank.step_s)} each"] if rank.step_s is not None else []
         parts += [f"{ms_text(rank.work_s)} of work"] if rank.work_s is not None else []
         parts += [f"{rank.against_best:.2f}x the least"] if rank.against_best is not None else []
-        parts += [f"in {' > '.join(rank.inside)}"] if rank.inside and not rank.is_final else []
+        parts += [f"in {' > '.join(map(name_of, rank.inside))}"] if rank.inside and not rank.is_final else []
         yield f"{rank.who}: {', '.join(parts)}"
     if len(ranks) > MOST_RANKS:
         yield f"and {len(ranks) - MOST_RANKS} more ranks"

@@ -124,7 +124,7 @@ class ProfilerHealth:
         """Do ``work`` on the training thread and attribute its time to the profiler."""
         begin_ns = self._recorder.clock()
         try:
-            with self._recorder.section(PROFILER):
+            with self._recorder.own_section(PROFILER):
                 work()
         finally:
             self.spend(self._recorder.clock() - begin_ns)

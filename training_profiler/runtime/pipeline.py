@@ -404,7 +404,7 @@ class Pipeline:
         seconds = budget_s(self._sums.run.wall_ns / NS_PER_S)
         if torch is None or counted is None or counted.device or ended_by is not None or not seconds:
             return
-        with self._recorder.section(PROFILER):
+        with self._recorder.own_section(PROFILER):
             self._cpu = measure(torch, counted.dtype, seconds)
 
     def health(self) -> Health:

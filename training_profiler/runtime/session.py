@@ -399,7 +399,7 @@ class Session:
         # Ctrl-C can arrive after any call. So every call here is inside ``try``.
         try:
             self._busy_thread = thread
-            with self._recorder.section(PROFILER):
+            with self._recorder.own_section(PROFILER):
                 if self.is_running:
                     without_tracing(lambda: self.guard.run("statistics", work))
         finally:

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from training_profiler.diagnosis.registry import threshold_of
@@ -71,24 +71,28 @@ def epoch_metrics(epoch: EpochStats) -> dict[str, float]:
     return _known("profiling/", metrics)
 
 
-class PlainNames:
-    """Gives each loader a name that every tracker takes, as a part of a metric's name: ``held-out_digits``.
+def plain_name(name: str) -> str:
+    """Return a name that every tracker takes, as a part of a metric's name, and every disk: ``held-out_digits``.
 
-    Letters lose their accents, all else becomes ``_``. A name that another one has already gets a number. Names of
-    folders are made so too.
+    Letters lose their accents, all else becomes ``_``.
     """
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return _NOT_FOR_NAMES.sub("_", plain).strip("_.")[:MAX_PLAIN_NAME] or NAMELESS
 
-    def __init__(self) -> None:
+
+class PlainNames:
+    """Gives each name a plain one of its own: one that another name has already gets a number."""
+
+    def __init__(self, plain: Callable[[str], str] = plain_name) -> None:
+        self._plain = plain
         self._given: dict[str, str] = {}
 
     def of(self, name: str) -> str:
         """Return the plain name of what has that name; the same in the whole run."""
         if name not in self._given:
-            plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-            plain = _NOT_FOR_NAMES.sub("_", plain).strip("_.")[:MAX_PLAIN_NAME] or NAMELESS
-            taken = set(self._given.values())
+            plain, taken = self._plain(name), self._given.values()
             numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
-            self._given[name] = next(name for name in numbered if name not in taken)
+            self._given[name] = next(each for each in numbered if each not in taken)
         return self._given[name]
 
 

@@ -1,18 +1,20 @@
 """MLflow: metrics go to the run that the program has active, from the tracker's own thread."""
 
+import os
 import posixpath
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.registry import MLFLOW
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink
 from training_profiler.units import MS_PER_S
 
 MAX_METRICS_PER_CALL: Final = 1000  # the limit of an MLflow server
 MAX_KEY_LENGTH: Final = 250
-_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_\-. :/]")
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_\-. /]" if os.name == "nt" else r"[^A-Za-z0-9_\-. :/]")
 
 
 class _Target(NamedTuple):
@@ -37,6 +39,7 @@ class MlflowRun(Sink):
         self._target: _Target | None = None
         self._client_of: tuple[str, Any] | None = None
         self._held = HeldRows()
+        self._keys = PlainNames(mlflow_key)
 
     def poll(self) -> bool:
         """Check for a run that is active on the calling thread; return True if it is new."""
@@ -56,7 +59,7 @@ class MlflowRun(Sink):
             return
         client, metric = self._client(target.uri), sys.modules[MLFLOW.name].entities.Metric
         metrics = [
-            metric(mlflow_key(name), float(value), int(row.time_s * MS_PER_S), row.step)
+            metric(self._keys.of(name), float(value), int(row.time_s * MS_PER_S), row.step)
             for row in self._held.drain()
             for name, value in row.metrics.items()
         ]

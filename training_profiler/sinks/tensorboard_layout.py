@@ -20,7 +20,7 @@ MEAN: Final = OVERVIEW + "2_section_mean_s"
 MEAN_OUTSIDE: Final = OVERVIEW + "3_section_outside_steps_mean_s"
 LOWER, UPPER = "profiling_stack/lower", "profiling_stack/upper"  # the heights of a section in the stacked chart
 MOST_RUNS: Final = 11
-REST: Final = "remaining sections"
+REST: Final = "(remaining sections)"
 _OVERVIEW: Final = (
     "steps_per_second",
     "samples_per_second",
@@ -77,6 +77,7 @@ class SectionRuns:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._folders = PlainNames()
+        self._folders.of(REST)  # before a section that is called so
 
     def rows(self, row: MetricRow) -> dict[str, MetricRow]:
         """Return what the sections' runs get for a row, by the name of the run's folder."""

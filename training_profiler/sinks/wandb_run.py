@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from training_profiler.sinks.metrics import STEP
+from training_profiler.sinks.metrics import STEP, PlainNames
 from training_profiler.sinks.registry import WANDB
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink, SinkContext
 
@@ -38,6 +38,7 @@ class WandbRun(Sink):
         self._logs_itself = False
         self._defined: set[str] = set()
         self._held = HeldRows()
+        self._names = PlainNames(lambda name: name.replace("*", "_"))  # "*" is for patterns of names
 
     def connect(self, context: SinkContext) -> None:
         """Get the run's services: the last rows are needed before the program's own run ends."""
@@ -92,6 +93,7 @@ class WandbRun(Sink):
         self._log(run, newest, commit=False)
 
     def _log(self, run: Any, metrics: dict[str, float], commit: bool) -> None:
+        metrics = {self._names.of(name): value for name, value in metrics.items()}
         for name in metrics.keys() - self._defined:
             # By its exact name, so that no pattern of the program can give it another axis.
             axis = {} if name == STEP else {"step_metric": STEP, "step_sync": False}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.recording.known_sections import OTHER as OTHER
 from training_profiler.recording.known_sections import PROFILER as PROFILER
 from training_profiler.snapshot.cost import Price as Price
 from training_profiler.snapshot.lines import BETWEEN as BETWEEN
@@ -30,7 +31,6 @@ from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncSt
 from training_profiler.text import escaped
 from training_profiler.units import duration_text, ms_text
 
-OTHER: Final = "other"  # time within steps in no section
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
 SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
 SHOWN_SHARE: Final = 0.005

@@ -156,6 +156,17 @@ def test_a_users_section_that_a_journal_of_an_earlier_version_calls_other_adds_t
     assert (other.count, other.total_s, other.self_s, other.share) == (1, 2.0, 3.0, 1.0)
 
 
+def test_an_open_section_in_validation_leaves_the_row_of_its_name_in_training_alone(run):
+    for _ in range(3):
+        run.spend("augment", 1)
+    run.step(forward_pass=1)
+    with run.section("validation_epoch"), run.section("augment"):
+        run.clock.advance(5)
+        sections = run.snapshot().sections
+    assert (sections["augment"].count, sections["augment"].self_s) == (3, 3.0)
+    assert (sections["validation_epoch/augment"].count, sections["validation_epoch/augment"].self_s) == (0, 5.0)
+
+
 def test_building_the_model_is_outside_steps(run):
     run.spend("build_model", 10)
     run.step(data_loading=1, forward_pass=1)

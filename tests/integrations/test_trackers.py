@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from tests.integrations.wandb_file import artifacts, axes, history
+from training_profiler.recording.section_names import key_of
+from training_profiler.sinks.metrics import PlainNames
+from training_profiler.sinks.mlflow_run import mlflow_key
 
 pytestmark = pytest.mark.integrations
 ROOT = Path(__file__).parents[2]
@@ -30,6 +33,9 @@ for step in range(130):
     LOG
 AFTER
 """
+# Names with characters that trackers treat specially, and names of rows of ours.
+NAMES = ("a*b", "a_b", "a?b", "a.b", "a\\b", 'a"b', "a//b", "a/_/b", "é", "{a}", "other", "(profiler)", "profiler")
+SECTIONS = f"import training_profiler\nfor name in {NAMES!r}:\n    with training_profiler.profile_section(name): pass"
 INIT = "import wandb; run = wandb.init(project='p', settings=wandb.Settings(silent=True))"
 
 
@@ -201,6 +207,64 @@ def test_active_mlflow_run_gets_our_metrics_and_those_of_the_user(
         assert sorted(found) == [(row["step"], pytest.approx(row[name])) for row in rows]
     users = client.get_metric_history(run.info.run_id, "loss")
     assert sorted(metric.step for metric in users) == [0, 50, 100]
+
+
+def means_in(cwd: Path) -> dict[str, float]:
+    """Return the last mean of each section of ``NAMES``, by the name of its metric."""
+    last = expected_rows(cwd)[-1]
+    metrics = {name: f"profiling/timing_{key_of(name)}_avg" for name in NAMES}
+    assert len({last[metric] for metric in metrics.values()}) > len(NAMES) // 2  # most of them can be told apart
+    return {metric: last[metric] for metric in metrics.values()}
+
+
+def test_wandb_has_a_metric_for_each_name_of_a_section(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    train(tmp_path, "wandb,jsonl", INIT, SECTIONS)
+    (*_, last) = (row for row in history(tmp_path) if "profiling/batch_time_avg" in row)
+    expected = {name.replace("a*b", "a_b") for name in means_in(tmp_path)} | {"profiling/timing_a_b_avg-2"}
+    assert expected <= last.keys()
+    assert {axes(tmp_path)[name] for name in expected} == {"profiling/step"}
+
+
+def test_tensorboard_has_a_tag_and_a_run_for_each_name_of_a_section(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, "tensorboard,jsonl", log=SECTIONS)
+    events = EventAccumulator(str(folder_of(tmp_path) / "tensorboard"))
+    events.Reload()
+    for name, mean_s in means_in(tmp_path).items():
+        assert events.Scalars(name)[-1].value == pytest.approx(mean_s, rel=1e-6)
+
+
+def test_prometheus_has_a_label_for_each_name_of_a_section(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    train(tmp_path, "prometheus,jsonl", log=SECTIONS)
+    families = text_string_to_metric_families((folder_of(tmp_path) / "metrics.prom").read_text())
+    means = {s.labels["section"]: s.value for f in families if f.name == "profiling_timing_avg" for s in f.samples}
+    assert {f"profiling/timing_{key}_avg": mean_s for key, mean_s in means.items()}.items() >= means_in(
+        tmp_path
+    ).items()
+
+
+@pytest.mark.parametrize("store", ["sqlite:///{}/mlflow.db", "file://{}/mlruns"])
+def test_mlflow_has_a_metric_for_each_name_of_a_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = store.format(tmp_path)
+    before = f"import mlflow; mlflow.set_tracking_uri({uri!r}); mlflow.start_run()"
+    train(tmp_path, "mlflow,jsonl", before, SECTIONS, MLFLOW_ALLOW_FILE_STORE="true")
+    import mlflow
+
+    (run,) = mlflow.MlflowClient(tracking_uri=uri).search_runs(["0"])
+    found = {name: value for name, value in run.data.metrics.items() if name.startswith("profiling/timing_")}
+    names = PlainNames(mlflow_key)
+    for name, mean_s in means_in(tmp_path).items():
+        assert found[names.of(name)] == pytest.approx(mean_s)
 
 
 def test_unused_tracker_is_not_imported_and_reported(tmp_path: Path) -> None:

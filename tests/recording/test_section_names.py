@@ -1,12 +1,16 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from training_profiler.recording.section_names import SectionNames
+from tests.support.users_names import KEYS, LABELS_OF_OURS, STANDARD, WITHIN_OURS, names
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.recording.section_names import USERS, SectionNames, key_of, name_of
 from training_profiler.text import printable
 
 
 def test_ids_count_from_one_and_stay():
-    names = SectionNames()
-    assert [names.id_of("a"), names.id_of("b"), names.id_of("a")] == [1, 2, 1]
+    table = SectionNames()
+    assert [table.id_of("a"), table.id_of("b"), table.id_of("a")] == [1, 2, 1]
 
 
 def test_id_zero_stands_for_no_section():
@@ -39,14 +43,14 @@ def test_longer_name_is_cut_to_120_characters():
 
 
 def test_names_that_print_alike_share_an_id():
-    names = SectionNames()
-    assert names.id_of("a\n") == names.id_of("a\\n")
+    table = SectionNames()
+    assert table.id_of("a\n") == table.id_of("a\\n")
 
 
 def test_invalid_names_share_an_id_and_a_count():
-    names = SectionNames()
-    ids = {names.id_of(3), names.id_of(""), names.id_of(None)}
-    assert (len(ids), names.invalid_count, names.invalid_example) == (1, 3, "3")
+    table = SectionNames()
+    ids = {table.id_of(3), table.id_of(""), table.id_of(None)}
+    assert (len(ids), table.invalid_count, table.invalid_example) == (1, 3, "3")
 
 
 def test_name_with_failing_repr_is_shown_by_type():
@@ -54,28 +58,73 @@ def test_name_with_failing_repr_is_shown_by_type():
         def __repr__(self):
             raise RuntimeError
 
-    names = SectionNames()
-    names.id_of(Broken())
-    assert names.invalid_example == "<Broken>"
+    table = SectionNames()
+    table.id_of(Broken())
+    assert table.invalid_example == "<Broken>"
 
 
 def test_names_beyond_the_limit_are_counted_once_each():
-    names = SectionNames(limit=1)
+    table = SectionNames(limit=1)
     for name in ("a", "b", "c", "b"):
-        names.id_of(name)
-    assert len(names.further_names) == 2
-    assert [names.is_kept(name) for name in ("a", "b")] == [True, False]
+        table.id_of(name)
+    assert len(table.further_names) == 2
+    assert [table.is_kept(name) for name in ("a", "b")] == [True, False]
 
 
 def test_full_table_still_finds_its_names():
-    names = SectionNames(limit=1)
-    known = names.id_of("a")
-    names.id_of("b")
-    assert names.id_of("a") == known
+    table = SectionNames(limit=1)
+    known = table.id_of("a")
+    table.id_of("b")
+    assert table.id_of("a") == known
 
 
 def test_full_table_still_finds_names_with_control_characters():
-    names = SectionNames(limit=1)
-    known = names.id_of("a\n")
-    names.id_of("b")
-    assert names.id_of("a\n") == known
+    table = SectionNames(limit=1)
+    known = table.id_of("a\n")
+    table.id_of("b")
+    assert table.id_of("a\n") == known
+
+
+@given(st.lists(names, unique=True, max_size=50))
+def test_no_two_printable_names_have_the_same_key(given_names):
+    assert len(set(map(key_of, given_names))) == len(given_names)
+
+
+@given(names)
+def test_no_name_has_a_key_of_a_row_that_the_profiler_makes(name):
+    assert key_of(name) not in KEYS
+    assert not key_of(name).startswith(tuple(f"{outer}/" for outer in (*OUTSIDE_STEPS_SECTIONS, "(profiler)")))
+
+
+@given(names)
+def test_a_name_is_shown_as_the_user_wrote_it_unless_its_key_is_cut(name):
+    assert name_of(key_of(name)) == name or len(key_of(name)) == 120 < len(USERS + name)
+
+
+@given(names)
+def test_a_key_is_a_single_printable_line_that_readers_leave_as_it_is(name):
+    assert printable(key_of(name)) == key_of(name)
+
+
+@pytest.mark.parametrize("key", [*KEYS, *WITHIN_OURS, *STANDARD])
+def test_keys_of_ours_are_shown_as_they_are(key):
+    assert name_of(key) == key
+
+
+@pytest.mark.parametrize("name", [*STANDARD, *LABELS_OF_OURS, "train", "user", "users:a", "mine/forward_pass"])
+def test_a_name_that_is_no_key_of_ours_is_its_own_key(name):
+    assert key_of(name) == name
+
+
+def test_long_names_with_the_same_begin_have_keys_of_their_own():
+    first, second = key_of("x" * 200 + "1"), key_of("x" * 200 + "2")
+    assert first != second
+    assert {len(first), len(second)} == {120}
+    assert first.startswith("x" * 110 + "…~")
+
+
+def test_the_profiler_has_its_row_in_a_full_table():
+    table = SectionNames(limit=1)
+    table.id_of_users("a")
+    assert table.names[table.id_of_users("b")] == "(other names)"
+    assert table.names[table.id_of("(profiler)")] == "(profiler)"

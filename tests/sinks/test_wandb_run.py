@@ -24,6 +24,8 @@ class Run:
         self._under_way = {}
 
     def define_metric(self, name, **axis):
+        if "*" in name[:-1]:
+            raise ValueError(f"glob suffixes only: {name}")
         self.defined[name] = axis
 
     def log(self, metrics, step=None, commit=None):
@@ -180,6 +182,16 @@ def test_each_metric_is_defined_with_its_own_axis(wandb, sink):
         "profiling/step": {},
         "profiling/mfu": {"step_metric": "profiling/step", "step_sync": False},
     }
+
+
+def test_a_metric_that_looks_like_a_pattern_gets_a_name_of_its_own(wandb, sink):
+    wandb.run = run = Run()
+    sink.poll()
+    run.log({"loss": 1.0})
+    sink.write([MetricRow(1, 1.0, {"profiling/timing_a_b_avg": 1.0, "profiling/timing_a*b_avg": 2.0})])
+    run.log({"loss": 1.0})
+    logged = {"profiling/timing_a_b_avg": 1.0, "profiling/timing_a_b_avg-2": 2.0}
+    assert logged.items() <= run.rows[-1][1].items()
 
 
 def test_missing_run_is_reported(sink):

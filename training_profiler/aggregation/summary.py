@@ -54,7 +54,7 @@ def section_stats(
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
     stats = {}
-    ids = (np.flatnonzero((sums.count[1:] != 0) | (sums.self_ns[1:] != 0) | (sums.elsewhere_ns[1:] != 0)) + 1).tolist()
+    ids = _with_rows(totals)
     parents = _parents(totals)
     names = _plain_where_alone(totals, names, [*ids, *parents.values()])
     seen = {names[id] for id in ids}
@@ -117,16 +117,21 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str], among: Iterable
 
     Parts of a step keep it: ``forward_pass`` is always training's.
     """
-    seen = set(np.flatnonzero(totals.sections.count).tolist()) & names.keys()
-    wanted = {id: names[id] for id in seen.union(among) if id in names}
+    seen = set(_with_rows(totals)) & names.keys()
     within = {}
-    for id, name in wanted.items():
-        outer, slash, plain = name.partition(WITHIN)
+    for id in seen:
+        outer, slash, plain = names[id].partition(WITHIN)
         if slash and outer in OUTSIDE_SECTIONS and (plain not in STEP_PARTS or outer == PROFILER):
             within[id] = plain
-    uses = Counter(plain for id, plain in within.items() if id in seen)
-    uses.update(names[id] for id in seen if id not in within)
-    return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in wanted.items()}
+    uses = Counter(within.get(id, names[id]) for id in seen)
+    plain_names = {id: plain for id, plain in within.items() if uses[plain] == 1}
+    return {id: names[id] for id in seen.union(among) if id in names} | plain_names
+
+
+def _with_rows(totals: Totals) -> list[int]:
+    """Return the sections that have ended, or have time of their own so far."""
+    sums = totals.sections
+    return (np.flatnonzero((sums.count | sums.self_ns | sums.elsewhere_ns)[1:]) + 1).tolist()
 
 
 def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:

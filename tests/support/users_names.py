@@ -1,0 +1,52 @@
+"""Names that users may give to sections: printable ones, above all those of rows, labels and metrics of ours."""
+
+from typing import Final
+
+from hypothesis import strategies as st
+
+from training_profiler.page.charts import REST as SMALLER
+from training_profiler.recording.known_sections import (
+    KNOWN_SECTIONS,
+    LINES_IN_WORKERS,
+    NESTED_SECTIONS,
+    OUTSIDE_STEPS_SECTIONS,
+    PROFILER,
+)
+from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES, USERS
+from training_profiler.reports.labels import _IN_BARS, _WITHOUT_STEPS, OURS
+from training_profiler.reports.labels import _IN_TABLES as LABELS
+from training_profiler.sinks.tensorboard_layout import REST
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
+
+# A section of such a name is the one that the profiler knows, whoever records it.
+STANDARD: Final = frozenset(section.name for section in KNOWN_SECTIONS) - set(NESTED_SECTIONS)
+KEYS: Final = (
+    OTHER, OUTSIDE_STEPS, PROFILER, OTHER_NAMES, INVALID_NAME, REST, SMALLER, LINES_IN_WORKERS, *NESTED_SECTIONS,
+    PROFILER.strip("()"),
+)  # fmt: skip
+WITHIN_OURS: Final = tuple(
+    f"{outer}/{inner}"
+    for outer in (*OUTSIDE_STEPS_SECTIONS, PROFILER)
+    for inner in ("forward_pass", "first_fetch", "other", "mine", "", "a/b")
+)
+LABELS_OF_OURS: Final = tuple({*LABELS.values(), *_IN_BARS.values(), *_WITHOUT_STEPS.values()} - STANDARD)
+# With characters that forms of output, trackers, disks and JavaScript treat specially.
+SPECIAL: Final = (
+    "a*b", "a_b", "a?b", "a b", "a  b", " a", "a//b", "a/_/b", "a/../b", "../a", "/a", "a/", ".", "..", "a.b", "a-2",
+    "a,b", 'a"b', "a'b", "=1+1", "a:b", "a;b", "a|b", "a\\b", "a\\nb", "{a}", '{a="b"}', "<b>&amp;", "</script>", "%s",
+    "a=b", "$a", "#a", "@a", "[a]", "(a) (b)", "é", "e\u0301", "名前", "🙂", "A", "a", "1", "null", "true", "NaN",
+    "__proto__", "constructor", "a_avg", "interval_a_percentage", "total_time", "step", "time", "section", "count",
+    "remaining sections", "remaining_sections", "smaller sections", "x" * 120, "x" * 121, "x" * 122, "y" * 5_000,
+    "whole step", "training", "loader",
+)  # fmt: skip
+
+printable_text = st.text(
+    st.characters(exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" "), max_size=130
+)
+plain = st.one_of(st.sampled_from((*KEYS, *WITHIN_OURS, *LABELS_OF_OURS, *SPECIAL)), printable_text)
+names = st.one_of(
+    plain,
+    st.builds(lambda times, name: USERS * times + name, st.integers(1, 3), plain),
+    st.builds("{}{}".format, plain, st.sampled_from(("_", "-2", " ", ")", "_avg", f" {OURS}"))),
+    st.builds("{}/{}".format, st.sampled_from((*OUTSIDE_STEPS_SECTIONS, PROFILER, "mine")), plain),
+).filter(lambda name: name.strip() and name.isprintable() and name not in STANDARD)

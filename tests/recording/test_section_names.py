@@ -65,10 +65,9 @@ def test_name_with_failing_repr_is_shown_by_type():
 
 def test_names_beyond_the_limit_are_counted_once_each():
     table = SectionNames(limit=1)
-    for name in ("a", "b", "c", "b"):
-        table.id_of(name)
+    ids = [table.id_of(name) for name in ("a", "b", "c", "b")]
     assert len(table.further_names) == 2
-    assert [table.is_kept(name) for name in ("a", "b")] == [True, False]
+    assert [table.is_kept(id) for id in ids] == [True, False, False, False]
 
 
 def test_full_table_still_finds_its_names():

@@ -6,13 +6,13 @@ import json
 import re
 import tempfile
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.html_rows import rows_in
 from tests.support.recording import FakeRun, implementation_of
 from tests.support.users_names import KEYS, LABELS_OF_OURS, SPECIAL, WITHIN_OURS, names
 from training_profiler.diagnosis import diagnose
@@ -20,7 +20,7 @@ from training_profiler.page.tables import sections_part
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.section_names import key_of
 from training_profiler.reports.console import render_final
-from training_profiler.reports.labels import OURS, bar_label, table_label
+from training_profiler.reports.labels import OURS, bar_label, epoch_label, table_label
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.sinks.csv_file import CsvFile
@@ -73,26 +73,6 @@ def assert_all_rows(found: dict[str, tuple[int, float]], given_names: list[str])
     assert found == ours | by_key(given_names)
 
 
-class Cells(HTMLParser):
-    """The texts of the cells of all rows."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data):
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data
-
-
 def shown(given_names: list[str]) -> Counter:
     """Return how often each (name, count) is to be on a screen; the end of a long name is not looked at."""
     return Counter((name[:100].rstrip(), count) for name, (count, _) in expected(given_names).items())
@@ -129,7 +109,7 @@ def test_screens_show_each_name_as_the_user_wrote_it(given_names):
     with tempfile.TemporaryDirectory() as folder:
         snapshot = record(given_names, Path(folder)).snapshot()
     in_text = Counter({(name[:100], count): rows for (name, count, _), rows in in_table(snapshot).items()})
-    in_page = Counter((row[0][:100].rstrip(), int(row[3] or 0)) for row in Cells(sections_part(snapshot)).rows[1:])
+    in_page = Counter((row[0][:100].rstrip(), int(row[3] or 0)) for row in rows_in(sections_part(snapshot))[1:])
     for found in (in_text, in_page):
         assert not shown(given_names) - found
 
@@ -141,7 +121,7 @@ def test_screens_show_each_name_as_the_user_wrote_it(given_names):
 def test_no_two_rows_of_a_screen_have_one_label(given_names):
     with tempfile.TemporaryDirectory() as folder:
         sections = record(given_names, Path(folder)).snapshot().sections
-    for label in (table_label, bar_label):
+    for label in (table_label, bar_label, epoch_label):
         labels = [label(key, sections) for key in sections]
         assert len(set(labels)) == len(labels) or any(OURS in name for name in given_names)
 

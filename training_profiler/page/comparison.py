@@ -96,8 +96,9 @@ def _sections(comparison: Comparison) -> Html:
         )
         for label, each in steps
     ]
+    names = [row.name for row in comparison.sections]
     rows += [
-        _Row(table_label(row.name), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
+        _Row(table_label(row.name, names), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
         for row in shown_sections(comparison)
     ]
     least_s, most_s = min(0.0, *(row.low_s for row in rows)), max(0.0, *(row.high_s for row in rows))

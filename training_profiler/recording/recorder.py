@@ -174,7 +174,7 @@ class Recorder(Fields):
         buffer = self._local.buffer
         code = self.names.id_of_users(name)
         section = make_section(name, code, buffer, self.clock_of(buffer), self._full, self.section)
-        if self.names.is_kept(name) and len(buffer.sections) < 2 * self.names.limit:
+        if self.names.is_kept(code) and len(buffer.sections) < 2 * self.names.limit:
             buffer.sections[name] = section
         return section
 

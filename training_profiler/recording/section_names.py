@@ -19,6 +19,7 @@ OTHER_NAMES: Final = "(other names)"
 INVALID_NAME: Final = "(invalid name)"
 MAX_FURTHER_NAMES: Final = 10_000  # distinct names beyond the limit that are counted for the report
 _OWN: Final = frozenset((OTHER, PROFILER.strip("()"), LINES_IN_WORKERS, *NESTED_SECTIONS))
+_OUTER: Final = frozenset((*OUTSIDE_STEPS_SECTIONS, PROFILER))  # rows of sections inside these begin with their names
 _CHECKSUM_LENGTH: Final = 9  # "~" and eight digits
 
 
@@ -43,8 +44,7 @@ def name_of(key: str) -> str:
 
 
 def _is_reserved(name: str) -> bool:
-    outer, slash, _ = name.partition(WITHIN)
-    is_within = bool(slash) and outer in (*OUTSIDE_STEPS_SECTIONS, PROFILER)
+    is_within = WITHIN in name and name.partition(WITHIN)[0] in _OUTER
     return name in _OWN or is_within or name[:1] + name[-1:] == "()" or name.startswith(USERS)
 
 
@@ -84,9 +84,9 @@ class SectionNames:
             return self._id_of_printable(OTHER_NAMES)
         return self._id_of_printable(shown)
 
-    def is_kept(self, name: object) -> bool:
-        """Return whether the user's ``name`` has a row of its own, so its section can be cached."""
-        return isinstance(name, str) and key_of(name) in self._ids
+    def is_kept(self, id: int) -> bool:
+        """Return whether this is the id of a single name, so its section can be cached."""
+        return self.names[id] not in (OTHER_NAMES, INVALID_NAME)
 
     def _id_of_printable(self, name: str) -> int:
         known = self._ids.get(name)

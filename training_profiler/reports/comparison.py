@@ -90,7 +90,7 @@ def verdict_words(runs: ComparedRuns) -> VerdictWords:
         at = ""
         if place is not None:
             at = f", most of it in {place.file}:{place.line} {place.function} ({signed_ms(place.seconds)})"
-        carried.append(f"Carried by {table_label(name)}: {signed_ms(row.seconds)} a step{at}")
+        carried.append(f"Carried by {table_label(name, sections)}: {signed_ms(row.seconds)} a step{at}")
     if not carried and comparison.sections:
         carried = ["No section alone is shown to carry it."]
     what = f"{which} takes {_percent(shown.relative)}{work}"
@@ -121,13 +121,14 @@ def signed_ms(seconds: float) -> str:
 
 
 def _table(comparison: Comparison, layout: Layout) -> list[str]:
+    names = [row.name for row in comparison.sections]
     rows = [
         [label, ms_text(each.before_s), ms_text(each.after_s), f"{each.relative:+.1%}",
          f"{each.low:+.1%} to {each.high:+.1%}", "*" if each.is_shown else ""]
         for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
     ]  # fmt: skip
     rows += [
-        ["  " + shortened(table_label(row.name), NAME_WIDTH - 2), ms_text(row.before_s), ms_text(row.after_s),
+        ["  " + shortened(table_label(row.name, names), NAME_WIDTH - 2), ms_text(row.before_s), ms_text(row.after_s),
          signed_ms(row.seconds), f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
          "*" if row.is_shown else ""]
         for row in shown_sections(comparison)

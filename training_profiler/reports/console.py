@@ -13,6 +13,7 @@ from training_profiler.reports.device import device_lines
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import insight_lines
 from training_profiler.reports.first_screen import first_screen
+from training_profiler.reports.labels import epoch_label
 from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
@@ -21,7 +22,7 @@ from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.pass_phases import OF_PASSES
-from training_profiler.snapshot.snapshot import BETWEEN, HOT_SHARE, EpochStats, Snapshot, StepStats
+from training_profiler.snapshot.snapshot import BETWEEN, HOT_SHARE, OTHER, EpochStats, Snapshot, StepStats
 from training_profiler.text import printable_lines
 from training_profiler.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 
@@ -104,8 +105,9 @@ def render_epoch(epoch: EpochStats, warnings: Iterable[str] = (), layout: Layout
 
 
 def _epoch_rows(epoch: EpochStats, layout: Layout) -> list[str]:
-    named = sorted(((s, name) for name, s in epoch.self_s.items() if name != "other"), reverse=True)
-    rows = [(name, s) for s, name in named] + [("other/overhead", epoch.self_s.get("other", 0.0))]
+    named = sorted(((s, key) for key, s in epoch.self_s.items() if key != OTHER), reverse=True)
+    named.append((epoch.self_s.get(OTHER, 0.0), OTHER))
+    rows = [(epoch_label(key, epoch.self_s), s) for s, key in named]
     shares = percentages([s / epoch.wall_s for _, s in rows])
     width = min(max(_EPOCH_LABEL_WIDTH, *(len(name) for name, _ in rows)), layout.width - 24)
     return [

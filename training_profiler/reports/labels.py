@@ -58,6 +58,11 @@ def table_label(key: str, among: Container[str] = (), has_steps: bool = True) ->
     return _label(key, _IN_TABLES if has_steps else _WITHOUT_STEPS, among)
 
 
+def epoch_label(key: str, among: Container[str] = ()) -> str:
+    """Return the name of a section in the summary of an epoch, ``among`` others."""
+    return _label(key, {OTHER: "other/overhead"}, among)
+
+
 def bar_label(key: str, among: Container[str] = ()) -> str:
     """Return the name of a section's bar ``among`` others."""
     return _label(key, _IN_BARS, among)

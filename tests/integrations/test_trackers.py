@@ -213,7 +213,7 @@ def means_in(cwd: Path) -> dict[str, float]:
     """Return the last mean of each section of ``NAMES``, by the name of its metric."""
     last = expected_rows(cwd)[-1]
     metrics = {name: f"profiling/timing_{key_of(name)}_avg" for name in NAMES}
-    assert len({last[metric] for metric in metrics.values()}) > len(NAMES) // 2  # most of them can be told apart
+    assert len({last[metric] for metric in metrics.values()}) > len(NAMES) // 2  # most of them differ
     return {metric: last[metric] for metric in metrics.values()}
 
 

@@ -111,7 +111,7 @@ def test_keys_of_ours_are_shown_as_they_are(key):
 
 
 @pytest.mark.parametrize("name", [*STANDARD, *LABELS_OF_OURS, "train", "user", "users:a", "mine/forward_pass"])
-def test_a_name_that_is_no_key_of_ours_is_its_own_key(name):
+def test_a_name_that_is_not_a_key_of_ours_is_its_own_key(name):
     assert key_of(name) == name
 
 

@@ -18,7 +18,7 @@ from training_profiler.reports.labels import _IN_TABLES as LABELS
 from training_profiler.sinks.tensorboard_layout import REST
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
 
-# A section of such a name is the one that the profiler knows, whoever records it.
+# A section of such a name is the section that the profiler records itself.
 STANDARD: Final = frozenset(section.name for section in KNOWN_SECTIONS) - set(NESTED_SECTIONS)
 KEYS: Final = (
     OTHER, OUTSIDE_STEPS, PROFILER, OTHER_NAMES, INVALID_NAME, REST, SMALLER, LINES_IN_WORKERS, *NESTED_SECTIONS,

@@ -19,7 +19,7 @@ from training_profiler.sinks.tensorboard_layout import REST
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
 
 # A section of such a name is the section that the profiler records itself.
-STANDARD: Final = frozenset(section.name for section in KNOWN_SECTIONS) - set(NESTED_SECTIONS)
+STANDARD: Final = tuple(section.name for section in KNOWN_SECTIONS if section.name not in NESTED_SECTIONS)
 KEYS: Final = (
     OTHER, OUTSIDE_STEPS, PROFILER, OTHER_NAMES, INVALID_NAME, REST, SMALLER, LINES_IN_WORKERS, *NESTED_SECTIONS,
     PROFILER.strip("()"),
@@ -29,7 +29,7 @@ WITHIN_OURS: Final = tuple(
     for outer in (*OUTSIDE_STEPS_SECTIONS, PROFILER)
     for inner in ("forward_pass", "first_fetch", "other", "mine", "", "a/b")
 )
-LABELS_OF_OURS: Final = tuple({*LABELS.values(), *_IN_BARS.values(), *_WITHOUT_STEPS.values()} - STANDARD)
+LABELS_OF_OURS: Final = tuple(sorted({*LABELS.values(), *_IN_BARS.values(), *_WITHOUT_STEPS.values()} - set(STANDARD)))
 # With characters that forms of output, trackers, disks and JavaScript treat specially.
 SPECIAL: Final = (
     "a*b", "a_b", "a?b", "a b", "a  b", " a", "a//b", "a/_/b", "a/../b", "../a", "/a", "a/", ".", "..", "a.b", "a-2",

@@ -71,7 +71,7 @@ def epoch_metrics(epoch: EpochStats) -> dict[str, float]:
     return _known("profiling/", metrics)
 
 
-def plain_name(name: str) -> str:
+def _plain_name(name: str) -> str:
     """Return a name that every tracker takes, as a part of a metric's name, and every disk: ``held-out_digits``.
 
     Letters lose their accents, all else becomes ``_``.
@@ -83,7 +83,7 @@ def plain_name(name: str) -> str:
 class PlainNames:
     """Gives each name a plain one of its own: one that another name has already gets a number."""
 
-    def __init__(self, plain: Callable[[str], str] = plain_name) -> None:
+    def __init__(self, plain: Callable[[str], str] = _plain_name) -> None:
         self._plain = plain
         self._given: dict[str, str] = {}
 

@@ -96,6 +96,12 @@ def test_first_batches_count_as_data_loading_where_the_slowest_section_is_named(
     assert found["slowest-component"].message == "Slowest component: data_loading (200 ms avg)"
 
 
+def test_a_users_section_is_named_as_the_user_wrote_it():
+    sections = {"user:other": section_stats("user:other", 0.5)}
+    found = {finding.code: finding for finding in diagnose(Snapshot(sections=sections, wall_s=1.0))}
+    assert found["slowest-component"].message == "Slowest component: other (100 ms avg)"
+
+
 def test_unattributed_time_is_not_a_section():
     assert "slowest-component" not in codes(snapshot_of({}))
 

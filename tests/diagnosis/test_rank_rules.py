@@ -80,6 +80,7 @@ def test_several_slow_ranks_share_one_saving():
         ("other", "train.py:5 log", "train.py:5 log"),
         ("other", "", "outside all sections"),
         ("augment", "", "in augment"),
+        ("user:other", "", "in other that"),
     ],
 )
 def test_fix_depends_on_the_cause(cause, place, word):

@@ -64,6 +64,12 @@ def test_time_of_no_section_that_varies_is_named_in_words():
     assert finding.message.endswith("; 70% of the variation comes from time in no section")
 
 
+def test_a_users_section_that_varies_is_named_as_the_user_wrote_it():
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"user:other": 0.7}))
+    assert finding.message.endswith("; 70% of the variation comes from other")
+    assert (finding.evidence["moves_with"], finding.fix) == ("user:other", "Check what makes other uneven")
+
+
 def test_section_that_varies_is_named_with_its_fix():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))

@@ -185,6 +185,54 @@ def test_names_beyond_the_limit_share_one_row(recorder):
     assert shown == ["a", "b", "(other names)", "(other names)"]
 
 
+NAMED_LIKE_OURS = ["other", "(profiler)", "first_fetch", "(other names)", "(invalid name)", "user:other"]
+
+
+def entered(recorder):
+    """Return the keys of the sections that were entered since the last drain."""
+    return [recorder.names.names[code] for _, code in events_of(recorder) if code > 0]
+
+
+@pytest.mark.parametrize("name", NAMED_LIKE_OURS)
+def test_a_users_section_and_one_of_ours_with_the_same_name_are_recorded_apart(recorder, name):
+    for _ in range(2):  # the second time, the section is found without its name being looked at
+        with recorder.section(name), recorder.own_section(name):
+            pass
+    assert entered(recorder) == [f"user:{name}", name] * 2
+
+
+@pytest.mark.parametrize("name", NAMED_LIKE_OURS)
+def test_a_decorated_function_has_the_key_of_its_section(recorder, name):
+    @recorder.section(name)
+    def work():
+        with recorder.section(name):
+            pass
+
+    work()
+    assert entered(recorder) == [f"user:{name}"] * 2
+
+
+def test_a_function_whose_name_is_beyond_the_limit_is_counted_with_all_others(recorder):
+    recorder.names.limit = 1
+    for name in ("a", "b", "c"):
+        recorder.section(name)(lambda: None)()
+    assert entered(recorder) == ["a", "(other names)", "(other names)"]
+
+
+def test_a_section_before_the_run_begins_has_the_same_key_in_it(recorder):
+    recorder.wait_for_first_section(lambda: recorder.listen(lambda: None))
+    with recorder.section("other"):
+        pass
+    assert entered(recorder) == ["user:other"]
+
+
+def test_a_section_of_ours_has_the_recorders_clock_whatever_the_clock_of_the_thread(recorder, clock):
+    recorder.use_clock(recorder.buffer(), lambda: clock() + 1)
+    with recorder.section("a"), recorder.own_section("(profiler)"):
+        pass
+    assert [at_ns - clock() for at_ns, _ in events_of(recorder)] == [1, 0, 0, 1]
+
+
 def test_section_disappears_while_dynamo_traces(clock, monkeypatch, implementation):
     class Compiler:
         @staticmethod

@@ -294,8 +294,8 @@ def test_steps_of_a_capture_window_are_excluded_or_named():
 
 
 def test_open_sections_are_named():
-    text = render_final(replace(SNAPSHOT, open_sections=("forward_pass", "attention")), [])
-    assert "\nStill inside: forward_pass > attention\n" in text
+    text = render_final(replace(SNAPSHOT, open_sections=("forward_pass", "attention", "user:other")), [])
+    assert "\nStill inside: forward_pass > attention > other\n" in text
 
 
 def test_a_single_step_has_no_median_and_does_not_vary():

@@ -16,7 +16,8 @@ from training_profiler.recording.tracebacks import hide_our_frames
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Mark outermost executions on the training thread."""
     owner = torch.autograd.Function
-    function = vars(owner)["apply"].__func__
+    apply = vars(owner)["apply"]
+    function = getattr(apply, "__func__", apply)  # since torch 2.14 a method of C, called with the class
     patches.replace(owner, "apply", lambda _: classmethod(_marked(context, torch, function)))
 
 

@@ -1,25 +1,47 @@
 # The two commands of the README are `make profile` and `make test`; each sets up what it needs.
 
 PYTHON ?= python3
-VENV := .venv
-INTEGRATIONS := .venv-integrations
+# `make test TORCH=newest` takes torch from constraints-newest.txt, TORCH=oldest from constraints-oldest.txt.
+TORCH ?=
+CONSTRAINTS := $(if $(TORCH),build/constraints-$(TORCH).txt,constraints.txt)
+# A Python that is asked for has an environment of its own, such as .venv-3.13, and so has another torch: .venv-newest.
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+OWN := $(if $(filter file,$(origin PYTHON)),,-$(or $(VERSION),$(notdir $(PYTHON))))$(TORCH:%=-%)
+VENV := .venv$(OWN)
+INTEGRATIONS := .venv-integrations$(OWN)
 AUDIT := .venv-audit
-PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # Processes that share the tests, three for two cores by default; `make test JOBS=0` runs them in one process.
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
+# `make test TESTS=tests/recording` runs these alone.
+TESTS ?=
 
 # The recorder in C is built by an installation, and by no test; see setup.py.
 NATIVE := setup.py $(wildcard native/*)
 
-.PHONY: profile test test-programs test-chaos test-native fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
+.PHONY: profile test test-versions test-programs test-chaos test-native fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
 
 profile: venv
 	RECTIFIED_FLOW_PROFILE=1 $(VENV)/bin/python profile_training.py
 
 test: venv
-	$(VENV)/bin/python -m pytest $(SHARED)
+	$(VENV)/bin/python -m pytest $(SHARED) $(TESTS)
+
+# The tests of `make test` with the newest torch, the oldest one, and each other Python that this machine has.
+PYTHONS ?= python3.12 python3.13 python3.14 python3.15
+test-versions:
+	@failed=; run() { echo "make test $$*"; $(MAKE) --no-print-directory test "$$@" || failed="$$failed $$*"; }; \
+	run TORCH=newest; run TORCH=oldest; \
+	for name in $(PYTHONS); do \
+	  found=; \
+	  for path in $$name "$$(pyenv root 2>/dev/null)"/versions/*/bin/$$name; do \
+	    $$path -c '' 2>/dev/null && found=$$path; \
+	  done; \
+	  if [ "$$found" ]; then run PYTHON=$$found; else echo "skipped: this machine has no $$name"; fi; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 # Real trainings, which take long: most of tests/programs, each alone and under the profiler, groups of ranks, and most
 # tests of capture windows.
@@ -100,17 +122,22 @@ dev: venv
 
 venv: $(VENV)/.made
 
-$(VENV)/.made: constraints.txt pyproject.toml $(NATIVE)
+$(VENV)/.made: $(CONSTRAINTS) pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "training_profiler needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(PIP) --editable '.[examples,dev]'
 	@touch $@
 
+# Of two lines for one package, the first counts.
+build/constraints-%.txt: constraints-%.txt constraints.txt
+	@mkdir -p build
+	awk -F== '!seen[$$1]++' $^ > $@
+
 # rectified-flow-pytorch asks for torchvision, which has no wheel for the CPU build of torch: hence no dependencies
 # with it; traceinsight asks for JupyterLab, which no benchmark needs. The extra lists the others, and
 # tests/integrations/stand_ins stands in for torchvision.
-$(INTEGRATIONS)/.made: constraints.txt pyproject.toml $(NATIVE)
+$(INTEGRATIONS)/.made: $(CONSTRAINTS) pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
 	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch traceinsight
@@ -118,4 +145,4 @@ $(INTEGRATIONS)/.made: constraints.txt pyproject.toml $(NATIVE)
 
 clean:
 	rm -f training_profiler/recording/*.so
-	rm -rf $(VENV) $(INTEGRATIONS) $(AUDIT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

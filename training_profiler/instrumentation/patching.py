@@ -116,8 +116,11 @@ class Patches:
 
         Raises:
             AttributeError: there is no such name.
+            TypeError: its value is not callable.
         """
         original = getattr(owner, name)
+        if not callable(original):
+            raise TypeError(f"{name!r} is not callable but of type {type(original).__name__!r}")
         own = vars(owner).get(name, _ABSENT)
         replacement = make(original)
         setattr(owner, name, replacement)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.device import FakeDevice
 from tests.support.recording import FakeClock
+from tests.support.versions import needs_torch
 from training_profiler.device.event_clock import DeviceClock
 from training_profiler.instrumentation.patches.dynamo import hide_from_dynamo
 from training_profiler.recording.recorder import Recorder
@@ -14,6 +15,7 @@ from training_profiler.recording.recorder import Recorder
 torch = pytest.importorskip("torch")
 
 
+@needs_torch(2, 7, "before, dynamo compiles the section too")
 @pytest.mark.parametrize("is_dynamo_first", [True, False])
 def test_a_kept_section_in_a_compiled_function_is_stamped_and_the_stamping_is_not_compiled(is_dynamo_first):
     device, recorder = FakeDevice(FakeClock()), Recorder(perf_counter_ns)

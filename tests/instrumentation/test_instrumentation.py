@@ -57,7 +57,7 @@ def test_patched_functions_keep_their_names(instrumented):
     assert torch.save.__name__ == "save"
     assert torch.save.__module__ == "torch.serialization"
     assert torch.Tensor.to.__name__ == "to"
-    assert torch.autograd.backward.__doc__.startswith("Compute the sum of gradients")
+    assert torch.autograd.backward.__doc__.startswith("Compute")
     assert torch.save is torch.serialization.save
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, dataloader
 
 import training_profiler
 from tests.support.instrumented import InstrumentedTorch
+from tests.support.versions import TORCH
 
 STEPS: Final = 40
-VERSION: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 PACKAGE: Final = Path(training_profiler.__file__).parent
 BUILTIN: Final = BuiltinFunctionType
 DATALOADER: Final = "torch.utils.data.dataloader"
@@ -46,7 +46,6 @@ PRIVATE: Final[dict[str, Any]] = {
     "iterator._index_sampler": object,
     "iterator._num_yielded": int,
     "iterator._persistent_workers": bool,
-    "workers._in_order": bool,
     "workers._rcvd_idx": int,
     "workers._send_idx": int,
     "workers._task_info": dict,
@@ -106,7 +105,7 @@ PRIVATE: Final[dict[str, Any]] = {
     "torch._dynamo.utils.compilation_time_metrics": dict,
     "torch._dynamo.utils.counters": dict,
     f"{FRAMES}.set_eval_frame": BUILTIN,
-    f"{FRAMES}.skip_code" if VERSION < (2, 7) else f"{FRAMES}.set_code_exec_strategy": BUILTIN,
+    f"{FRAMES}.skip_code" if TORCH < (2, 7) else f"{FRAMES}.set_code_exec_strategy": BUILTIN,
     # profilers
     f"{PROFILER}._disable_profiler": BUILTIN,
     f"{PROFILER}._enable_profiler": BUILTIN,
@@ -118,9 +117,11 @@ PRIVATE: Final[dict[str, Any]] = {
     "torch._C._autograd._profiler_enabled": BUILTIN,
     "torch._C._get_privateuse1_backend_name": BUILTIN,
 }
-if VERSION >= (2, 7):
+if TORCH >= (2, 6):  # before, nobody can ask for batches out of order
+    PRIVATE["workers._in_order"] = bool
+if TORCH >= (2, 7):
     PRIVATE[f"{FRAMES}._FrameAction.SKIP"] = PRIVATE[f"{FRAMES}._FrameExecStrategy"] = object
-BEFORE_2_7: Final = ("_FrameAction", "_FrameExecStrategy")  # absent there, and not needed
+LATER: Final = ("_FrameAction", "_FrameExecStrategy", "_in_order")  # not needed in a torch that lacks them
 # The patch that is left out without the name.
 PATCHED: Final = {
     f"{DATALOADER}._MultiProcessingDataLoaderIter.__init__": "data loading",
@@ -270,7 +271,7 @@ def private_names(file: Path) -> set[str]:
 
 
 def test_every_private_name_that_a_training_meets_is_in_the_list() -> None:
-    listed = {*(part for path in PRIVATE for part in path.split(".")), *NOT_OF_TORCH, *BEFORE_2_7}
+    listed = {*(part for path in PRIVATE for part in path.split(".")), *NOT_OF_TORCH, *LATER}
     found = {
         name: file.name
         for stage in STAGES_OF_TRAININGS

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.instrumented import instrumented_torch
+from tests.support.versions import needs_torch
 
 
 class Training:
@@ -131,6 +132,7 @@ def test_state_loads_with_weights_only(trained, name):
     assert list(loaded) == list(getattr(trained, name).state_dict())
 
 
+@needs_torch(2, 5, "allow lists for a while came then")
 def test_whole_model_loads_with_allow_list_of_its_classes(trained):
     with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
         loaded = torch.load(saved(trained.model), weights_only=True)

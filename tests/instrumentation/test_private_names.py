@@ -117,7 +117,7 @@ PRIVATE: Final[dict[str, Any]] = {
     "torch._C._autograd._profiler_enabled": BUILTIN,
     "torch._C._get_privateuse1_backend_name": BUILTIN,
 }
-if TORCH >= (2, 6):  # before, nobody can ask for batches out of order
+if TORCH >= (2, 6):  # before, batches always come in order
     PRIVATE["workers._in_order"] = bool
 if TORCH >= (2, 7):
     PRIVATE[f"{FRAMES}._FrameAction.SKIP"] = PRIVATE[f"{FRAMES}._FrameExecStrategy"] = object

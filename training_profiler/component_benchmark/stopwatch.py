@@ -10,10 +10,11 @@ from training_profiler.component_benchmark.result import Timing
 
 # Importing the clock looks for a compiler of CUDA, and warns if there is one without a device.
 _log = logging.getLogger("torch.utils.cpp_extension")
-_was_disabled, _log.disabled = _log.disabled, True
+_level = _log.level
+_log.setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
-_log.disabled = _was_disabled
+_log.setLevel(_level)
 
 ENOUGH: Final = 5  # measurements; with fewer, quartiles mean nothing
 MOST_TIME: Final = 5.0  # limit for reaching ENOUGH, in multiples of min_run_time_s

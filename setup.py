@@ -39,13 +39,17 @@ def compile_arguments() -> list[str]:
     return [*arguments, "-fno-plt"] if sys.platform == "linux" else arguments
 
 
+# The headers of 3.11 build for every later Python. Later ones take None for immortal, so that 3.11 would crash: what they
+# build is for their own version alone, and does not replace the other file in a checkout.
+SERVES_ALL = sys.version_info[:2] == (3, 11)
+
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
     depends=["native/native.h", "native/columns.h", "native/fast_path.h", "native/step_pattern.h"],
     extra_compile_args=compile_arguments(),
     optional=True,
-    py_limited_api=True,
+    py_limited_api=SERVES_ALL,
 )
 
 
@@ -80,5 +84,5 @@ def has_limited_api() -> bool:
 setup(
     ext_modules=[NATIVE] if has_limited_api() else [],
     cmdclass={"bdist_wheel": TruthfulWheel, "build_py": BuildWithStartUp},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if SERVES_ALL else {},
 )

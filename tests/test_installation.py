@@ -58,12 +58,15 @@ def test_without_what_it_takes_a_wheel_is_for_every_platform(source: Path, varia
 @pytest.mark.skipif(
     not HEADER.exists() or shutil.which(COMPILER) is None, reason="no compiler, or no headers of Python"
 )
-def test_with_a_compiler_one_wheel_is_for_this_platform_and_every_python(source: Path) -> None:
+def test_with_a_compiler_a_wheel_of_python_3_11_is_for_every_python_and_another_for_its_own(source: Path) -> None:
     tag, files = build(source)
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert tag == f"cp311-abi3-{platform}"
     assert set(START_UP) <= files
-    assert [name for name in files if name.startswith(NATIVE) and not name.endswith(".pyi")] == [f"{NATIVE}.abi3.so"]
+    own = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    serves_all = own == "cp311"
+    assert tag == f"{own}-{'abi3' if serves_all else own}-{platform}"
+    suffix = ".abi3.so" if serves_all else sysconfig.get_config_var("EXT_SUFFIX")
+    assert [name for name in files if name.startswith(NATIVE) and not name.endswith(".pyi")] == [f"{NATIVE}{suffix}"]
     assert not [name for name in files if name.endswith((".c", ".h"))]
 
 

@@ -25,6 +25,13 @@ def test_compilations_of_the_same_code_are_recompilations():
     assert facts.place.startswith("sampling/test_compilations.py") or "test_compilations.py" in facts.place
 
 
+def test_callbacks_without_arguments_as_of_torch_2_4_raise_nothing():
+    compilations = Compilations()
+    compilations.begins()
+    compilations.ends()
+    assert compilations.facts() is None
+
+
 def test_a_backward_graph_is_compiled_again_with_its_forward_graph(monkeypatch):
     times_ns = iter((0, 10, 10, 30, 30, 70, 70, 150))
     monkeypatch.setattr(compilations_module.time, "perf_counter_ns", lambda: 1 + next(times_ns))

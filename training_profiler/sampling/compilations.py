@@ -51,11 +51,11 @@ class Compilations:
                 if own in callbacks:
                     callbacks.remove(own)
 
-    def begins(self, args: Any) -> None:
-        """Handle the begin of a compilation. Must not raise."""
+    def begins(self, args: Any = None) -> None:
+        """Handle the begin of a compilation; torch 2.4 passes nothing. Must not raise."""
         self._began_ns = time.perf_counter_ns()
 
-    def ends(self, args: Any) -> None:
+    def ends(self, args: Any = None) -> None:
         """Handle the end of a compilation. Must not raise."""
         try:
             took_ns = time.perf_counter_ns() - self._began_ns if self._began_ns else 0

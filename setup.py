@@ -39,8 +39,8 @@ def compile_arguments() -> list[str]:
     return [*arguments, "-fno-plt"] if sys.platform == "linux" else arguments
 
 
-# The headers of 3.11 build for every later Python. Later ones take None for immortal, so that 3.11 would crash: what they
-# build is for their own version alone, and does not replace the other file in a checkout.
+# The headers of 3.11 build for every later Python. Later headers take None for immortal, so 3.11 would crash. What they
+# build is for their own version alone, and replaces no other file in a checkout.
 SERVES_ALL = sys.version_info[:2] == (3, 11)
 
 NATIVE = Extension(

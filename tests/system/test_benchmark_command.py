@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, command, environment
+import training_profiler.component_benchmark.stopwatch  # noqa: F401  # torch 2.4 prints a line when this is imported
 from tests.support.versions import TORCH
+from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, command, environment
 from training_profiler.cli.run import BOOTSTRAP
 
 MODEL = """

@@ -67,7 +67,7 @@ def test_calls_are_mended_too():
     site = CallSite("\x1b.py", -3, "/\n", -7, "\x1b")
     (call,) = checked_facts(FACTS._replace(calls=(CallFacts("a", "b", site, (("x", "\x1b"),) * 99),))).calls
     assert "\x1b" not in f"{call}"
-    assert (call.site.line, call.site.column, len(call.arguments)) == (0, -1, 8)
+    assert (call.site.line, call.site.column, len(call.arguments)) == (0, -1, 32)
 
 
 def test_facts_of_an_earlier_version_have_no_calls():

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from tests.storage.test_journal_round_trip import JOURNAL, journal_in, train
+from tests.support.every_field import full_interval
+from tests.support.mutations import leaves
 from training_profiler.diagnosis import diagnose
 from training_profiler.errors import RunFolderError
 from training_profiler.reports.console import render_final
@@ -172,3 +174,16 @@ def test_hostile_settings_in_meta_are_ignored(tmp_path):
         assert rendered(tmp_path).thresholds == {}
     (tmp_path / "meta.json").write_text('{"command": "' + "'a' " * 2_000_000 + '"}')
     rendered(tmp_path)
+
+
+LARGE_NUMBERS = (2**53, 1e60, 2**1024, -1e60)  # the largest that most fields take, and larger ones
+
+
+@pytest.mark.parametrize("number", LARGE_NUMBERS)
+def test_any_number_of_an_interval_may_be_large(tmp_path, number):
+    interval = full_interval(0)
+    for inside, key in [(inside, key) for _, inside, key in leaves(interval)]:
+        before, inside[key] = inside[key], number
+        write(tmp_path, {**INTERVAL, "end_ns": 10**6}, interval)
+        rendered(tmp_path)
+        inside[key] = before

@@ -29,13 +29,14 @@ from typing import Any
 
 import msgspec
 
+from tests.support.every_field import filled, full_journal
 from tests.support.mutations import mutated
 from tests.support.traces import Trace, gpu
-from training_profiler.cli import html, list_runs, main, report, timeline, trace, watch
+from training_profiler.cli import compare, html, list_runs, main, report, timeline, trace, watch
 from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import unpack
-from training_profiler.ranks.summary import rank_summary_from_data
+from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.reports.hang import render_stacks
 from training_profiler.reports.report_json import as_data
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
@@ -49,7 +50,7 @@ from training_profiler.trials.statistics import Effect
 
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
 # Imported before memory is limited: libraries reserve a lot.
-READERS = (report, html, timeline, trace, watch, list_runs)
+READERS = (compare, report, html, timeline, trace, watch, list_runs)
 MOST_WORK = 600  # of `_work` in one case: some 20 s; most take a hundredth of a second
 MORE_BYTES = 500 * 10**6
 A_CHILD = 200  # cases that one process reads
@@ -120,6 +121,7 @@ def read_journal(folder: Path, data: bytes) -> None:
     command("html", str(folder))
     command("timeline", str(folder))
     command("watch", str(folder), "--once")
+    command("compare", str(JOURNALS), str(folder), "--json")
 
 
 def read_rank(folder: Path, data: bytes) -> None:
@@ -252,7 +254,7 @@ def _trials() -> list[bytes]:
     noise = results.Row("again", "", "unchanged again", results.NOT_SHOWN, step_s=0.04, effect=effect)
     found = results.Results("train.py", 252.0, (row, noise), 0.0412, noise, row, ("num_workers=2",), 300, 12_000)
     line = json.dumps(results.as_data(found)).encode() + b"\n"
-    return [line, line * 2]
+    return [line, line * 2, json.dumps({"schema": 1, **filled(results.Results)}).encode() + b"\n"]
 
 
 def _states() -> list[bytes]:
@@ -260,7 +262,7 @@ def _states() -> list[bytes]:
     progress = state.Progress(["a", "b"], ["a"], ["a"], 0.01)
     words = ["python", "train.py"]
     one = state.SessionState(1, Identity(), words, True, state.Wishes(60.0, ("a",)), 10**9, True, found, progress)
-    return [msgspec.json.encode(one)]
+    return [msgspec.json.encode(one), json.dumps(filled(state.SessionState) | {"results": found}).encode()]
 
 
 def _reports() -> list[bytes]:
@@ -277,7 +279,13 @@ def _journals() -> list[bytes]:
     data = (JOURNALS / "rank0.jsonl").read_bytes()
     begin, _, rest = data.partition(b"\n")
     sources = json.dumps({"kind": "sources", "files": {"train.py": "0" * 64, "data.py": ""}}).encode()
-    return [data, b"\n".join([begin, sources, rest])]
+    return [data, b"\n".join([begin, sources, rest]), full_journal(begin)]
+
+
+def _messages() -> list[bytes]:
+    data = (JOURNALS / "message-summary.bin").read_bytes()
+    head, _, _ = data.partition(b"\n")
+    return [data, head + b"\n" + json.dumps({"schema": 1, **filled(RankSummary)}).encode()]
 
 
 def _file(name: str) -> Callable[[], list[bytes]]:
@@ -293,7 +301,7 @@ KINDS = {
     "report": Kind(_reports, read_report),
     "stacks": Kind(_stacks, read_stacks),
     "request": Kind(_file("capture-request.json"), read_request),
-    "message": Kind(_file("message-summary.bin"), read_message, lines=True),
+    "message": Kind(_messages, read_message, lines=True),
     "trace": Kind(_traces, read_trace),
     "trace.gz": Kind(_traces, read_trace, pack=lambda data: gzip.compress(data, 1)),
     "damaged.gz": Kind(lambda: [gzip.compress(trace) for trace in _traces()], read_trace),

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 MOST_BYTES = 9_000_000
 MOST_PARTS = 9_000_000
+LONGEST_ROW = 16
 RAW = "@raw@"
 
 
@@ -19,6 +20,9 @@ def raw(token: bytes) -> str:
 NUMBERS: list[Any] = [
     0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, -1e308, 1e18, 2**31, 2**53, 2**62, 2**63, 2**64, 10**30, True, False, None,
     raw(b"NaN"), raw(b"Infinity"), raw(b"-Infinity"), raw(b"1e999"), raw(b"-1e999"), raw(b"9" * 5_000), raw(b"1E3"),
+    -2**31, 2**53 + 1, -2**53, 2**61, -2**62, 2**63 - 1, -2**63, -2**63 - 1, -2**64, 2**1024, -2**1024, 10**18, 10**59,
+    1e60, -1e60, 1e154, 1e200, 1.7976931348623157e308, 5e-324, 1e-9, -1e-9, 0.1, raw(b"-0"), raw(b"1" + b"0" * 4_000),
+    str(2**63), str(2**1024), "-1", "1.5", "0x10", "1_0", "Infinity",
 ]  # fmt: skip
 TEXTS = [
     "", " ", "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "a\nb\r\nc", "\x00", "\x7f\x85\x9b", "\u202eabc\u2066",
@@ -40,6 +44,8 @@ def mutated(data: bytes, random: Random, others: Sequence[bytes], lines: bool = 
         others: more files.
         lines: whether each line is JSON of its own.
     """
+    if random.random() < 0.25:
+        return _numbers(data, random, lines)
     for _ in range(random.choice([1, 1, 1, 2, 3, 8])):
         change = _in_line if lines and random.random() < 0.5 else random.choice([_json, _json, _bytes])
         if lines and random.random() < 0.15:
@@ -68,6 +74,53 @@ def _in_line(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     at = random.randrange(len(lines))
     lines[at] = (_json if random.random() < 0.8 else _bytes)(lines[at], random, others)
     return b"\n".join(lines)
+
+
+def _numbers(data: bytes, random: Random, lines: bool) -> bytes:
+    """Return ``data`` with other numbers in one field, or in a few: whatever reads the file takes the rest of it.
+
+    Fields come up equally often, whether the file has one number of them or thousands.
+    """
+    pieces = data.split(b"\n") if lines else [data]
+    values = [_loaded(piece) for piece in pieces]
+    fields: dict[Path, list[tuple[Any, Any]]] = {}
+    for value in values:
+        for path, inside, key in leaves(value):
+            fields.setdefault((lines and type(value) is dict and value.get("kind"), *path), []).append((inside, key))
+    for _ in range(random.choice([1, 1, 1, 2, 4]) if fields else 0):
+        places = fields[random.choice(sorted(fields, key=repr))]
+        other = random.choice(NUMBERS)
+        for inside, key in places if random.random() < 0.3 else [random.choice(places)]:
+            inside[key] = other
+    return b"\n".join(piece if value is None else written(value) for piece, value in zip(pieces, values, strict=True))[
+        :MOST_BYTES
+    ]
+
+
+def _loaded(piece: bytes) -> Any:
+    try:
+        return json.loads(piece)
+    except (ValueError, RecursionError):
+        return None
+
+
+def leaves(value: Any) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield the numbers in ``value``: the field of each, and the list or dictionary and the key that hold it.
+
+    A place of a row is a field of its own; places of long lists are one.
+    """
+    waiting: list[tuple[Path, Any]] = [((), value)]
+    while waiting:
+        path, part = waiting.pop()
+        if not isinstance(part, (dict, list)):
+            continue
+        is_row = isinstance(part, dict) or len(part) <= LONGEST_ROW
+        for key, item in part.items() if isinstance(part, dict) else enumerate(part):
+            inner = (*path, key if is_row else "*")
+            if isinstance(item, (int, float)) or item is None:
+                yield inner, part, key
+            else:
+                waiting.append((inner, item))
 
 
 def _bytes(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:

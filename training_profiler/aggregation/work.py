@@ -1,6 +1,6 @@
 """The work of each step: how many forward passes it makes, and how large their inputs are."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -50,10 +50,10 @@ class InputWork:
             sizes: inputs of forward passes by the number of their update, which is that of the step if each step has
                 one update; counted from 1. Means of several are left out.
         """
-        of_steps: Counter[int] = Counter()
+        of_steps: defaultdict[int, float] = defaultdict(float)
         for count, at, elements in sizes:
             if count == 1:
-                of_steps[int(at) - 1 - first_step] += int(elements)
+                of_steps[int(at) - 1 - first_step] += elements
         for index, elements in of_steps.items():
             if 0 <= index < len(durations_ns) and first_step + index >= FIRST:
                 seconds = durations_ns[index] * 1e-9

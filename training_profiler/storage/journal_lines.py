@@ -11,7 +11,7 @@ from training_profiler.loader_workers.record import WorkerRecord, sums_of
 from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts, MadeBatches
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
-from training_profiler.storage.facts_codec import checked_facts
+from training_profiler.storage.facts_codec import checked_facts, fit
 from training_profiler.storage.journal_codec import IntervalRecord, check_interval
 from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
 from training_profiler.storage.span_lines import SpansLine, check_spans
@@ -56,8 +56,7 @@ class LoaderRow(Struct, array_like=True):
         counts = LoaderCounts(printable(self.name), self.loader_id)
         counts.requested_share = self.requested_share
         if self.arguments is not None:
-            made_at, data_set = printable(self.arguments.made_at), printable(self.arguments.data_set)
-            counts.use_arguments(self.arguments._replace(made_at=made_at, data_set=data_set))
+            counts.use_arguments(fit(self.arguments))
         if self.workers is not None:
             counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
@@ -85,12 +84,7 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
 
     def device_timing(self) -> DeviceTimingStats | None:
         """Return how device time was measured; None without an accelerator."""
-        device = self.device
-        if device is None:
-            return None
-        unmeasured = {printable(why): count for why, count in list(device.unmeasured.items())[:MOST_NOTES]}
-        kind, name, timing = (printable(text) for text in (device.kind, device.name, device.timing))
-        return DeviceTimingStats(kind, name, timing, max(0, device.spans), unmeasured)
+        return fit(self.device, MOST_NOTES)
 
     def program_facts(self) -> ProgramFacts | None:
         """Return what the program had set; its texts fit for a report."""

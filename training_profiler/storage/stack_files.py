@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from training_profiler.safety.files import is_folder, make_inner_folder, read_file, replace_file
-from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
-from training_profiler.storage.limits import MOST_SUM, Moment
-from training_profiler.text import printable
+from training_profiler.snapshot.stacks import RankStacks
+from training_profiler.storage.facts_codec import fit
+from training_profiler.storage.limits import Moment
 
 FOLDER: Final = "stacks"
 REQUEST: Final = "request.json"
@@ -96,28 +96,6 @@ def decode_stacks(data: bytes) -> RankStacks:
         ValueError: the data have another form.
     """
     try:
-        stacks = msgspec.json.decode(data, type=RankStacks)
+        return fit(msgspec.json.decode(data, type=RankStacks))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not 0 <= stacks.wall_ns <= MOST_SUM:
-        raise ValueError("out of range")
-    return _printable(stacks)
-
-
-def _printable(stacks: RankStacks) -> RankStacks:
-    threads = tuple(
-        ThreadStack(
-            printable(thread.name),
-            tuple(
-                StackFrame(printable(frame.file), frame.line, printable(frame.function), frame.is_users)
-                for frame in thread.frames
-            ),
-            thread.is_training,
-            tuple(map(printable, thread.sections)),
-            thread.since_s,
-        )
-        for thread in stacks.threads
-    )
-    return RankStacks(
-        stacks.asked_ns, stacks.wall_ns, stacks.rank, printable(stacks.host), stacks.pid, stacks.steps, threads
-    )

@@ -15,13 +15,14 @@ FOLDER: Final = "captures"  # in the run folder, where traces go
 MOST_STEPS: Final = 1000
 MOST_BYTES: Final = 65_536
 MOST_RANKS: Final = 4096  # named in one request
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Request(msgspec.Struct, frozen=True):
     """The number of steps to record, and the ranks that record."""
 
     steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)] | None = None  # None: as many as the settings say
-    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_RANKS)] | None = (0,)  # None: all
+    ranks: Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=MOST_RANKS)] | None = (0,)  # None: all
 
     def is_of(self, rank: int) -> bool:
         """Return whether ``rank`` is to record."""

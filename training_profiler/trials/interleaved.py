@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
 
+from training_profiler.storage.limits import Count
 from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
@@ -29,9 +30,9 @@ class BlockSource(Protocol):
 class Schedule:
     """How much is run."""
 
-    warmup: int  # steps
-    rounds: int
-    block_steps: int  # with the first, which is not measured
+    warmup: Count  # steps
+    rounds: Count
+    block_steps: Count  # with the first, which is not measured
     step_s: float  # expected
     startup_s: float  # expected, with the warm-up
 

@@ -6,6 +6,8 @@ from itertools import islice
 from math import isfinite, isnan
 from typing import Final
 
+from training_profiler.storage.limits import Count
+
 IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
 NOT_REPEATABLE, UNKNOWN = "not repeatable", "unknown"
 ROUNDING: Final = 1e-4  # relative; a first difference beyond it comes from no other order of the same additions
@@ -20,7 +22,7 @@ class LossComparison:
 
     kind: str
     apart: float | None = None  # the largest relative difference in the first steps that differ
-    steps: int = 0  # compared
+    steps: Count = 0  # compared
 
     def __str__(self) -> str:
         if self.kind == APART:

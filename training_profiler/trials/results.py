@@ -11,6 +11,7 @@ import msgspec
 
 from training_profiler.safety.files import lines_of, open_file
 from training_profiler.safety.own_file import OwnFile
+from training_profiler.storage.limits import Count
 from training_profiler.text import printable_data
 from training_profiler.trials.losses import LossComparison
 from training_profiler.trials.statistics import Effect
@@ -60,8 +61,8 @@ class Results:
     control: Row | None = None
     together: Row | None = None
     together_names: tuple[str, ...] = ()
-    steps: int = 0  # of each training
-    total_steps: int | None = None  # of the whole training
+    steps: Count = 0  # of each training
+    total_steps: Count | None = None  # of the whole training
     is_interrupted: bool = False
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()  # changes without a last word, with which the session can go on

@@ -12,6 +12,7 @@ import msgspec
 
 from training_profiler.errors import RunFolderError
 from training_profiler.safety.files import read_file, replace_file
+from training_profiler.storage.limits import Count
 from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import Outcome, Schedule
 from training_profiler.trials.results import from_data
@@ -30,7 +31,7 @@ class Wishes:
     only: tuple[str, ...] = ()  # families or names of changes
     tries_all: bool = False
     numerics: bool = False  # whether changes of the numerics may be part of all together
-    total_steps: int | None = None  # of the whole training
+    total_steps: Count | None = None  # of the whole training
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ class Progress:
 class SessionState:
     """A session that can go on."""
 
-    schema: int
+    schema: Count
     identity: Identity
     words: list[str]  # the program's command, without secrets
     is_python: bool
     wishes: Wishes
-    memory_bytes: int  # of a training
+    memory_bytes: Count  # of a training
     has_ended: bool  # whether the first run came to its end by itself
     results: dict[str, Any]  # so far
     progress: Progress

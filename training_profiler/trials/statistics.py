@@ -15,6 +15,7 @@ import numpy as np
 
 from training_profiler.aggregation.arrays import Floats
 from training_profiler.comparison.compare import LEAST_SHOWN
+from training_profiler.storage.limits import Count
 from training_profiler.trials.aligned_ranks import faster_p, shift_of
 
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
@@ -38,7 +39,7 @@ class Effect:
     low: float
     high: float
     faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
-    rounds: int
+    rounds: Count
     total: float | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
 
     def __str__(self) -> str:
@@ -127,8 +128,8 @@ class WaveRecord:
     """A wave as plain data, for a session that goes on later. None is a block that did not run."""
 
     block_s: dict[str, list[float | None]]
-    rounds: int
-    done: int
+    rounds: Count
+    done: Count
     error: float
     looks: tuple[float, ...]
     spent: float

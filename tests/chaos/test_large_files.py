@@ -90,10 +90,80 @@ def bomb() -> bytes:
     return gzip.compress(b'{"traceEvents":[' + b" " * 400_000_000, 1)
 
 
+def whole_journal(*more: bytes) -> bytes:
+    return (JOURNALS / "rank0.jsonl").read_bytes() + b"".join(more)
+
+
+def blank_lines() -> bytes:
+    return whole_journal(b"\n" * 9_000_000)
+
+
+def lines_of_spaces() -> bytes:
+    return whole_journal(b" \t\r\n" * 2_000_000)
+
+
+def tiny_lines() -> bytes:
+    return whole_journal(b"x\n" * 4_000_000)
+
+
+def tiny_lines_of_a_kind() -> bytes:
+    return whole_journal(b'{"kind":"rank"}\n' * 500_000)
+
+
+def one_long_line() -> bytes:
+    return whole_journal(b"[" * 9_000_000)
+
+
+def one_long_blank() -> bytes:
+    return whole_journal(b" " * 9_000_000)
+
+
+def deep_lines() -> bytes:
+    return whole_journal((b"[" * 2_000 + b"\n") * 4_000)
+
+
+def halves_of_pairs() -> bytes:
+    return whole_journal(b'{"kind":"rank","a":"', b"\\ud800" * 1_000_000, b'"}\n')
+
+
+def blank_trace() -> bytes:
+    return b"\n" * 9_000_000
+
+
+def open_text() -> bytes:
+    return b'[NaN,"' + b'\\"' * 500_000
+
+
+def broken_text() -> bytes:
+    return b'[NaN,"' + b'\\"' * 500_000 + b'\\\n"'
+
+
+def spaces_at_the_end() -> bytes:
+    return b"[{}" + b" " * 500_000 + b"x"
+
+
+def empty_members() -> bytes:
+    return gzip.compress(Trace().op("a", 1, 2).text().encode()) + gzip.compress(b"") * 400_000
+
+
+def tiny_members() -> bytes:
+    text = Trace().op("a", 1, 2).text().encode() + b" " * 300_000
+    return b"".join(gzip.compress(text[at : at + 1], 1) for at in range(len(text)))
+
+
+def members_of_nothing() -> bytes:
+    return gzip.compress(b"") * 400_000
+
+
 JOURNAL = [
     many_names, many_empty_names, many_intervals, many_epochs, many_steps, many_lines, many_notes, many_ranks,
+    blank_lines, lines_of_spaces, tiny_lines, tiny_lines_of_a_kind, one_long_line, one_long_blank, deep_lines,
+    halves_of_pairs,
 ]  # fmt: skip
-TRACE = [overlapping_events, many_devices, many_steps_of_a_trace, empty_events, bomb]
+TRACE = [
+    overlapping_events, many_devices, many_steps_of_a_trace, empty_events, bomb, blank_trace, open_text, broken_text,
+    spaces_at_the_end, empty_members, tiny_members, members_of_nothing,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

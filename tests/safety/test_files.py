@@ -1,5 +1,6 @@
 """Files of others are opened without waiting and without following links."""
 
+import io
 import os
 import socket
 import stat
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from training_profiler.safety.files import (
+    CHUNK,
+    FREE_LINES,
+    LEAST_LINE_BYTES,
+    Lines,
     NotRegularFileError,
     is_folder,
     lines_of,
@@ -85,7 +90,45 @@ def test_lines_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"one\n" + b"x" * 3_000_000 + b"\n\n1234\ntorn")
     with open_file(path) as file:
-        assert list(lines_of(file, 4)) == [b"one", None, b"", b"1234", b"torn"]
+        assert list(lines_of(file, 4)) == [b"one", None, b"1234", b"torn"]
+
+
+class CountedReads(io.BytesIO):
+    """Counts the calls that read it; lines are cut from what ``read`` returns."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        raise AssertionError("a read for each line")
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \n", b"\t \n", b" "])
+def test_blank_lines_are_no_lines_and_take_no_reads_of_their_own(blank: bytes) -> None:
+    file = CountedReads(b"one\n" + blank * (3 * CHUNK // len(blank)) + b"\n two\n")
+    assert list(lines_of(file, 10)) == [b"one", b"two"]
+    assert file.reads <= 5
+
+
+def test_lines_are_cut_from_pieces_of_any_length() -> None:
+    text = b"one\n\n  two\n" + b"x" * 20 + b"\nthree\n" + b"y" * 11 + b"\ntorn"
+    for length in range(1, len(text) + 1):
+        lines = Lines(10)
+        cut = [line for at in range(0, len(text), length) for line in lines.cut(text[at : at + length])]
+        assert [*cut, lines.rest] == [b"one", b"two", None, b"three", None, b"torn"]
+
+
+def test_a_file_of_millions_of_tiny_lines_is_refused_early() -> None:
+    file = CountedReads(b"{}\n" * 3_000_000)
+    with pytest.raises(NotRegularFileError, match="most of its lines are tiny"):
+        list(lines_of(file, 1000))
+    assert file.reads < 3
+    assert len(list(lines_of(io.BytesIO(b"{}\n" * FREE_LINES), 1000))) == FREE_LINES
+    line = b"x" * (LEAST_LINE_BYTES - 1) + b"\n"
+    assert len(list(lines_of(io.BytesIO(line * (2 * FREE_LINES)), 1000))) == 2 * FREE_LINES
 
 
 def test_replacing_a_file_follows_no_link_and_keeps_the_users_umask(tmp_path: Path) -> None:

@@ -74,3 +74,22 @@ def test_an_ended_journal_has_an_end(tmp_path):
     write(path, *rows, {"kind": "interval"})
     assert read_end(path, "rank", number) == (1, False, False)
     assert read_end(path, "epoch_end", number) == (None, False, False)
+
+
+@pytest.mark.parametrize("blank", ["\n" * 3_000_000, " \n" * 1_000_000, "x\n" * 1_000_000])
+def test_the_end_is_found_before_many_lines_of_nothing(tmp_path, monkeypatch, blank):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "rank", "number": 1}, {"kind": "end"}, ending="\n" + blank)
+    looked_at = []
+    monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(line) or json.loads(line))
+    assert read_end(path, "rank", number) == (1, False, "x" not in blank)
+    assert len(looked_at) == 1
+
+
+def test_lines_that_cannot_be_used_are_not_tried_for_ever(tmp_path, monkeypatch):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "rank", "number": 1}, *[{"kind": "rank"}] * 100_000)
+    looked_at = []
+    monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(line) or json.loads(line))
+    assert last_of(path, "rank", number) is None
+    assert len(looked_at) == journal_tail.MOST_TRIES

@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,6 +293,15 @@ def _file(name: str) -> Callable[[], list[bytes]]:
     return lambda: [(JOURNALS / name).read_bytes()]
 
 
+def members(data: bytes) -> bytes:
+    """Return a chain of gzip files that unpacks to ``data``: many of few bytes, with empty ones between them."""
+    random = Random(zlib.crc32(data))
+    length = max(random.choice([1, 7, 100, 10_000]), len(data) // 100_000)
+    empty = gzip.compress(b"", 1) * random.choice([0, 0, 1, 3])
+    parts = [gzip.compress(data[at : at + length], 1) for at in range(0, len(data), length)]
+    return empty.join(parts) + empty * random.choice([0, 10_000])
+
+
 KINDS = {
     "journal": Kind(_journals, read_journal, lines=True),
     "rank": Kind(_file("rank1.jsonl"), read_rank, lines=True),
@@ -304,6 +314,7 @@ KINDS = {
     "message": Kind(_messages, read_message, lines=True),
     "trace": Kind(_traces, read_trace),
     "trace.gz": Kind(_traces, read_trace, pack=lambda data: gzip.compress(data, 1)),
+    "members.gz": Kind(_traces, read_trace, pack=members),
     "damaged.gz": Kind(lambda: [gzip.compress(trace) for trace in _traces()], read_trace),
     "snapshot": Kind(_snapshots, read_snapshot),
 }

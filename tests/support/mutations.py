@@ -33,6 +33,12 @@ TEXTS = [
 ]  # fmt: skip
 _RAW = re.compile(rb'"@raw@((?:[0-9a-f]{2})*)"')
 Path = tuple[Any, ...]
+# A careless reader takes a step of its own for each, or starts again at each.
+SMALL_PARTS = [
+    b"\n", b" \n", b"\r\n", b"\t", b" ", b"{}\n", b"x\n", b"1\n", b'\\"', b'"', b"\\", b"}", b"},", b"[", b"{", b",",
+    b"0", b"\\ud800", b"\\\n", b'{"kind":"rank"\n', b'{"kind":"end"}\n', b'{"kind":"lost","intervals":1}\n',
+    b"\x1f\x8b",
+]  # fmt: skip
 
 
 def mutated(data: bytes, random: Random, others: Sequence[bytes], lines: bool = False) -> bytes:
@@ -127,7 +133,10 @@ def _bytes(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     if not data:
         return bytes(random.randrange(256) for _ in range(random.randrange(50)))
     at, end = sorted((random.randrange(len(data)), random.randrange(len(data) + 1)))
-    what = random.randrange(7)
+    what = random.randrange(8)
+    if what == 7:
+        part = random.choice([*SMALL_PARTS, data[at : at + random.choice([1, 2, 5])]]) or b"\n"
+        return data[:at] + part * (random.choice([1_000, 100_000, 3_000_000]) // len(part)) + data[at:]
     if what == 0:
         flipped = bytearray(data)
         for _ in range(random.choice([1, 1, 4, 32])):

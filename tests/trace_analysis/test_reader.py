@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import zlib
 
 import pytest
 
@@ -150,6 +151,56 @@ def test_trace_over_the_limit_is_refused(name, tmp_path):
         TraceError, match=r"holds over [0-9.e-]+ GiB of JSON, the limit; record fewer steps, or less of each$"
     ):
         read_events(path, most_bytes=4096)
+
+
+@pytest.mark.parametrize("length", [1, 7, 100, 5000])
+@pytest.mark.parametrize("empties", [0, 1, 3])
+def test_any_chain_of_gzip_files_is_one_trace(tmp_path, length, empties, monkeypatch):
+    monkeypatch.setattr(chunks, "_CHUNK", 37)  # so that ends of files fall on all places of a chunk
+    path, empty = tmp_path / "t.gz", gzip.compress(b"") * empties
+    parts = (gzip.compress(WHOLE[at : at + length]) for at in range(0, len(WHOLE), length))
+    path.write_bytes(empty + empty.join(parts) + empty)
+    assert b"".join(chunks.chunks_of(path, 1 << 20)) == WHOLE
+
+
+class Unpacked:
+    """``zlib`` as it is, with the bytes that were given to it counted: each call copies what it leaves."""
+
+    error, given = zlib.error, 0
+
+    def decompressobj(self, wbits):
+        packed = zlib.decompressobj(wbits=wbits)
+
+        class Counted:
+            def decompress(_, data, most):
+                self.given += len(data)
+                return packed.decompress(data, most)
+
+            def __getattr__(_, name):
+                return getattr(packed, name)
+
+        return Counted()
+
+
+@pytest.mark.parametrize("content", [b"", b" "])
+def test_many_tiny_gzip_files_are_unpacked_in_proportion(tmp_path, monkeypatch, content):
+    counted, members = Unpacked(), 20_000
+    monkeypatch.setattr(chunks, "zlib", counted)
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(WHOLE) + gzip.compress(content) * members)
+    pieces = list(chunks.chunks_of(path, 1 << 20))
+    assert pieces == [WHOLE + content * members]  # not one for each file
+    assert counted.given <= (members + 1) * 4096
+
+
+def test_a_chain_of_millions_of_gzip_files_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(chunks, "MOST_MEMBERS", 1000)
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(WHOLE) + gzip.compress(b"") * 999)
+    assert main(["trace", str(path)]) == 0
+    capsys.readouterr()
+    path.write_bytes(gzip.compress(WHOLE) + gzip.compress(b"") * 1000)
+    assert refusal(path, capsys) == ("PATH consists of over 1000 gzip files: no trace does, so it is not read")
 
 
 def test_concatenated_gzip_files_are_one_trace(tmp_path):

@@ -123,10 +123,7 @@ class Watcher:
         Raises:
             RunFolderError: it cannot be read.
         """
-        look = self._live.look()
-        while look.left_bytes:
-            look = self._live.look()
-        self._print(look)
+        self._print(self._live.look(to_end=True))
         return 0
 
     def follow(self, screen: "Screen", interval_s: float) -> int:

@@ -5,6 +5,7 @@ A pipe, a device, a socket, a folder and a link are not files here; ``OSError`` 
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ _KINDS: Final = (
     (stat.S_ISSOCK, "a socket"),
 )
 CHUNK: Final = 1 << 20
+# A file of lines is a journal: its lines have hundreds of bytes, and reading millions of tiny ones takes minutes.
+FREE_LINES: Final = 100_000
+LEAST_LINE_BYTES: Final = 100
+_LINE: Final = re.compile(rb"\S[^\n]*")
 
 
 class NotRegularFileError(OSError):
@@ -104,15 +109,52 @@ def make_inner_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
 
 
+class Lines:
+    """Cuts what is read of a file, piece by piece, into lines; blank ones are left out, at no cost of their own.
+
+    Args:
+        most_bytes: of a line.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.rest = b""  # of a line without its end
+        self._most_bytes = most_bytes
+        self._skips = False  # to the end of a line that is too long
+        self._read = self._lines = 0
+
+    def cut(self, piece: bytes) -> Iterator[bytes | None]:
+        """Yield the lines that end in the next piece; None for a line that is too long.
+
+        Raises:
+            NotRegularFileError: most of the file is tiny lines.
+        """
+        self._read += len(piece)
+        if self._skips:
+            _, newline, piece = piece.partition(b"\n")
+            self._skips = not newline
+        whole, newline, rest = piece.rpartition(b"\n")
+        whole, self.rest = (self.rest + whole, rest.lstrip()) if newline else (b"", (self.rest + rest).lstrip())
+        for line in _LINE.finditer(whole):
+            self._lines += 1
+            if self._lines > FREE_LINES + self._read // LEAST_LINE_BYTES:
+                raise NotRegularFileError("most of its lines are tiny")
+            yield line[0] if len(line[0]) <= self._most_bytes else None
+        if len(self.rest) > self._most_bytes:
+            self.rest, self._skips = b"", True
+            yield None
+
+
 def lines_of(file: BinaryIO, most_bytes: int) -> Iterator[bytes | None]:
-    """Yield the lines of a file without their line breaks; None for a line of more than ``most_bytes``."""
-    while line := file.readline(most_bytes + 1):
-        if len(line) <= most_bytes or line.endswith(b"\n"):
-            yield line.removesuffix(b"\n")
-            continue
-        while (rest := file.readline(CHUNK)) and not rest.endswith(b"\n"):
-            pass
-        yield None
+    """Yield the lines of a file without line breaks and blank lines; None for a line of more than ``most_bytes``.
+
+    Raises:
+        NotRegularFileError: most of the file is tiny lines.
+    """
+    lines = Lines(most_bytes)
+    while piece := file.read(CHUNK):
+        yield from lines.cut(piece)
+    if lines.rest:
+        yield lines.rest
 
 
 def create_file(path: str | Path, mode: int = 0o666) -> int:

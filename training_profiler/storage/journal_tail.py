@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ HEAD_BYTES: Final = 64 * 1024  # contain the first line
 TAIL_BYTES: Final = 256 * 1024  # first read; more if the line is not in it
 GROWTH: Final = 8
 MOST_AT_ONCE: Final = 8 * BYTES_PER_MIB
+MOST_TRIES: Final = 1_000  # lines of the kind that cannot be used
 _BEGIN: Final = re.compile(rb'\{"kind": ?"begin"')
 _END: Final = re.compile(rb'\{"kind": ?"end"')
 
@@ -66,23 +68,26 @@ def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[
     Raises:
         OSError: the file cannot be read.
     """
-    begins = re.compile(rb'\{"kind": ?"%s"' % kind.encode())
-    lines = _lines_backwards(path)
-    is_torn = bool(next(lines, b"").strip())
-    has_end = False
-    for number, line in enumerate(lines):
-        has_end |= number == 0 and not is_torn and bool(_END.match(line))
-        record = as_record(line) if begins.match(line) else None
-        if record is not None:
-            try:
-                return End(read(record), is_torn, has_end)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
-                continue
-    return End(None, is_torn, has_end)
+    of_kind = re.compile(rb'^\{"kind": ?"%s"[^\n]*' % kind.encode(), re.MULTILINE)
+    end: End[T] = End(None, False, False)
+    last, tries = b"", 0
+    for number, block in enumerate(_blocks_backwards(path)):
+        lines, _, torn = block.rpartition(b"\n") if not number else (block, b"", b"")
+        last = last or lines.rstrip().rpartition(b"\n")[2]
+        is_torn = end.is_torn or bool(torn.strip())
+        end = End(None, is_torn, not is_torn and _END.match(last) is not None)
+        for line in reversed(of_kind.findall(lines)):
+            record, tries = as_record(line), tries + 1
+            with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+                if record is not None:
+                    return end._replace(value=read(record))
+            if tries >= MOST_TRIES:
+                return end
+    return end
 
 
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file from the last to the first, without reading more of it than needed."""
+def _blocks_backwards(path: Path) -> Iterator[bytes]:
+    """Yield whole lines of a file, the last ones first, without reading more of it than needed."""
     with open_file(path, follow=may_follow(path)) as file:
         at = file.seek(0, 2)
         rest, length = b"", TAIL_BYTES
@@ -99,4 +104,4 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
                     continue
             else:
                 lines = rest
-            yield from reversed(lines.split(b"\n"))
+            yield lines

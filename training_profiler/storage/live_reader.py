@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 
 from training_profiler.aggregation.trend import Point, Series
 from training_profiler.errors import RunFolderError
-from training_profiler.safety.files import may_follow, open_file
+from training_profiler.safety.files import Lines, may_follow, open_file
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.storage.journal_codec import IntervalRecord
 from training_profiler.storage.journal_discovery import JournalFile
@@ -83,8 +83,8 @@ class LiveRun:
         self._clock = clock
         self._journal: _GrowingJournal | None = None
 
-    def look(self) -> Look:
-        """Return the run as it is now.
+    def look(self, to_end: bool = False) -> Look:
+        """Return the run as it is now, with a part of what was added since the last look, or all of it.
 
         Raises:
             RunFolderError: it cannot be read, or not yet.
@@ -99,6 +99,8 @@ class LiveRun:
             self._journal = _GrowingJournal(primary)
         journal = self._journal
         began_again = journal.read_on()
+        while to_end and journal.left_bytes:
+            journal.read_on()
         begin = primary.begin or {}
         is_alive = is_running(begin.get("host"), begin.get("pid"), primary.wall_ns / NS_PER_S)
         replay, recent = journal.as_of_now(is_alive is not True)
@@ -130,8 +132,7 @@ class _GrowingJournal:
         self._file: tuple[int, int] | None = None
         self._at = 0
         self._last = b""  # read before that place, to notice another content
-        self._rest = b""  # of a line without its end
-        self._skips = False  # the rest of a line that is too long
+        self._lines = Lines(MOST_LINE_BYTES)
 
     def read_on(self) -> bool:
         """Read what was added, or a part of it; return whether that began again at the begin of the file.
@@ -151,12 +152,13 @@ class _GrowingJournal:
                 self._file = status.st_dev, status.st_ino
                 file.seek(self._at)
                 data = file.read(MOST_A_LOOK)
+            for line in self._lines.cut(data):
+                self._replay.add(line)
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read ({error.strerror})") from None
         self._at += len(data)
         self._last = (self._last + data)[-KEPT:]
         self.written_s, self.left_bytes = status.st_mtime, max(0, status.st_size - self._at)
-        self._add(data)
         return begins_again
 
     def _continues(self, file: BinaryIO, status: os.stat_result) -> bool:
@@ -166,18 +168,10 @@ class _GrowingJournal:
         file.seek(self._at - len(self._last))
         return file.read(len(self._last)) == self._last
 
-    def _add(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._replay.add(None if self._skips or len(line) > MOST_LINE_BYTES else line)
-            self._skips = False
-        if len(self._rest) > MOST_LINE_BYTES:
-            self._rest, self._skips = b"", True
-
     def as_of_now(self, with_torn_line: bool) -> tuple[Replay, Recent]:
         """Return the figures with what the next lines may cover again."""
         replay, recent = deepcopy((self._replay, self._recent))
-        if with_torn_line and self._rest and not self.left_bytes:
-            replay.add(self._rest)
+        if with_torn_line and self._lines.rest and not self.left_bytes:
+            replay.add(self._lines.rest)
         replay.end()
         return replay, recent

@@ -62,8 +62,6 @@ class Replay:
 
     def add(self, line: bytes | None) -> None:
         """Add the next line; None for one that is too long."""
-        if line is not None and not line.strip():
-            return
         self._unusable += self._is_torn  # that was not the last line
         self._is_torn = False
         try:

@@ -15,7 +15,9 @@ MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no vie
 # gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.
 MOST_PACKED: Final = 100
 PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
+MOST_MEMBERS: Final = 2_000_000  # files in a chain of gzip files
 _GZIP: Final = b"\x1f\x8b"
+_FIRST: Final = 4096  # bytes of a member given first: what follows a tiny one is copied with each
 # The events of a chunk are decoded into memory that was just freed; smaller chunks cost more calls, larger ones more
 # memory (benchmarks/trace_analysis.py).
 _CHUNK: Final = BYTES_PER_MIB
@@ -48,31 +50,42 @@ def chunks_of(path: Path, most_bytes: int) -> Iterator[bytes]:
 
 def _unpacked(path: Path, file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
     """Yield the unpacked content of ``file``. Unpacking stops at the limits, before the memory is taken."""
-    size, rest, packed_bytes = 0, file.read(_CHUNK), 0
-    while rest:
-        packed = zlib.decompressobj(wbits=31)
+    ready, size, packed_bytes, members = bytearray(), 0, 0, 0
+    read, at = b"", 0  # what was read last, and the place in it
+    while True:
+        if len(read) - at < len(_GZIP):
+            read, at = read[at:] + file.read(_CHUNK), 0
+        if not read.startswith(_GZIP, at):  # else files put one after another
+            break
+        members += 1
+        if members > MOST_MEMBERS:
+            raise TraceError(f"{path} consists of over {MOST_MEMBERS} gzip files: no trace does, so it is not read")
+        packed, given_bytes = zlib.decompressobj(wbits=31), _FIRST
         try:
             while not packed.eof:
-                before = len(rest)
-                chunk = packed.decompress(rest, _CHUNK)
-                rest = packed.unconsumed_tail
-                packed_bytes += before - len(rest) - len(packed.unused_data)
-                if not rest and not packed.eof:
-                    rest = file.read(_CHUNK)
-                    if not chunk and not rest:
-                        raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
+                given = packed.unconsumed_tail
+                if not given:
+                    if at == len(read):
+                        read, at = file.read(_CHUNK), 0
+                    given = read[at : at + given_bytes]
+                    at, given_bytes = at + len(given), _CHUNK
+                chunk = packed.decompress(given, _CHUNK)
+                packed_bytes += len(given) - len(packed.unconsumed_tail) - len(packed.unused_data)
+                if not given and not chunk:
+                    raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
                 size += len(chunk)
                 if size > most_bytes:
                     raise TraceError(_too_large(path, most_bytes))
                 if size > PACKED_FREELY_BYTES and size > MOST_PACKED * packed_bytes:
                     raise TraceError(_too_large(path, most_bytes, os.fstat(file.fileno()).st_size))
-                if chunk:
-                    yield chunk
+                ready += chunk
+                if len(ready) >= _CHUNK:
+                    yield bytes(ready)
+                    ready.clear()
         except zlib.error as error:
             raise TraceError(f"{path} is damaged: gzip cannot unpack it ({one_line(error)})") from None
-        rest = packed.unused_data or file.read(_CHUNK)
-        if not rest.startswith(_GZIP):  # else files put one after another
-            break
+        at -= len(packed.unused_data)
+    yield bytes(ready)
 
 
 def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:

@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|nan|Infinity|infinity|inf)\b')
+# A text without its end is one token up to the end of the file: none of its characters begins another.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|nan|Infinity|infinity|inf)\b', re.DOTALL)
 _NO_NUMBER: Final = re.compile(rb"[:,\[\s]-?(NaN|nan|Inf|inf)")
 # Halves of a surrogate pair without the other one, after an even number of backslashes.
 _LONE_HALF: Final = re.compile(
     rb"(?<!\\)((?:\\\\)*)\\u(?:([dD][89abAB]..\\u[dD][c-fC-F]..)|[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-_END: Final = re.compile(rb"\}\s*,?\s*$")
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*\{")
 _TAIL: Final = 1 << 20  # bytes; the last whole event of a list begins within them
 MOST_TRIES: Final = 20  # events inside an argument look like events of the list
@@ -28,7 +28,7 @@ def mend(text: bytes) -> tuple[bytes, str] | None:
         text, count = _without_nan(text)
         if count:
             notes.append(f"{count} numbers that JSON does not have (NaN, Infinity) are unknown")
-    if not _is_json(text) and (whole := _without_halves(text)) != text:
+    if rb"\u" in text and not _is_json(text) and (whole := _without_halves(text)) != text:
         text = whole
         notes.append("halves of surrogate pairs in its texts are replaced")
     if not _is_json(text):
@@ -65,16 +65,20 @@ def _without_halves(text: bytes) -> bytes:
 def _closed(text: bytes) -> tuple[bytes, int] | None:
     """Return JSON whose list of events is closed, and how many bytes of ``text`` it has."""
     if text.lstrip()[:1] != b"[":
-        ends_whole = _END.search(text[-_TAIL:]) is not None
         whole = text.rstrip().rstrip(b",")
-        return (whole + b"]}", len(whole)) if ends_whole and _is_json(whole + b"]}") else None
+        return (whole + b"]}", len(whole)) if _ends_whole(text) and _is_json(whole + b"]}") else None
     ends = [match.start() for match in _BETWEEN.finditer(text, max(0, len(text) - _TAIL))][-MOST_TRIES:]
-    if _END.search(text[-_TAIL:]):
+    if _ends_whole(text):
         ends.append(text.rindex(b"}"))
     for end in reversed(ends):
         if _is_json(text[: end + 1] + b"]"):
             return text[: end + 1] + b"]", end + 1
     return None
+
+
+def _ends_whole(text: bytes) -> bool:
+    """Return whether an event ends at the end, or its comma."""
+    return text[-_TAIL:].rstrip().removesuffix(b",").rstrip().endswith(b"}")
 
 
 def _is_json(text: bytes) -> bool:

@@ -137,6 +137,10 @@ MAY_BE_ASSIGNED = {
     ("sinks.tensorboard_events", "value.tensor"),
 }
 MAY_READ_THE_ENVIRONMENT = {"settings", "switch", "bootstrap", "trials"}  # a trial's process gets one of its own
+WRITES_TO_THE_USER = (
+    r"print|warnings\.warn\w*|(sys\.__?)?(sys\.)?std(out|err)(__)?\.write|traceback\.print_\w+"
+    r"|(\w+\.)*(log|logger|logging)\.(debug|info|warn|warning|error|exception|critical|log)"
+)
 MAX_ROOT_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_SAME_BASENAME = 9, 500, 60, 4
 
 
@@ -265,6 +269,24 @@ def test_only_settings_the_switch_the_bootstrap_and_trials_read_the_environment(
         if words & {"environ", "environb", "getenv"} and stage_of(name) not in MAY_READ_THE_ENVIRONMENT:
             offenders.append(name)
     assert offenders == []
+
+
+# They begin what they write with our name. Commands of ours are not in a training.
+MAY_WRITE_TO_THE_USER = {
+    "training_profiler.safety.fault_guard": {"log.warning"},
+    "training_profiler.api": {"print", "warnings.warn"},  # a ProfilerWarning, which Python prints with its name
+    "training_profiler.api_disabled": {"warnings.warn"},
+}
+
+
+def test_what_a_training_shows_its_user_goes_through_few_places() -> None:
+    said = {}
+    for name in MODULES:
+        if stage_of(name) not in {"cli", "trials", "bootstrap", "__main__"}:
+            called = {ast.unparse(node.func) for node in nodes_of(name) if isinstance(node, ast.Call)}
+            if found := {call for call in called if re.fullmatch(WRITES_TO_THE_USER, call)}:
+                said[name] = found
+    assert said == MAY_WRITE_TO_THE_USER
 
 
 def test_no_object_assigns_an_attribute_of_another() -> None:

@@ -23,6 +23,7 @@ from training_profiler.sampling.startup_sampler import ImportOfTorch
 from training_profiler.settings import unknown_variables
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.text import PREFIX
 
 T = TypeVar("T")
 
@@ -365,10 +366,10 @@ def load_in_notebook() -> None:
     try:
         torch = importlib.import_module("torch")
     except ImportError:
-        print("Profiler: torch cannot be imported, so only your own sections are measured")  # noqa: T201
+        print(f"{PREFIX}torch cannot be imported, so only your own sections are measured")  # noqa: T201
         return
     _process.instrument(torch, begin_ns)
-    print("Profiler: on; the summary follows each cell that trains")  # noqa: T201
+    print(f"{PREFIX}on; the summary follows each cell that trains")  # noqa: T201
 
 
 def why_nothing() -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+PREFIX: Final = "Profiler: "  # of each line between reports
 MAX_NAME_LENGTH: Final = 120  # characters; longer names would break tables
 MAX_MESSAGE_LENGTH: Final = 1_000  # characters of a sentence that quotes a file
 

@@ -128,5 +128,5 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
     os.close(writes)
     stderr = wait(process)
     head.wait(timeout=TIMEOUT_S)
-    assert "console switched off, the training goes on: BrokenPipeError" in stderr
+    assert "Profiler: console switched off, the training goes on: BrokenPipeError" in stderr
     assert report_of(tmp_path)["steps"] == STEPS

@@ -43,7 +43,7 @@ def test_hang_is_reported_once_with_the_open_section(training):
         assert training.reports == []
         training.wait(0.1)
         training.wait(100.0)
-    assert training.reports == ["Profiler: no training step for 60 s: rank 0 is in backward_pass"]
+    assert training.reports == ["no training step for 60 s: rank 0 is in backward_pass"]
 
 
 def test_second_hang_after_more_steps_is_reported(training):
@@ -88,7 +88,7 @@ def test_report_names_ranks_elsewhere_and_unresponsive_ranks():
         3: received(("backward_pass",), 1.0, 60.0),
     }
     assert hang_text(61.0, Heartbeat(5, ("backward_pass",), 60.0), ranks, 10.0) == (
-        "Profiler: no training step for 61 s: rank 0 is in backward_pass, rank 2 (node1) in data_loading since 58 s; "
+        "no training step for 61 s: rank 0 is in backward_pass, rank 2 (node1) in data_loading since 58 s; "
         "rank 3 (node1) has not responded for 60 s"
     )
 
@@ -100,7 +100,7 @@ def test_report_of_many_ranks_names_a_few_elsewhere():
     ranks[5] = received((), None, is_final=True)
     line = hang_text(61.0, Heartbeat(5, ("synchronization",), 60.0), ranks, 10.0)
     assert line.startswith(
-        "Profiler: no training step for 61 s: rank 0 is in synchronization, rank 5 (node1) has ended, "
+        "no training step for 61 s: rank 0 is in synchronization, rank 5 (node1) has ended, "
         "rank 700 (node1) in data_loading since 60 s; rank 900 (node1) has not responded for 90 s;"
     )
     assert line.endswith("; and 6 more")
@@ -109,4 +109,4 @@ def test_report_of_many_ranks_names_a_few_elsewhere():
 def test_rare_messages_of_many_ranks_are_not_unresponsive(training):
     training.train(10, 0.1)
     training.wait(60.0, {1: ReceivedMessage(b"", 40.0, Heartbeat(10, (), None, "node1"))}, interval_s=10.24)
-    assert training.reports == ["Profiler: no training step for 60 s: rank 0 is in no section"]
+    assert training.reports == ["no training step for 60 s: rank 0 is in no section"]

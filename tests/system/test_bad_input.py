@@ -119,7 +119,7 @@ def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, fo
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
     assert "- switched off: run folder (" in outcome.stdout
     assert len(outcome.stderr.splitlines()) == 1
-    assert outcome.stderr.startswith("run folder switched off, the training goes on: ")
+    assert outcome.stderr.startswith("Profiler: run folder switched off, the training goes on: ")
     assert (tmp_path / "a_file").read_text() == "kept"
 
 

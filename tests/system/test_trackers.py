@@ -164,7 +164,7 @@ def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
     outcome = run(tmp_path, script)
     assert outcome.status == 0
     assert "csv sink (OSError: [Errno 28] No space left on device)" in outcome.stdout
-    assert outcome.stderr.count("csv sink switched off, the training goes on") == 1
+    assert outcome.stderr.count("Profiler: csv sink switched off, the training goes on") == 1
     assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
 
 

@@ -1,8 +1,6 @@
 """Automatic instrumentation: installs all patches in a process, and removes them again."""
 
-import contextlib
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -43,9 +41,9 @@ from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
+from training_profiler.safety.fault_guard import warn
 from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
-log: Final = logging.getLogger("training_profiler")
 TRACEBACKS: Final = "tracebacks"
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
@@ -249,10 +247,7 @@ class Instrumentation:
         if "all patches" in self.missing:
             return
         self.missing["all patches"] = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):
-            log.warning(
-                "instrumentation disabled, the training goes on: %s", self.missing["all patches"], exc_info=True
-            )
+        warn(f"instrumentation disabled, the training goes on: {self.missing['all patches']}", has_traceback=True)
         self._add_up_counts()
         self._recorder.move_watermark(None)
         self.uninstall()

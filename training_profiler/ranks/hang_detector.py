@@ -111,7 +111,7 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     ]
     if len(elsewhere) > MOST_NAMED:
         parts.append(f"{len(elsewhere) - MOST_NAMED} more elsewhere")
-    text = f"Profiler: no training step for {quiet_s:.0f} s: {', '.join(parts)}"
+    text = f"no training step for {quiet_s:.0f} s: {', '.join(parts)}"
     unresponsive = [rank for rank in messages if rank not in responsive]
     return text + "".join(_silence(rank, messages[rank]) for rank in unresponsive[:MOST_NAMED]) + _more(unresponsive)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import shortened
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
+from training_profiler.text import PREFIX
 from training_profiler.units import three_digits
 
 MOST_SECTIONS = 3
@@ -14,7 +15,7 @@ LEAST_SHARE = 0.01
 
 def status_text(steps: int, steps_per_s: float | None, detail: str, width: int) -> str:
     """Return the line, shorter than ``width``: the last column would begin the next line."""
-    parts = [f"Profiler: step {steps}"]
+    parts = [f"{PREFIX}step {steps}"]
     if steps_per_s:
         parts.append(f"{three_digits(steps_per_s)} steps/s")
     if detail:

@@ -17,7 +17,7 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.reports.status import largest_sections
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.page_writer import write_page
-from training_profiler.runtime.terminal import PREFIX, Terminal
+from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
@@ -28,7 +28,7 @@ from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT
 from training_profiler.storage.run_lookup import typed_path
-from training_profiler.text import one_line
+from training_profiler.text import PREFIX, one_line
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures

@@ -12,8 +12,8 @@ from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks.console import Console
 from training_profiler.sinks.status_line import StatusLine
+from training_profiler.text import PREFIX
 
-PREFIX: Final = "Profiler: "
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000
 STATUS_S: Final = 1.0  # between two drawings of the status line
@@ -120,7 +120,6 @@ class Terminal:
 
     def report(self, sentence: str) -> None:
         """Print one line between reports, and keep it for the final report, on every rank."""
-        sentence = sentence.removeprefix(PREFIX)
         self._health.add_note(sentence)
         self.print(f"{PREFIX}{sentence}\n")
 

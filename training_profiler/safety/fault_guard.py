@@ -1,17 +1,39 @@
 """Runs the parts of the profiler so that an error in one disables that part and nothing else."""
 
 import logging
+import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.safety.greenlets import NoThreadError
 from training_profiler.safety.stream_room import takes_a_line
+from training_profiler.text import PREFIX
 
 log: Final = logging.getLogger("training_profiler")
+_NAME: Final = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in a format
 
 Guard = Callable[[str, Callable[[], None]], None]  # ``FaultGuard.run``: the name of a part, and its work
+
+
+def warn(sentence: str, has_traceback: bool) -> None:
+    """Log a warning while a training runs. It begins with our name, unless handlers print that of the logger."""
+    if takes_a_line(sys.stderr):  # else logging would wait, and hold a lock that the program's end needs
+        with suppress(Exception):  # a user's log handler may fail as well
+            log.warning("%s%s", "" if _is_named() else PREFIX, sentence, exc_info=has_traceback)
+
+
+def _is_named() -> bool:
+    """Return whether all handlers that get our warnings print the name of the logger."""
+    handlers: list[logging.Handler] = []
+    logger: logging.Logger | None = log
+    while logger is not None:
+        handlers += [each for each in logger.handlers if not isinstance(each, logging.NullHandler)]
+        logger = logger.parent if logger.propagate else None
+    formats = [str(getattr(handler.formatter, "_fmt", "")) for handler in handlers]
+    return bool(formats) and all(_NAME.search(each) for each in formats)
 
 
 class FaultGuard:
@@ -38,11 +60,5 @@ class FaultGuard:
             self.disabled[part] = reason
             if isinstance(error, NoThreadError):  # no error, and the report says it
                 return
-            if not takes_a_line(sys.stderr):  # logging would wait, and hold a lock that the program's end needs
-                return
             # An error of the operating system needs no traceback; a mistake of ours does.
-            is_ours = not isinstance(error, OSError)
-            try:
-                log.warning("%s switched off, the training goes on: %s", part, reason, exc_info=is_ours)
-            except Exception:  # a user's log handler may fail as well
-                return
+            warn(f"{part} switched off, the training goes on: {reason}", not isinstance(error, OSError))

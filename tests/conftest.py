@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
+from training_profiler.safety import own_folder
 
 TESTS = Path(__file__).parent
 PREFIX = "RECTIFIED_FLOW_PROFILE"
@@ -68,6 +69,14 @@ def pytest_collection_finish() -> None:
 def patient_with_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sessions in this process wait for a disk that stalls: other work on the machine writes, too."""
     monkeypatch.setattr("training_profiler.runtime.outputs.DISK_S", 30.0)
+
+
+@pytest.fixture(autouse=True)
+def open_folders_are_let_go() -> Iterator[None]:
+    """Close run folders of tests that end no session."""
+    yield
+    for folder in list(own_folder._open):
+        own_folder.let_go(folder)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.runtime.page_writer import write_page
+from training_profiler.safety.own_folder import keep_open
 from training_profiler.storage.run_folder import PAGE
 
 
@@ -44,3 +45,26 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
 def test_without_an_interpreter_there_is_no_page(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
     assert write_page(tmp_path) == "there is no Python interpreter to write it"
+
+
+def test_no_page_is_written_through_a_link_in_place_of_the_run_folder(tmp_path):
+    folder, theirs = tmp_path / "run", tmp_path / "theirs"
+    for path in (folder, theirs):
+        path.mkdir()
+        (path / PAGE).write_text("old")
+    keep_open(folder)
+    aside = tmp_path / "aside"
+    swap = f"import os; os.rename({str(folder)!r}, {str(aside)!r}); os.symlink({str(theirs)!r}, {str(folder)!r})"
+    write = "import sys; open(sys.argv[2], 'w').write('page')"
+    assert write_page(folder, command=[sys.executable, "-c", f"{swap}\n{write}"]) == ""
+    assert ((aside / PAGE).read_text(), (theirs / PAGE).read_text()) == ("page", "old")
+    assert write_page(folder) == "its folder was moved or replaced"
+    assert [path.name for path in aside.iterdir()] == [PAGE]
+
+
+def test_a_page_that_fails_leaves_the_old_one(tmp_path):
+    (tmp_path / PAGE).write_text("old")
+    half = "import sys; open(sys.argv[2], 'w').write('half'); sys.exit('why')"
+    assert write_page(tmp_path, command=[sys.executable, "-c", half]) == "why"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(PAGE, "old")]
+    assert write_page(tmp_path / "gone", command=[sys.executable, "-c", half]) == "its folder was moved or replaced"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import FakeClock, FakeRun
+from training_profiler.safety import own_folder
 from training_profiler.settings import Settings
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
@@ -279,3 +280,89 @@ def test_a_full_disk_raises_oserror(tmp_path):
     other.files.run_name = RUN
     with pytest.raises(OSError, match="runs"):
         other.flush()
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A folder of others with files of all names; they stay as they are."""
+    path = tmp_path / "theirs"
+    path.mkdir()
+    names = ("meta.json", "rank0.jsonl", "report.txt", "report.json", "report.html", "meta-rank3.json", "rank3.jsonl")
+    for name in names:
+        (path / name).write_text("precious")
+    yield path
+    assert names_in(path) == sorted(names)
+    assert {(path / name).read_text() for name in names} == {"precious"}
+
+
+def put_aside(folder, theirs, by="link"):
+    """Put a link to a folder of others, or that folder, in place of a run's folder."""
+    aside = folder.parent / "aside"
+    folder.rename(aside)
+    if by == "link":
+        folder.symlink_to(theirs)
+    return aside
+
+
+def swapped_notes(process):
+    return [note for note in process.files.notes() if "is another folder now, or gone" in note]
+
+
+@pytest.mark.parametrize("by", ["link", "nothing"])
+def test_a_run_goes_on_in_the_folder_that_it_opened_and_says_so_once(tmp_path, theirs, by):
+    first = Process(tmp_path / "runs", 0).flush()
+    assert swapped_notes(first) == []
+    aside = put_aside(first.files.folder, theirs, by)
+    first.files.append(first.files._lines.lost(1), first.who, None)
+    first.flush()
+    assert len(swapped_notes(first)) == 1
+    first.files.add_git()
+    first.files.write_report("text", DATA)
+    first.close()
+    assert names_in(aside) == ["meta.json", "rank0.jsonl", "report.json", "report.txt"]
+    assert json.loads((aside / "meta.json").read_text())["who"]["rank"] == 0
+    assert json.loads((aside / "rank0.jsonl").read_text().splitlines()[-1])["kind"] == "end"
+    assert len(swapped_notes(first)) == 1
+
+
+def test_discarding_a_run_removes_its_own_files_alone(tmp_path, theirs):
+    first = Process(tmp_path / "runs", 0).flush()
+    aside = put_aside(first.files.folder, theirs)
+    first.files.discard()
+    assert names_in(aside) == []
+
+
+def test_a_folder_that_is_another_one_by_now_is_not_moved(tmp_path, theirs):
+    first = Process(tmp_path / "runs", 0).flush()
+    put_aside(first.files.folder, theirs)
+    first.files.reconfigure(replace(first.files.settings, dir=str(tmp_path / "others"), name="a"))
+    assert not (tmp_path / "others").exists()
+    assert first.flush().files.folder == tmp_path / "runs" / RUN
+
+
+def test_another_rank_writes_to_the_folder_that_it_joined(tmp_path, theirs):
+    other = Process(tmp_path / "runs", 3)
+    other.files.run_name = RUN
+    other.flush()
+    aside = put_aside(other.files.folder, theirs)
+    other.flush().close()
+    assert names_in(aside) == ["meta-rank3.json", "rank3.jsonl"]
+    assert len(swapped_notes(other)) == 1
+
+
+def test_a_later_attempt_joins_no_link(tmp_path, theirs):
+    first = Process(tmp_path / "runs", 0).flush()
+    first.files.write_report("text", DATA)
+    first.close()
+    put_aside(first.files.folder, theirs)
+    again = Process(tmp_path / "runs", 0, attempt=1).flush()
+    assert again.files.folder == tmp_path / "runs" / f"{RUN}-2"
+
+
+def test_the_folder_is_open_until_it_is_let_go(tmp_path):
+    first = Process(tmp_path, 0).flush()
+    first.files.write_report("text", DATA)
+    first.close()
+    assert list(own_folder._open) == [tmp_path / RUN]
+    first.files.let_go()
+    assert list(own_folder._open) == []

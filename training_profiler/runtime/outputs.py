@@ -19,6 +19,7 @@ from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.page_writer import write_page
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.safety.own_folder import is_in_place
 from training_profiler.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import HeldRows, MetricRow
@@ -256,7 +257,8 @@ class Outputs:
             why = "the program was ended by SIGTERM"
         why = why or write_page(folder)
         if why:
-            self._terminal.report(f"no page was written: {one_line(why)}; training-profiler html {typed_path(folder)}")
+            hint = f"; training-profiler html {typed_path(folder)}" if is_in_place(folder) else ""
+            self._terminal.report(f"no page was written: {one_line(why)}{hint}")
         elif not self._settings.is_quiet:
             self._terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
 
@@ -313,7 +315,8 @@ class Outputs:
         self._thread.stop()
         self._terminal.wait(READER_S)
         self._terminal.close()
-        self._thread.join(0.0 if self._thread.waiting else DISK_S)
+        if self._thread.join(0.0 if self._thread.waiting else DISK_S):
+            self._files.let_go()
 
     def before_fork(self) -> None:
         """Prepare for a fork of the process."""

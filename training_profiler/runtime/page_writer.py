@@ -1,5 +1,6 @@
 """Writes the page of a run that has ended, in a process of its own, which can be ended if it takes too long."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -7,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.files import replaced_file
+from training_profiler.safety.own_folder import is_in_place
+from training_profiler.storage.run_folder import PAGE
 from training_profiler.switch import environment
 
 LONGEST_S: Final = 10.0  # that it delays the end of the program
@@ -30,6 +34,23 @@ def write_page(folder: Path, longest_s: float = LONGEST_S, command: Sequence[str
         if not sys.executable:
             return "there is no Python interpreter to write it"
         command = [sys.executable, "-P", "-c", CODE, PACKAGES, "html", str(folder.absolute())]
+    if os.name != "posix":  # no process can be given a descriptor
+        return _run(command, longest_s)
+    if not is_in_place(folder):
+        return "its folder was moved or replaced"
+    why = ""
+    try:
+        with replaced_file(folder / PAGE) as page:
+            why = _run([*command, "--output", f"/dev/fd/{page}"], longest_s, page)
+            if why:
+                raise OSError  # keeps the old page
+    except OSError as error:
+        return why or f"the file cannot be written ({error.strerror})"
+    return ""
+
+
+def _run(command: Sequence[str], longest_s: float, *descriptors: int) -> str:
+    """Run a command that has descriptors of ours; return why it failed, or ""."""
     try:
         process = subprocess.Popen(
             command,
@@ -38,6 +59,7 @@ def write_page(folder: Path, longest_s: float = LONGEST_S, command: Sequence[str
             stderr=subprocess.PIPE,
             env=environment(is_on=False),
             start_new_session=True,  # Ctrl-C is for the program
+            pass_fds=descriptors,
         )
     except OSError as error:
         return f"no process can be started ({error.strerror})"

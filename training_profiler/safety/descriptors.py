@@ -2,7 +2,8 @@
 
 import os
 from contextlib import suppress
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, Self
 
 LOWEST: Final = 500  # above what programs close when they become daemons, and below usual limits
 LOWEST_WITH_A_LIMIT: Final = 3  # where the limit is lower: 0 to 2 are the standard streams, also closed ones
@@ -24,6 +25,10 @@ def raised(descriptor: int) -> int:
     return descriptor
 
 
+class NotOursError(OSError):
+    """What was opened is gone: its descriptor, or its path, stands for something else."""
+
+
 class Descriptor(NamedTuple):
     """A descriptor of ours that stays open, with the file that it stood for when it was opened."""
 
@@ -35,6 +40,20 @@ class Descriptor(NamedTuple):
         with suppress(OSError):
             return identity(self.number) == self.file
         return False
+
+    def opened(self, path: str | Path, flags: int, folder: int | None = None) -> Self:
+        """Return the same; opened again at ``path``, in an open folder if there is one, if the program has closed it.
+
+        Raises:
+            OSError: it cannot be opened, or something else is there by now.
+        """
+        if self.is_ours():
+            return self
+        again = self._replace(number=raised(os.open(path, flags, dir_fd=folder)))
+        if not again.is_ours():
+            os.close(again.number)
+            raise NotOursError(f"{path} is no longer what was opened")
+        return again
 
     def close(self) -> None:
         """Close it, unless the number is the program's by now."""

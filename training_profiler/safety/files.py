@@ -8,8 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from training_profiler.safety.own_folder import Place, place_of
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _WRITE_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -45,8 +48,10 @@ def open_file(path: str | Path, follow: bool = False) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    _check(os.stat(path, follow_symlinks=follow))  # opening a device can have effects
-    descriptor = os.open(path, _READ | (0 if follow else _NO_LINK))
+    with place_of(path) as place:
+        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=follow)
+        _check(status)  # opening a device can have effects
+        descriptor = os.open(place.name, _READ | (0 if follow else _NO_LINK), dir_fd=place.folder)
     try:
         _check(os.fstat(descriptor))  # it may be another file by now
         return os.fdopen(descriptor, "rb")
@@ -98,15 +103,17 @@ def is_folder(path: str | Path) -> bool:
         return False
 
 
-def make_inner_folder(path: Path) -> None:
+def make_inner_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder in a folder that others may write to; a link there is not followed.
 
     Raises:
         OSError: it cannot be made, or something else is in its place.
     """
-    path.mkdir(exist_ok=True)
-    if not is_folder(path):
-        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
+    with place_of(path) as place:
+        with suppress(FileExistsError):
+            os.mkdir(place.name, mode, dir_fd=place.folder)
+        if not stat.S_ISDIR(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
 
 
 class Lines:
@@ -157,16 +164,6 @@ def lines_of(file: BinaryIO, most_bytes: int) -> Iterator[bytes | None]:
         yield lines.rest
 
 
-def create_file(path: str | Path, mode: int = 0o666) -> int:
-    """Return the descriptor of a new file for writing, with the user's umask; a link there is not followed.
-
-    Raises:
-        FileExistsError: there is something of that name.
-        OSError: it cannot be made.
-    """
-    return os.open(path, _WRITE_NEW | _NO_LINK, mode)
-
-
 def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
     """Write a file in one piece: a reader finds the old content or the new one. A link there is replaced, not followed.
 
@@ -175,27 +172,44 @@ def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
     Args:
         path: the file.
         data: its content.
-        draft: where it is written first; by default beside it, ending in ``.part``.
+        draft: where it is written first, in the same folder; by default its name with ``.part``.
 
     Raises:
         OSError: it cannot be written.
     """
-    draft = draft or path.with_name(path.name + ".part")
-    if _is_device(path):
-        raise NotRegularFileError("it is a device, not a file")
-    try:
-        descriptor = create_file(draft)
-    except FileExistsError:  # left over, or planted
-        os.unlink(draft)
-        descriptor = create_file(draft)
-    with os.fdopen(descriptor, "wb") as file:
+    with replaced_file(path, draft) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(data)
-    os.replace(draft, path)
 
 
-def _is_device(path: Path) -> bool:
+@contextmanager
+def replaced_file(path: Path, draft: Path | None = None) -> Iterator[int]:
+    """Let the content of a file be written to a descriptor; at the end, it takes the place of the file.
+
+    The arguments are those of ``replace_file``. An exception leaves the old file.
+    """
+    with place_of(path) as place:
+        part = place.beside(draft.name if draft else f"{path.name}.part")
+        if _is_device(place):
+            raise NotRegularFileError("it is a device, not a file")
+        try:
+            descriptor = os.open(part, _WRITE_NEW | _NO_LINK, 0o666, dir_fd=place.folder)
+        except FileExistsError:  # left over, or planted
+            os.unlink(part, dir_fd=place.folder)
+            descriptor = os.open(part, _WRITE_NEW | _NO_LINK, 0o666, dir_fd=place.folder)
+        try:
+            yield descriptor
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=place.folder)
+            raise
+        finally:
+            os.close(descriptor)
+        os.replace(part, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+
+
+def _is_device(place: Place) -> bool:
     try:
-        mode = os.lstat(path).st_mode
+        mode = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode
     except OSError:  # there is nothing, most of the time
         return False
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)

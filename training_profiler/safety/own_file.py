@@ -5,7 +5,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from training_profiler.safety.descriptors import Descriptor, identity, raised
+from training_profiler.safety.descriptors import Descriptor, NotOursError, identity, raised
+from training_profiler.safety.own_folder import place_of
 
 FLAGS: Final = (
     os.O_WRONLY
@@ -14,10 +15,6 @@ FLAGS: Final = (
     | getattr(os, "O_NOFOLLOW", 0)  # a link in place of our file leads to a file of another user
     | getattr(os, "O_NONBLOCK", 0)  # a FIFO in place of our file would wait for a reader
 )
-
-
-class NotOursError(OSError):
-    """The file that was opened is gone: its descriptor, or its path, stands for another one."""
 
 
 class OwnFile:
@@ -39,7 +36,8 @@ class OwnFile:
         self.path = path
         self.reopened = 0  # how often the program had closed the descriptor
         flags = FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0)
-        number = raised(os.open(path, flags, 0o666))
+        with place_of(path) as place:
+            number = raised(os.open(place.name, flags, 0o666, dir_fd=place.folder))
         self._descriptor: Descriptor | None = Descriptor(number, identity(number))
         if not stat.S_ISREG(os.fstat(number).st_mode):
             self.close()
@@ -75,13 +73,7 @@ class OwnFile:
             raise NotOursError(f"{self.path} is closed")
         if not descriptor.is_ours():
             self._descriptor = None  # not closed: it is the program's
-            self._descriptor = descriptor = self._open_again(descriptor.file)
+            with place_of(self.path) as place:
+                self._descriptor = descriptor = descriptor.opened(place.name, FLAGS, place.folder)
             self.reopened += 1
         return descriptor.number
-
-    def _open_again(self, file: tuple[int, int]) -> Descriptor:
-        descriptor = Descriptor(raised(os.open(self.path, FLAGS)), file)
-        if not descriptor.is_ours():
-            os.close(descriptor.number)
-            raise NotOursError(f"{self.path} is no longer the file that was opened")
-        return descriptor

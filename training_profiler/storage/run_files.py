@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
+from training_profiler.safety.own_folder import is_in_place, keep_open, let_go, remove, rename_file, rename_open
 from training_profiler.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
@@ -51,6 +52,7 @@ from training_profiler.units import NS_PER_S
 FIRST_SEARCH_NS: Final = 2 * NS_PER_S
 LAST_SEARCH_NS: Final = 64 * NS_PER_S
 MOST_JOURNALS: Final = 100  # of one rank and attempt
+ELSEWHERE: Final = "the run goes on in the folder that it opened first"
 
 
 class RunFiles:
@@ -92,7 +94,7 @@ class RunFiles:
         self._parent: Path | None = None
         self._journal: Journal | None = None
         self._made: list[Path] = []  # folder and files that this process has made
-        self._needs_meta = self._needs_git = False
+        self._needs_meta = self._needs_git = self._is_elsewhere = False
         self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def reconfigure(self, settings: Settings) -> None:
@@ -111,11 +113,11 @@ class RunFiles:
         if before is None:
             return
         after = parent / (renamed_run(before.name, self.settings.name) if is_renamed else before.name)
-        if before not in self._made or after.exists():
+        if before not in self._made or after.exists() or not is_in_place(before):
             self._parent = before.parent
             return
         parent.mkdir(parents=True, exist_ok=True)
-        before.rename(after)
+        rename_open(before, after)
         with suppress(OSError):  # it holds other runs
             if before.parent in self._made:
                 before.parent.rmdir()
@@ -132,6 +134,7 @@ class RunFiles:
             run_name: name of the run's folder as rank 0 sent it; None if unknown.
         """
         self.run_name = run_name or self.run_name
+        self._is_elsewhere |= self.folder is not None and not is_in_place(self.folder)
         if self._journal is None:
             self._who = who
             self._parent = self._chosen_parent()
@@ -167,17 +170,23 @@ class RunFiles:
             self._journal.discard()
         for path in reversed(self._made):
             with suppress(OSError):  # a folder with files of others stays
-                path.rmdir() if path.is_dir() else path.unlink()
+                remove(path)
+        self.let_go()
         self._made, self.folder = [], None
+
+    def let_go(self) -> None:
+        """Keep the folder open no longer: nothing more is written to it."""
+        let_go(self.folder)
 
     def has_run_of_child(self) -> bool:
         """Return whether a child of this process has a run of its own."""
         return has_run_of_child(self._parent or self._chosen_parent(), self.folder, launch_id())
 
     def notes(self) -> list[str]:
-        """Return a sentence if the program has closed the journal."""
+        """Return sentences if the program has closed the journal, or the folder has lost its path."""
         times = 0 if self._journal is None else self._journal.reopened
-        return [f"the program closed the journal's descriptor {times} times: it was opened again"] if times else []
+        notes = [f"the program closed the journal's descriptor {times} times: it was opened again"] if times else []
+        return notes + [f"{self.folder} is another folder now, or gone: {ELSEWHERE}"] * self._is_elsewhere
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the journal; a rank that knows no folder makes its own."""
@@ -187,6 +196,7 @@ class RunFiles:
         journal = self.open(self._who)
         if journal.has_unsaved_intervals and self._parent is not None:
             folder = make_run_folder(self._parent, OWN_NAME.format(rank=self._who.rank))
+            keep_open(folder)
             self._made.append(folder)
             self._write_meta(folder, {**self._describe(), **self._identity()})
             self._open_journal(journal, folder)
@@ -197,6 +207,7 @@ class RunFiles:
         is_new = not parent.exists()
         folder = make_run_folder(parent, run_ending(self.settings.name))
         self._made += [*([parent] if is_new else []), folder]
+        keep_open(folder)
         self._needs_meta = True
         return folder
 
@@ -229,10 +240,10 @@ class RunFiles:
         for folder, meta, last in runs_of(self._launch, parent):
             if last.number >= self._who.attempt:  # another launch with the same attempts
                 return None
-            for name in (REPORT_TEXT, REPORT_DATA, PAGE):
-                path = folder / name
-                if path.exists():
-                    path.replace(path.with_stem(f"{path.stem}-attempt{last.number}"))
+            keep_open(folder)
+            for name in map(Path, (REPORT_TEXT, REPORT_DATA, PAGE)):
+                with suppress(FileNotFoundError):
+                    rename_file(folder / name, f"{name.stem}-attempt{last.number}{name.suffix}")
             write_json(folder / META, {**meta, "attempts": [*meta["attempts"], self._attempt()]})
             self.attempts = attempts_in(folder, before=self._who.attempt)
             self.program = program_in(meta.get("command"))
@@ -259,7 +270,9 @@ class RunFiles:
         return run_of_rank(self._who, self._wall_ns, self._launch, self._parent)
 
     def _join_folder(self, journal: Journal, folder: Path) -> None:
-        if make_folder(folder):  # rank 0 is on another machine
+        is_new = make_folder(folder)  # rank 0 is on another machine
+        keep_open(folder)
+        if is_new:
             about = {**self._describe(), **self._identity(), "run": folder.name}
             write_json(folder / f"meta-rank{self._who.rank}.json", about)
         self._open_journal(journal, folder)

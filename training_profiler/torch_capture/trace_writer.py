@@ -1,7 +1,7 @@
 """The thread beside a window: checks its limits while it is open and writes its file afterwards."""
 
+import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.safety.files import make_inner_folder
+from training_profiler.safety.own_folder import place_of
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
@@ -117,31 +118,36 @@ class TraceWriter:
                 self._ring()
 
     def _write(self, ask: Callable[[], OutputLocation]) -> None:
-        window, spans = self.window, self.window.spans
         while (place := ask()).run_folder is None:
             self._wait(None)
         folder = Path(str(place.run_folder)) / FOLDER
         make_inner_folder(folder)
-        name = window.file_name(place.rank, place.attempt)
-        draft_folder = Path(tempfile.mkdtemp(prefix="raw-", dir=folder))  # torch follows links
-        raw = draft_folder / "trace.json"
+        draft = folder / f"raw-{os.urandom(8).hex()}"  # of this user alone, because torch follows links
+        make_inner_folder(draft, 0o700)
+        path = free_name(folder, self.window.file_name(place.rank, place.attempt))
         try:
-            begin_s = time.perf_counter()
-            window.profile.export_chrome_trace(str(raw))
-            self.held_s = time.perf_counter() - begin_s
-            window.release_profile()
-            check_whole(raw)
-            self._wait(None if spans is None else spans.is_complete)
-            begin_s = time.perf_counter()
-            added: list[Span | SampledLine] = [*window.steps_as_spans()]
-            if spans is not None:
-                added += [*spans.spans(), *spans.lines()]
-            path, most_bytes = free_name(folder, name), self.plan.megabytes * 1e6
-            self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
-            self.export_s = self.held_s + time.perf_counter() - begin_s
+            with place_of(draft / "trace.json") as raw, place_of(path) as final:
+                self._write_trace(raw.path, final.path)
             self.path = path
         finally:
-            shutil.rmtree(draft_folder, ignore_errors=True)  # also what torch did not finish
+            with place_of(draft) as left:  # also what torch did not finish
+                shutil.rmtree(left.name, ignore_errors=True, dir_fd=left.folder)
+
+    def _write_trace(self, raw: Path, path: Path) -> None:
+        window, spans = self.window, self.window.spans
+        begin_s = time.perf_counter()
+        window.profile.export_chrome_trace(str(raw))
+        self.held_s = time.perf_counter() - begin_s
+        window.release_profile()
+        check_whole(raw)
+        self._wait(None if spans is None else spans.is_complete)
+        begin_s = time.perf_counter()
+        added: list[Span | SampledLine] = [*window.steps_as_spans()]
+        if spans is not None:
+            added += [*spans.spans(), *spans.lines()]
+        most_bytes = self.plan.megabytes * 1e6
+        self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
+        self.export_s = self.held_s + time.perf_counter() - begin_s
 
     def _wait(self, event: threading.Event | None) -> None:
         """Wait for ``event``, or for a moment without one."""

@@ -1,6 +1,8 @@
 """``training-profiler doctor``: what it finds, and its exit status."""
 
 import json
+import site
+import subprocess
 import sys
 
 import pytest
@@ -27,7 +29,7 @@ def test_a_machine_without_problems(here, capsys):
     printed = capsys.readouterr().out
     assert "all that this torch has a place for" in printed
     assert f"{here / 'runs'}, which is made in {here}" in " ".join(printed.split())
-    paths = str(here), sys.executable
+    paths = str(here), sys.prefix
     assert [line for line in printed.splitlines() if len(line) > 80 and not any(path in line for path in paths)] == []
     assert not list(here.iterdir())
 
@@ -95,3 +97,15 @@ def test_the_check_leaves_torch_as_it_was(here):
     after = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+def test_a_missing_start_up_file_is_said_with_what_to_do(here, monkeypatch, capsys):
+    words = [sys.executable, "-m", "venv", "--without-pip", str(here / "bare")]
+    subprocess.run(words, check=True)
+    monkeypatch.setattr(sys, "executable", str(here / "bare" / "bin" / "python"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(here)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    main(["doctor", "--json"])
+    switch = json.loads(capsys.readouterr().out)["Switch"]
+    assert switch["start-up file"].startswith("none in a folder that this Python reads")
+    assert switch["RECTIFIED_FLOW_PROFILE=1"].startswith("does nothing alone: put training-profiler run in front")

@@ -97,7 +97,7 @@ def _activation() -> Section:
         "Switch",
         (
             ("start-up file", file or f"none in a folder that this Python reads at its start ({START_UP_FILE})"),
-            (f"{SWITCH}=1 alone", "profiles every training of this Python" if is_active else f"does nothing: {ADVICE}"),
+            (f"{SWITCH}=1", "profiles each training of this Python" if is_active else f"does nothing alone: {ADVICE}"),
         ),
     )
 

@@ -296,10 +296,10 @@ def _file(name: str) -> Callable[[], list[bytes]]:
 def members(data: bytes) -> bytes:
     """Return a chain of gzip files that unpacks to ``data``: many of few bytes, with empty ones between them."""
     random = Random(zlib.crc32(data))
-    length = max(random.choice([1, 7, 100, 10_000]), len(data) // 100_000)
+    length = max(random.choice([1, 7, 100, 10_000]), len(data) // 10_000)
     empty = gzip.compress(b"", 1) * random.choice([0, 0, 1, 3])
     parts = [gzip.compress(data[at : at + length], 1) for at in range(0, len(data), length)]
-    return empty.join(parts) + empty * random.choice([0, 10_000])
+    return empty.join(parts) + empty * random.choice([0, 0, 10_000])
 
 
 KINDS = {

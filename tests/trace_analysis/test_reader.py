@@ -273,6 +273,15 @@ def test_separate_begins_and_ends_become_events(tmp_path):
     assert list(spans) == [("a", 0, 10_000), ("b", 2000, 4000), ("c", 3000, 9000)]
 
 
+@pytest.mark.parametrize("number", [2**41, 2**62, 2**63, 2**1024, -2, -(2**62), -(2**1024)])
+def test_numbers_of_a_device_and_a_stream_that_cannot_be_are_unknown(tmp_path, number):
+    event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": {"device": number, "stream": number}}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [event, event | {"args": {"device": 1, "stream": 7}}]}))
+    columns = read_columns(path)
+    assert (columns.device.tolist(), columns.stream.tolist()) == ([-1, 1], [-1, 7])
+
+
 def test_annotation_with_a_stream_is_not_device_work(tmp_path):
     trace = Trace().kernel("k", 0, 1).event("gpu_user_annotation", "ProfilerStep#1", 0, 5, stream=7, device=0)
     found = trace.analysed(tmp_path)

@@ -59,3 +59,11 @@ def test_floats_that_may_not_be_exact_have_to_be_read_as_written(others):
 
 def test_empty_list_of_times_is_valid():
     assert times_ns([]).tolist() == []
+
+
+@pytest.mark.parametrize("others", [[], [1], [0.5], ["1"]])
+@pytest.mark.parametrize("large", [2**64, 2**1024, -(2**1024)])
+def test_a_number_that_is_no_float_is_an_invalid_time(others, large):
+    with pytest.raises(TimeProblemError) as caught:
+        times_ns([*others, large])
+    assert caught.value.index == len(others)

@@ -92,25 +92,31 @@ def _bytes_of(values: Sequence[msgspec.Raw]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A column, the groups of events that have it, and how it is read; ``older`` is the field's older name."""
+    """A column, the groups of events that have it, and how it is read; ``older`` is the field's older name.
+
+    Whole numbers from ``below`` on are unknown: products of columns have to fit into 64 bits.
+    """
 
     column: str
     groups: tuple[tuple[str, ...], ...]
     values: Callable[[Sequence[Args]], Values]  # a comprehension takes two thirds of the time of attrgetter
     read: Callable[[Values, Numbers], NDArray[Any]] = _integers
     older: Callable[[Sequence[Args]], Values] | None = None
+    below: int = 2**53
 
     def of(self, args: Sequence[Args], numbers: Numbers) -> NDArray[Any]:
         """Return the values of these arguments."""
         values = self.read(self.values(args), numbers)
         if self.older is not None and (values == NONE).any():
             values = np.where(values == NONE, self.read(self.older(args), numbers), values)
+        if self.read is _integers and len(values) and not NONE <= values.min() <= values.max() < self.below:
+            values = np.where((values >= NONE) & (values < self.below), values, NONE)
         return values
 
 
 _FIELDS: Final = (
-    _Field("device", (_KERNEL, _COPY), lambda args: [each.device for each in args]),
-    _Field("stream", (_KERNEL, _COPY), lambda args: [each.stream for each in args]),
+    _Field("device", (_KERNEL, _COPY), lambda args: [each.device for each in args], below=2**22),
+    _Field("stream", (_KERNEL, _COPY), lambda args: [each.stream for each in args], below=2**40),
     _Field("correlation", (_KERNEL, _COPY, _CALL), lambda args: [each.correlation for each in args]),
     _Field("external", (_KERNEL, _COPY, _CALL, _OPERATOR), lambda args: [each.external_id for each in args],
            older=lambda args: [each.external_id_old for each in args]),

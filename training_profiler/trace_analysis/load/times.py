@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -49,9 +50,10 @@ def times_ns(times_us: Sequence[Any]) -> Ints:
                 pass
         times_us = [time.decode() for time in written]
     elif kinds <= {int, float}:
-        array = np.array(times_us, np.float64)  # JSON has neither NaN nor infinity
-        if (np.abs(array) < EXACT_BELOW_US).all():
-            return np.rint(array * NS_PER_US).astype(np.int64)
+        with suppress(OverflowError):  # of a whole number that no float can be
+            array = np.array(times_us, np.float64)  # JSON has neither NaN nor infinity
+            if (np.abs(array) < EXACT_BELOW_US).all():
+                return np.rint(array * NS_PER_US).astype(np.int64)
     if any(type(time) is float and EXACT_BELOW_US <= abs(time) < math.inf for time in times_us):
         raise InexactTimeError
     return _checked([_ns_of(time, index) for index, time in enumerate(times_us)])

@@ -16,11 +16,6 @@ BYTES_PER_GB = 10**9
 SLOW_STEP_S = 10.0  # longer steps are shown in seconds
 
 
-def seconds_text(seconds: float) -> str:
-    """Return a duration with its unit: seconds, and below a millisecond microseconds."""
-    return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"
-
-
 def ms_number(seconds: float) -> str:
     """Return a duration in ms, without the unit, in three digits or more: 0.065, 7.62, 18.5, 1631."""
     return three_digits(seconds * MS_PER_S)

@@ -12,7 +12,6 @@ from training_profiler.recording.event_codes import (
     TIME_ONLY,
     discarded_exit,
     is_inferred,
-    is_loader,
     section_id,
 )
 from training_profiler.recording.recorder import Recorder
@@ -62,7 +61,7 @@ def one_by_one(events, names, before):
     for at_ns, code in zip(events[::2], events[1::2], strict=False):
         name = names.get(section_id(code), "")
         same = [row for row, section in enumerate(stack) if section[0] == name]
-        if is_loader(code):
+        if abs(code) & LOADER:
             continue
         if code > 0:
             stack.append((name, at_ns, is_inferred(code)))

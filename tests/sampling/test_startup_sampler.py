@@ -1,6 +1,9 @@
 """Lines before the session begins: the import of torch, and samples of what follows."""
 
 import sys
+import threading
+import weakref
+from types import FrameType
 
 import pytest
 
@@ -78,3 +81,29 @@ def test_samples_that_cost_too_much_become_rarer_after_the_first_ones() -> None:
     assert sampler._pause_s(Thread(0.0105), elapsed_s=2.0) == pytest.approx(0.1)
     assert sampler._pause_s(Thread(1.0), elapsed_s=2.0) == LONGEST_PAUSE_S
     assert sampler._pause_s(Thread(1.0), elapsed_s=3600.0) == 3.6
+
+
+def test_it_holds_no_frame_between_two_samples() -> None:
+    """A function that has returned would keep its tensors, of which tracers see whether anything else uses them."""
+    alive: list[weakref.ref[threading.Event]] = []
+
+    class Pauses:
+        """Stands for the thread, and looks at what the samples before have left."""
+
+        def wait_for_stop(self, pause_s: float) -> bool:
+            alive[:] = [each for each in alive if each() is not None]
+            return len(sampler._seen) == 3
+
+        def measure_cpu(self) -> None:
+            pass
+
+    def frame() -> FrameType:
+        local = threading.Event()
+        alive.append(weakref.ref(local))
+        return sys._getframe()
+
+    sampler = StartupSampler(FakeClock(), 0)
+    sampler._sampled.frame = frame  # type: ignore[method-assign]
+    sampler._run(Pauses())  # type: ignore[arg-type]
+    assert len(sampler._seen) == 3
+    assert alive == []

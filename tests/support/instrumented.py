@@ -32,6 +32,9 @@ OWNERS = (
     torch.distributed.distributed_c10d,
     torch.distributed.distributed_c10d.Work,
     FUNCTIONAL,
+    torch.fx.Tracer,
+    torch.jit,
+    torch.jit._trace,
     torch.nn.Module,
     torch.nn.parallel.DistributedDataParallel,
     torch.nn.utils,
@@ -49,7 +52,7 @@ OWNERS = (
     OPTIMIZER,
 )
 
-CHANGED_BY_OTHERS = ("__slotnames__", "_backend")  # by pickle, and with a process group
+CHANGED_BY_OTHERS = ("__slotnames__", "__warningregistry__", "_backend")  # by pickle, warnings, and a process group
 # The first optimizer imports much of torch, which changes other modules.
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
@@ -68,6 +71,7 @@ def state_of_torch() -> dict[str, Any]:
         ],
         "finders": list(sys.meta_path),
         "excepthook": sys.excepthook,
+        "modes": [vars(torch._subclasses.FakeTensorMode)[name] for name in ("__enter__", "__exit__")],
     }
 
 

@@ -74,6 +74,7 @@ class PatchContext(Fields):
         "fronts",
         "gradient_sync",
         "has_optimizer",
+        "installed",
         "is_compiling",
         "is_tracing",
         "kept_graphs",
@@ -101,6 +102,7 @@ class PatchContext(Fields):
         workers: WorkerHooks = NO_HOOKS,
         read_site: ReadSite = lambda frame: None,
     ) -> None:
+        self.installed: Final[dict[str, Patches]] = {}  # by name
         self.calls: Final = CallSites(read_site)
         self.training_thread: Final = TrainingThread()
         self.detector: LoopDetector | None = None  # changed by use_detector alone
@@ -227,7 +229,7 @@ class PatchContext(Fields):
         else:
             patches.keep(after_import(name, lambda: self.guarded(lambda: replace(name))))
 
-    def guarded(self, work: Callable[[], None]) -> None:
+    def guarded(self, work: Callable[[], object]) -> None:
         """Do ``work``; an exception goes to ``on_error``."""
         try:
             work()

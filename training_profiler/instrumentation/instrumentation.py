@@ -32,6 +32,7 @@ from training_profiler.instrumentation.patches import (
     module_call,
     optimizer,
     simple_spans,
+    tracers,
     transfer,
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
@@ -60,6 +61,7 @@ PATCHES: Final[dict[str, Install]] = {
     "gradient synchronization": ddp.install,
     "arguments of calls": calls.install,
     TRACEBACKS: excepthook.install,
+    "tracers": tracers.install,
 }
 
 
@@ -99,7 +101,7 @@ class Instrumentation:
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
         self._torch: Any = None  # until its import has ended
-        self._patches: dict[str, Patches] = {}
+        self._patches = self.context.installed
         self._overwritten: list[str] = []
         self._known_loaders: KnownLoaders | None = None
         self.epochs = EpochDetector()
@@ -160,7 +162,7 @@ class Instrumentation:
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
-        if steps >= PLACED_AT:
+        if steps >= PLACED_AT and not self.context.captures.under_way:
             self.context.guarded(self.context.fronts.place)
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)

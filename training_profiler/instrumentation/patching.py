@@ -149,6 +149,12 @@ class Patches:
                 self._replaced[i] = one._replace(in_front=function)
                 setattr(owner, name, function)
 
+    def exchange_all(self, is_back: bool) -> None:
+        """Put what was there in front of all replacements, or these in its place again."""
+        for one in self._replaced:
+            before = one.original if one.own is _ABSENT else one.own
+            self.exchange(one.owner, one.name, one.replacement if is_back else before)
+
     def keep(self, undo: Callable[[], Any]) -> None:
         """Have ``undo`` called too when the patches are undone."""
         self._undo.append(undo)

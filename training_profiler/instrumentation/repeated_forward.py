@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.compared_values import are_same, input_values, state_of
+from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within, parameters_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity
@@ -104,7 +105,7 @@ class RepeatedForward:
     def begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:
         """Handle an outermost call that is about to begin. Does not raise."""
         with contextlib.suppress(Exception):  # of tensors that are not torch's own
-            if self._open is None and not is_bare(module):
+            if self._open is None and not (is_bare(module) or is_watched(sys.modules["torch"])):
                 self._begins(module, inputs, has_grad, caller, counts)
 
     def _begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:

@@ -25,16 +25,6 @@ def discarded_exit(code: int) -> int:
     return -code - DISCARDED
 
 
-def loader_code(loader_id: int) -> int:
-    """Return the code of the event after which batches come from this loader."""
-    return LOADER | loader_id
-
-
-def is_loader(code: int) -> bool:
-    """Return whether ``code`` names a data loader, so that it is neither an enter nor an exit."""
-    return bool(abs(code) & LOADER)
-
-
 def is_inferred(code: int) -> bool:
     """Return whether a patch recorded the enter or exit ``code``."""
     return bool(abs(code) & INFERRED)

@@ -103,6 +103,7 @@ class StartupSampler:
             now_ns = self._clock()
             frame = self._sampled.frame()
             self._seen.append((now_ns, None if frame is None else self._stacks.place(frame)))
+            del frame  # it would keep tensors alive until the next sample
 
     def _pause_s(self, thread: BackgroundThread, elapsed_s: float) -> float:
         pause_s = max(1 / self._hz, FULL_RATE_SHARE * elapsed_s)

@@ -44,8 +44,6 @@ def why_not_counted(torch: Any, module: Any = None) -> str | None:
         return "torch.func is in use"
     if _has_compiled():
         return "torch.compile is in use"
-    if torch.jit.is_tracing():
-        return "torch.jit is tracing"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     return None if module is None else _why_not_module(torch, module)

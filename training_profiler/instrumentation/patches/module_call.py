@@ -26,6 +26,14 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
     if is_known:
         context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", "module", ends)
+        context.after_import("torch._dynamo.variables.nn_module", functools.partial(_as_torch, patches, torch), patches)
+
+
+def _as_torch(patches: Patches, torch: Any, module: str) -> None:
+    """Have dynamo take our function for torch's own, from which it goes to ``forward`` at once."""
+    if hasattr(sys.modules[module], "unpatched_nn_module_call"):  # private: may be gone
+        call = patches.replaced(torch.nn.Module, "__call__")[1]
+        patches.replace(sys.modules[module], "unpatched_nn_module_call", lambda _: call)
 
 
 def _recorded(
@@ -100,6 +108,8 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
     training_thread = context.training_thread
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
+        if torch.jit.is_tracing():  # by a function that the program has imported before the patches
+            return original(module, *args, **kwargs)
         detector = training_thread.confirmed_detector
         if detector is None or get_ident() != training_thread.ident:
             is_module_call = torch.is_grad_enabled() or training_thread.function > 0

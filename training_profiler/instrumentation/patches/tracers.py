@@ -1,0 +1,71 @@
+"""Patch: torch's tracers. They run a model to write down what it does, which is not a forward pass of a training."""
+
+import functools
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
+from types import MethodType
+from typing import Any
+
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.patching import Patches
+
+
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record nothing while a thread traces, as while it captures a graph, and restore what tracers may see."""
+    captures, training_thread = context.captures, context.training_thread
+    modes: defaultdict[int, list[ExitStack]] = defaultdict(list)  # entered, by thread
+    tracers: set[ExitStack] = set()  # for which other patches are aside
+
+    def record_nothing() -> ExitStack:
+        end = ExitStack()
+        if captures.on_this_thread() is None:
+            captures.begin(end)
+            training_thread.capture_begins()
+            end.callback(lambda: training_thread.capture_ends(captures.end(end, has_failed=True)))
+        return end
+
+    def step_aside() -> ExitStack:
+        end = record_nothing()
+        if not (tracers or context.is_tracing()):  # dynamo may have to find the patches again
+            tracers.add(end)
+            end.callback(tracers.discard, end)
+            context.fronts.withdraw()  # until a step ends
+            for name, other in context.installed.items():  # tracers name values after variables, and keep stacks
+                if name not in ("compiler", "tracers"):
+                    end.callback(other.exchange_all, is_back=True)
+                    other.exchange_all(is_back=False)
+        return end
+
+    def enter_mode() -> ExitStack:
+        modes[get_ident()].append(record_nothing())
+        return ExitStack()
+
+    for name in ("trace", "trace_module", "_get_trace_graph"):  # exporters call the last
+        patches.replace(torch.jit._trace, name, functools.partial(_between, context, step_aside))
+        patches.repeat(torch.jit._trace, torch.jit, name)
+    patches.replace(torch.fx.Tracer, "trace", functools.partial(_between, context, step_aside))
+    ends_of_mode = (("__enter__", enter_mode), ("__exit__", lambda: (modes[get_ident()] or [ExitStack()]).pop()))
+    for name, begin in ends_of_mode:  # whose tensors have no values
+        patches.replace(torch._subclasses.FakeTensorMode, name, functools.partial(_between, context, begin))
+
+
+def _between(context: PatchContext, begin: Callable[[], ExitStack], original: Any) -> Any:
+    """Return ``original`` between ``begin`` and the end that it returns, without a frame of ours."""
+
+    class Entry:
+        @property
+        def __call__(self) -> Any:
+            call = functools.partial(original)  # Python lets go of it right after the call
+            context.guarded(lambda: weakref.finalize(call, begin().close))
+            return call
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return self if instance is None else MethodType(self, instance)
+
+        def __reduce__(self) -> str:
+            return str(original.__qualname__)
+
+    return functools.update_wrapper(Entry(), original)

@@ -26,6 +26,7 @@ DATALOADER: Final = "torch.utils.data.dataloader"
 FETCH: Final = "torch.utils.data._utils.fetch"
 PROFILER: Final = "torch.autograd.profiler"
 FRAMES: Final = "torch._C._dynamo.eval_frame"
+TRACERS: Final = "torch.jit."
 FUNCTORCH: Final = "torch._C._functorch"
 
 # By dotted path; of objects, `EXAMPLES` has one. Public names stand here where we rely on more than their promise.
@@ -106,6 +107,14 @@ PRIVATE: Final[dict[str, Any]] = {
     "torch._dynamo.utils.counters": dict,
     f"{FRAMES}.set_eval_frame": BUILTIN,
     f"{FRAMES}.skip_code" if TORCH < (2, 7) else f"{FRAMES}.set_code_exec_strategy": BUILTIN,
+    # tracers
+    "torch.jit._builtins._get_builtin_table": FunctionType,
+    "torch.jit._builtins._register_builtin": FunctionType,
+    "torch.jit._trace._get_trace_graph": FunctionType,
+    "torch.jit._trace.trace": FunctionType,
+    "torch.jit._trace.trace_module": FunctionType,
+    "torch._subclasses.FakeTensorMode.__enter__": FunctionType,
+    "torch._subclasses.FakeTensorMode.__exit__": FunctionType,
     # profilers
     f"{PROFILER}._disable_profiler": BUILTIN,
     f"{PROFILER}._enable_profiler": BUILTIN,
@@ -132,6 +141,7 @@ PATCHED: Final = {
     "torch.nn.parallel.DistributedDataParallel._ddp_init_helper": "gradient synchronization",
     "torch._TorchCompileInductorWrapper.__init__": "arguments of calls",
     "torch._TorchCompileWrapper.__init__": "arguments of calls",
+    **dict.fromkeys((path for path in PRIVATE if path.startswith(TRACERS)), "tracers"),
 }
 # Without these torch itself trains nothing.
 NEEDED_BY_TORCH: Final = (
@@ -237,7 +247,7 @@ def test_every_patch_has_its_place_in_this_torch() -> None:
 def check_without(path: str) -> None:
     losses, one = train_instrumented()
     missing = set(one.instrumentation.missing)
-    assert missing == {PATCHED[path]} if path in PATCHED else missing <= {"compiler"}
+    assert missing == {PATCHED[path]} if path in PATCHED else missing <= {"compiler", "tracers"}
     assert losses == train()
     assert one.steps == STEPS  # without its hooks, torch's optimizers are seen by the parameters that change
 

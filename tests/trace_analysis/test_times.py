@@ -63,7 +63,7 @@ def test_empty_list_of_times_is_valid():
 
 @pytest.mark.parametrize("others", [[], [1], [0.5], ["1"]])
 @pytest.mark.parametrize("large", [2**64, 2**1024, -(2**1024)])
-def test_a_number_that_is_no_float_is_an_invalid_time(others, large):
+def test_a_number_beyond_floats_is_an_invalid_time(others, large):
     with pytest.raises(TimeProblemError) as caught:
         times_ns([*others, large])
     assert caught.value.index == len(others)

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import sys
-import weakref
 from threading import get_ident
 from types import FrameType
 from typing import Any, Final
@@ -91,9 +90,6 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
     patches.replace(torch.autograd, "backward", functools.partial(_training, context))
     patches.replace(torch.autograd, "grad", functools.partial(_of_any_arguments, context, trains=False))
-    for function in (torch.autograd.backward, torch.autograd.grad):  # TorchScript knows functions by their ids
-        torch.jit._builtins._register_builtin(function, f"aten::{function.__name__}")
-        weakref.finalize(function, torch.jit._builtins._get_builtin_table().pop, id(function), None)
 
 
 def _arguments_of(function: Any) -> list[tuple[str, Any, Any]] | None:

@@ -43,6 +43,9 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
         modes[get_ident()].append(record_nothing())
         return ExitStack()
 
+    for function in (torch.autograd.backward, torch.autograd.grad):  # TorchScript knows functions by their ids
+        torch.jit._builtins._register_builtin(function, f"aten::{function.__name__}")
+        weakref.finalize(function, torch.jit._builtins._get_builtin_table().pop, id(function), None)
     for name in ("trace", "trace_module", "_get_trace_graph"):  # exporters call the last
         patches.replace(torch.jit._trace, name, functools.partial(_between, context, step_aside))
         patches.repeat(torch.jit._trace, torch.jit, name)

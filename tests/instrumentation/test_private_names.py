@@ -152,6 +152,7 @@ NEEDED_BY_TORCH: Final = (
     "torch.nn.Module._call_impl",
     "torch.autograd.backward",
     "torch._C._get_privateuse1_backend_name",
+    "torch._dynamo.eval_frame.cached_backends",  # at the first call of a function that the compiler leaves out
 )
 DISPENSABLE: Final = [path for path in PRIVATE if path.startswith("torch.") and path not in NEEDED_BY_TORCH]
 

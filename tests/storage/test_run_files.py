@@ -325,6 +325,18 @@ def test_a_run_goes_on_in_the_folder_that_it_opened_and_says_so_once(tmp_path, t
     assert len(swapped_notes(first)) == 1
 
 
+def test_the_folder_around_a_run_may_be_another_one_too(tmp_path, theirs):
+    first = Process(tmp_path / "runs", 0).flush()
+    (tmp_path / "runs").rename(tmp_path / "aside")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / RUN).symlink_to(theirs)
+    first.files.append(first.files._lines.lost(1), first.who, None)
+    first.files.write_report("text", DATA)
+    first.close()
+    assert names_in(tmp_path / "aside" / RUN) == ["meta.json", "rank0.jsonl", "report.json", "report.txt"]
+    assert len(swapped_notes(first)) == 1
+
+
 def test_discarding_a_run_removes_its_own_files_alone(tmp_path, theirs):
     first = Process(tmp_path / "runs", 0).flush()
     aside = put_aside(first.files.folder, theirs)

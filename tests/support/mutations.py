@@ -173,10 +173,11 @@ def _json(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 
 
 def _count(value: Any, known: dict[int, int]) -> int:
-    """Return the number of parts of ``value``, each as often as it occurs."""
+    """Return the number of parts of ``value``, each as often as it occurs; ten characters of a text are a part."""
     if id(value) not in known:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        known[id(value)] = 1 + sum(_count(each, known) for each in inner)
+        own = len(value) // 10 if isinstance(value, str) else len(str(value)) // 10 if isinstance(value, int) else 0
+        known[id(value)] = 1 + own + sum(_count(each, known) for each in inner)
     return known[id(value)]
 
 

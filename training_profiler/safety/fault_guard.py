@@ -19,7 +19,7 @@ Guard = Callable[[str, Callable[[], None]], None]  # ``FaultGuard.run``: the nam
 
 
 def warn(sentence: str, has_traceback: bool) -> None:
-    """Log a warning while a training runs. It begins with our name, unless handlers print that of the logger."""
+    """Log a warning while a training runs. It begins with our name, unless all handlers print that of the logger."""
     if takes_a_line(sys.stderr):  # else logging would wait, and hold a lock that the program's end needs
         with suppress(Exception):  # a user's log handler may fail as well
             log.warning("%s%s", "" if _is_named() else PREFIX, sentence, exc_info=has_traceback)

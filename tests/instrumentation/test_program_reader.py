@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training_profiler.instrumentation import program_reader
 from training_profiler.instrumentation.optimizers import optimizer_facts
@@ -150,6 +151,24 @@ def test_rows_of_a_large_table_that_a_step_uses_are_read(instrumented, is_sparse
         instrumented.instrumentation.step_ended(step, counts_flops=False)
     embedding = instrumented.instrumentation.program_facts().embedding
     assert (None if embedding is None else embedding.used) == (None if used is None else pytest.approx(used))
+
+
+def test_a_table_is_not_read_where_the_program_watches_operations(instrumented):
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            operations.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    operations = []
+    table = nn.Embedding(20_000, 64)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, foreach=False)
+    with Log():
+        table(torch.arange(200)).mean().backward()
+        before = len(operations)
+        optimizer.step()
+    assert [name for name in operations[before:] if name.startswith("aten")] == ["aten.add_.Tensor"]
+    instrumented.instrumentation.step_ended(1, counts_flops=False)
+    assert instrumented.instrumentation.program_facts().embedding is None
 
 
 class Embedding(nn.Module):

@@ -151,9 +151,11 @@ class Patches:
 
     def exchange_all(self, is_back: bool) -> None:
         """Put what was there in front of all replacements, or these in its place again."""
-        for one in self._replaced:
-            before = one.original if one.own is _ABSENT else one.own
-            self.exchange(one.owner, one.name, one.replacement if is_back else before)
+        for i, one in enumerate(self._replaced):
+            if one.is_ours():
+                function = one.replacement if is_back else one.original if one.own is _ABSENT else one.own
+                self._replaced[i] = one._replace(in_front=function)
+                setattr(one.owner, one.name, function)
 
     def keep(self, undo: Callable[[], Any]) -> None:
         """Have ``undo`` called too when the patches are undone."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.convolutions import convolutions_of
+from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
@@ -113,7 +114,7 @@ class ProgramReader:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._numbers[id(optimizer)] = sum(each.numel() for each in parameters)
         weight = _dense_weight(table)
-        if weight is None or weight.grad is None or weight.grad.is_sparse:
+        if weight is None or weight.grad is None or weight.grad.is_sparse or is_watched(sys.modules["torch"]):
             return
         if any(each is weight for each in parameters):
             read = weight.grad[:: max(1, len(weight) // ROWS_READ)]

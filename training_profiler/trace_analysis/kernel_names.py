@@ -10,8 +10,6 @@ from typing import Final
 
 from training_profiler.trace_analysis.name_patterns import compiled
 
-TABLE_VERSION: Final = 3
-
 COMMUNICATION: Final = "communication"
 ATTENTION: Final = "attention"
 MATMUL: Final = "matmul"

@@ -43,6 +43,8 @@ PATCHED = (
     "Tensor.backward",
     "autograd.backward",
     "autograd.grad",
+    "fx.Tracer.trace",
+    "jit.trace",
     "save",
     "load",
     "optim.SGD.step",
@@ -224,7 +226,9 @@ def of_torch(torch):
             len(optimizer._global_optimizer_pre_hooks),
             len(optimizer._global_optimizer_post_hooks),
         ],
-        "inspect.signature of torch": {path: str(or_none(inspect.signature, f)) for path, f in functions.items()},
+        "inspect.signature of torch": {
+            path: str(or_none(inspect.signature, f)).partition(" object at ")[0] for path, f in functions.items()
+        },
         "inspect.getsource of torch": {path: digest(or_none(inspect.getsource, f)) for path, f in functions.items()},
         "documentation of torch": {path: digest(f.__doc__) for path, f in functions.items()},
         "names of functions of torch": {

@@ -26,11 +26,11 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
     if is_known:
         context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", "module", ends)
-        context.after_import("torch._dynamo.variables.nn_module", functools.partial(_as_torch, patches, torch), patches)
+        context.after_import("torch._dynamo.variables.nn_module", functools.partial(_inline, patches, torch), patches)
 
 
-def _as_torch(patches: Patches, torch: Any, module: str) -> None:
-    """Have dynamo take our function for torch's own, from which it goes to ``forward`` at once."""
+def _inline(patches: Patches, torch: Any, module: str) -> None:
+    """Have dynamo inline ``forward`` at once, as it does where it finds torch's own function."""
     if hasattr(sys.modules[module], "unpatched_nn_module_call"):  # private: may be gone
         call = patches.replaced(torch.nn.Module, "__call__")[1]
         patches.replace(sys.modules[module], "unpatched_nn_module_call", lambda _: call)

@@ -50,8 +50,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
         patches.replace(torch.jit._trace, name, functools.partial(_between, context, step_aside))
         patches.repeat(torch.jit._trace, torch.jit, name)
     patches.replace(torch.fx.Tracer, "trace", functools.partial(_between, context, step_aside))
-    ends_of_mode = (("__enter__", enter_mode), ("__exit__", lambda: (modes[get_ident()] or [ExitStack()]).pop()))
-    for name, begin in ends_of_mode:  # whose tensors have no values
+    for name, begin in (("__enter__", enter_mode), ("__exit__", lambda: (modes[get_ident()] or [ExitStack()]).pop())):
         patches.replace(torch._subclasses.FakeTensorMode, name, functools.partial(_between, context, begin))
 
 

@@ -340,7 +340,17 @@ def test_tracers_are_looked_up_copied_and_pickled_as_without_us(instrumented):
         assert pickle.loads(pickle.dumps(function)) is function
         assert inspect.signature(function) == inspect.signature(function.__wrapped__)
         assert function.__doc__ == function.__wrapped__.__doc__
-    assert torch.jit.trace is torch.jit._trace.trace
+
+
+def test_what_dynamo_has_wrapped_stays_wrapped():
+    """So that nothing is compiled within a trace."""
+    torch.compile(nn.Linear(8, 1), backend="eager")(X)
+    torch._dynamo.reset()
+    before, own = torch.jit.trace, torch.jit._trace.trace
+    assert before is not own
+    with instrumented_torch():
+        assert (torch.jit.trace.__wrapped__, torch.jit._trace.trace.__wrapped__) == (before, own)
+        assert script_text(torch.jit.trace(Model(), X))
 
 
 def test_this_version_of_torch_has_what_the_patch_replaces(instrumented):

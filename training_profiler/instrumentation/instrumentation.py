@@ -46,6 +46,7 @@ from training_profiler.safety.fault_guard import warn
 from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
 TRACEBACKS: Final = "tracebacks"
+TRACERS: Final = "tracers"
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
     "loader workers": loader_worker.install,
@@ -61,7 +62,7 @@ PATCHES: Final[dict[str, Install]] = {
     "gradient synchronization": ddp.install,
     "arguments of calls": calls.install,
     TRACEBACKS: excepthook.install,
-    "tracers": tracers.install,
+    TRACERS: tracers.install,
 }
 
 
@@ -360,8 +361,9 @@ class Instrumentation:
     def close(self) -> None:
         """Decide all undecided events at the end of the run, and remove all patches."""
         detector = self.context.detector
-        # A replaced excepthook costs no measurement.
-        self._overwritten = [name for name in self._patches if name != TRACEBACKS and self.is_overwritten(name)]
+        # A replaced excepthook costs no measurement, and dynamo wraps tracers.
+        counted = [name for name in self._patches if name not in (TRACEBACKS, TRACERS)]
+        self._overwritten = [name for name in counted if self.is_overwritten(name)]
         self.context.gradient_sync.read()
         try:
             if detector is not None:

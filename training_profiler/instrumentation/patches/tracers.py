@@ -2,7 +2,6 @@
 
 import functools
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import get_ident
@@ -16,7 +15,7 @@ from training_profiler.instrumentation.patching import Patches
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record nothing while a thread traces, as while it captures a graph, and restore what tracers may see."""
     captures, training_thread = context.captures, context.training_thread
-    modes: defaultdict[int, list[ExitStack]] = defaultdict(list)  # entered, by thread
+    modes: dict[int, list[ExitStack]] = {}  # entered, by thread
     tracers: set[ExitStack] = set()  # for which other patches are aside
 
     def record_nothing() -> ExitStack:
@@ -39,18 +38,19 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                     other.exchange_all(is_back=False)
         return end
 
-    def enter_mode() -> ExitStack:
-        modes[get_ident()].append(record_nothing())
+    def enter() -> ExitStack:
+        modes.setdefault(get_ident(), []).append(record_nothing())
         return ExitStack()
 
     for function in (torch.autograd.backward, torch.autograd.grad):  # TorchScript knows functions by their ids
         torch.jit._builtins._register_builtin(function, f"aten::{function.__name__}")
         weakref.finalize(function, torch.jit._builtins._get_builtin_table().pop, id(function), None)
-    for name in ("trace", "trace_module", "_get_trace_graph"):  # exporters call the last
-        patches.replace(torch.jit._trace, name, functools.partial(_between, context, step_aside))
-        patches.repeat(torch.jit._trace, torch.jit, name)
-    patches.replace(torch.fx.Tracer, "trace", functools.partial(_between, context, step_aside))
-    for name, begin in (("__enter__", enter_mode), ("__exit__", lambda: (modes[get_ident()] or [ExitStack()]).pop())):
+    wrap = functools.cache(functools.partial(_between, context, step_aside))  # dynamo wraps some of them, too
+    for owner in (torch.jit._trace, torch.jit):
+        for name in ("trace", "trace_module", "_get_trace_graph"):  # exporters call the last
+            patches.replace(owner, name, wrap)
+    patches.replace(torch.fx.Tracer, "trace", wrap)
+    for name, begin in (("__enter__", enter), ("__exit__", lambda: (modes.get(get_ident()) or [ExitStack()]).pop())):
         patches.replace(torch._subclasses.FakeTensorMode, name, functools.partial(_between, context, begin))
 
 

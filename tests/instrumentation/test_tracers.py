@@ -334,12 +334,26 @@ def test_scripts_may_compute_gradients(instrumented):
     assert torch.jit._builtins._find_builtin(torch.autograd.grad) == "aten::grad"
 
 
+def tracers():
+    return torch.jit.trace, torch.jit.trace_module, torch.fx.Tracer.trace, FakeTensorMode.__enter__
+
+
+def is_pickled(function):
+    try:
+        return pickle.loads(pickle.dumps(function)) is function
+    except pickle.PicklingError:  # once dynamo is imported, torch.jit.trace is not torch.jit._trace.trace
+        return False
+
+
 def test_tracers_are_looked_up_copied_and_pickled_as_without_us(instrumented):
-    for function in (torch.jit.trace, torch.jit.trace_module, torch.fx.Tracer.trace, FakeTensorMode.__enter__):
+    pickled = list(map(is_pickled, tracers()))
+    for function in tracers():
         assert copy.deepcopy(function) is function
-        assert pickle.loads(pickle.dumps(function)) is function
         assert inspect.signature(function) == inspect.signature(function.__wrapped__)
         assert function.__doc__ == function.__wrapped__.__doc__
+    instrumented.instrumentation.uninstall()
+    assert list(map(is_pickled, tracers())) == pickled
+    assert pickled[-2:] == [True, True]
 
 
 def test_what_dynamo_has_wrapped_stays_wrapped():

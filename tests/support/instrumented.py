@@ -49,10 +49,20 @@ OWNERS = (
     torch.utils.data.dataloader._BaseDataLoaderIter,
     torch.utils.data.dataloader._MultiProcessingDataLoaderIter,
     torch.utils.data._utils.worker,
+    torch._subclasses.FakeTensorMode,
     OPTIMIZER,
 )
 
-CHANGED_BY_OTHERS = ("__slotnames__", "__warningregistry__", "_backend")  # by pickle, warnings, and a process group
+# By pickle, warnings, a process group, and fake tensors.
+CHANGED_BY_OTHERS = ("__slotnames__", "__warningregistry__", "_backend", "cache_hits", "cache_misses", "epoch")
+
+
+def owners() -> list[Any]:
+    """Return everything whose attributes patches replace: dynamo is imported by few programs."""
+    dynamo = sys.modules.get("torch._dynamo.variables.nn_module")
+    return [*OWNERS, *([dynamo] if dynamo else [])]
+
+
 # The first optimizer imports much of torch, which changes other modules.
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
@@ -62,7 +72,7 @@ def state_of_torch() -> dict[str, Any]:
     return {
         **{
             f"{owner!r} {name}": id(value)
-            for owner in OWNERS
+            for owner in owners()
             for name, value in vars(owner).items()
             if name not in CHANGED_BY_OTHERS
         },
@@ -71,7 +81,6 @@ def state_of_torch() -> dict[str, Any]:
         ],
         "finders": list(sys.meta_path),
         "excepthook": sys.excepthook,
-        "modes": [vars(torch._subclasses.FakeTensorMode)[name] for name in ("__enter__", "__exit__")],
     }
 
 

@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from tests.support.house import BUDGETS_AND_LIMITS, figures
 from tests.support.package_source import MODULES, PACKAGE, nodes_of, tree_of
 
 pytestmark = pytest.mark.xdist_group("package source")
@@ -351,6 +352,12 @@ def test_files_and_functions_stay_readable() -> None:
         if (count := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
     ]
     assert long == []
+
+
+def test_no_figure_of_the_house_is_above_its_limit() -> None:
+    now = figures()
+    above = {name: now[name] for name, (_, limit) in BUDGETS_AND_LIMITS.items() if now[name] > limit}
+    assert above == {}, "make house prints them all"
 
 
 def test_the_root_holds_few_modules_and_no_basename_is_common() -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training_profiler import settings
 from training_profiler.cli import COMMANDS
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
 from training_profiler.reports.report_json import as_data
+from training_profiler.settings import settings
 from training_profiler.sinks import metrics
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Runs and a trace that were recorded by earlier versions are reported to the letter as these versions did.
 
-The figures of such a report never change; its words do where a release words it anew. See tests/support/golden.py.
+The figures of such a report never change; its words do where a release changes them. See tests/support/golden.py.
 """
 
 import shutil

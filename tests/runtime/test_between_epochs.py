@@ -5,7 +5,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
 
 

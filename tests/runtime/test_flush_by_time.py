@@ -9,7 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.runtime.session import FIRST_FLUSH_S
 from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.storage.run_reader import read_run
 
 FLUSH_S = 10.0

@@ -4,14 +4,14 @@ import pytest
 
 from tests.support.recording import IMPLEMENTATIONS, FakeClock, FakeRun, implementation_of
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
 from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.settings import Settings
-from training_profiler.units import NS_PER_MS
+from training_profiler.settings.settings import Settings
 
 
 def test_overhead_is_the_cost_of_work_and_sections():

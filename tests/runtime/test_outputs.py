@@ -10,7 +10,7 @@ from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Launch, Settings
+from training_profiler.settings.settings import Launch, Settings
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 

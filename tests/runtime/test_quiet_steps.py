@@ -8,7 +8,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 
 STEPS, STEP_S, EVERY = 600, 0.001, 100
 

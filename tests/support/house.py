@@ -24,12 +24,12 @@ ROOT = PACKAGE.parent
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "lines of the package": (48_000, 75_600),
     "statements of the package": (28_000, 44_550),
-    "files of the package": (340, 561),
+    "files of the package": (340, 564),
     "lines in C": (1_500, 4_861),
     "lines of tests": (45_000, 83_700),
-    "folders": (29, 36),
-    "arrows between folders": (150, 214),
-    "folders that import each other": (0, 16),
+    "folders": (29, 39),
+    "arrows between folders": (150, 233),
+    "folders that import each other": (0, 6),
     "depth of imports": (20, 28),
     "imports a module": (4.0, 4.81),
     "imports of one module, at most": (25, 46),
@@ -38,8 +38,8 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "files that name a rule, at most": (4, 11),
     "words of the guide": (26_000, 44_400),
     "words of the changelog": (2_500, 16_150),
-    "files that the end of a run goes through": (120, 204),
-    "files that a report goes through": (120, 150),
+    "files that the end of a run goes through": (120, 206),
+    "files that a report goes through": (120, 152),
 }
 
 

@@ -33,12 +33,12 @@ from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
+from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 
 UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers
 

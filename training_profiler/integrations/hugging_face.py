@@ -11,7 +11,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.recording.known_sections import CHECKPOINTING, LOGGING
+from training_profiler.tables.sections import CHECKPOINTING, LOGGING
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

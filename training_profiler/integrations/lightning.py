@@ -5,8 +5,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.recording.known_sections import CHECKPOINTING, OPTIMIZER_STEP
-from training_profiler.sampling.framework_frames import PROGRESS, callback_named
+from training_profiler.tables.framework_frames import PROGRESS, callback_named
+from training_profiler.tables.sections import CHECKPOINTING, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

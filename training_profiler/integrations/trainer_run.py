@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from training_profiler.base.switch import is_switched_off
 from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_call import TrainerCall
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.switch import is_switched_off
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

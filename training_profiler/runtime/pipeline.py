@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.aggregation.loaders import interval_stats
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.ranks.summary import RankSummary
@@ -15,11 +16,10 @@ from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS, SHARE
 from training_profiler.sampling.cpu_speed import budget_s, measure
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
-from training_profiler.units import NS_PER_S
 
 STEPS_MOVE_FROM: Final = 10  # batches of an epoch; of fewer, one more step is many
 

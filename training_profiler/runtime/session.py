@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
@@ -20,11 +21,10 @@ from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS
 from training_profiler.safety.handler_errors import held_handler_errors
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.storage.run_folder import REPORT_TEXT
-from training_profiler.units import NS_PER_S
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush

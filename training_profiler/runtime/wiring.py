@@ -38,7 +38,7 @@ from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.lock_watch import lock_watch
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.journal import JournalLines

@@ -124,8 +124,7 @@ def profile_step() -> None:
     """End a training step. Call it once an optimizer update, at the end of the loop's body."""
     session = _process.running()
     if session is not None and _process.phase == "train":
-        if session.instrumentation is not None:
-            session.instrumentation.use_manual_steps()
+        session.instrumentation.use_manual_steps()
         session.step()
 
 
@@ -326,12 +325,6 @@ def is_trainer_profiled() -> bool:
     return _process.is_profiled
 
 
-def has_inferred_steps() -> bool:
-    """Return whether patches of torch find the steps of the run under way."""
-    session = _process.session
-    return session is None or session.instrumentation is not None
-
-
 def loss_begins() -> None:
     """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
     if _process.instrumentation is not None:
@@ -375,7 +368,7 @@ def load_in_notebook() -> None:
 def why_nothing() -> str | None:
     """Return why this process has nothing to report although it imported torch; None if it has a report."""
     session = _process.session
-    if session is not None and (session.instrumentation is None or session.has_reported):
+    if session is not None and session.has_reported:
         return None
     if _process.instrumentation is None or _process.instrumentation.awaits_torch:
         return "torch was imported, but could not be instrumented"

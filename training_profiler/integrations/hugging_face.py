@@ -46,7 +46,6 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.step_ended(state.global_step)
         self._run.count_tokens(_tokens_seen(args, state))
         self._log(args, state, control, kwargs)
 

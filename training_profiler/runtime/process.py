@@ -181,8 +181,8 @@ class Process:
             cost_ns,
             begin_ns,
             opens_files,
-            awaits_training,
             instrumentation,
+            awaits_training,
             self._startup,
             flushes_beside=True,
         )

@@ -112,8 +112,11 @@ def make_inner_folder(path: Path, mode: int = 0o777) -> None:
     with place_of(path) as place:
         with suppress(FileExistsError):
             os.mkdir(place.name, mode, dir_fd=place.folder)
-        if not stat.S_ISDIR(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode):
+        mode = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
             raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
+        if not stat.S_ISDIR(mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path.name)
 
 
 class Lines:

@@ -123,7 +123,8 @@ class StackReader:
         self._number_at = ByInstruction(reads_number)
         self._line_at = ByInstruction(lambda code, instruction: (line_of(code, instruction), function_name(code)))
 
-    def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
+    # One pass over the frames, of which each is read once: the training waits meanwhile.
+    def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:  # noqa: C901
         """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
         codes, innermost = self._codes, frame
         users = loop = outer = inner = making = None

@@ -48,12 +48,12 @@ class Training:
             self.channel,
             rank_of(rank, world_size),
             lambda part, work: work(),
-            recorder.thread_id,
-            lambda is_needed: OutputLocation(str(folder), rank, 0),
-            self.with_files,
-            self.reports.append,
-            lambda: 2_000,
-            BEGAN_NS,
+            training_thread=recorder.thread_id,
+            location=lambda is_needed: OutputLocation(str(folder), rank, 0),
+            with_files=self.with_files,
+            report=self.reports.append,
+            wall_clock=lambda: 2_000,
+            began_wall_ns=BEGAN_NS,
         )
 
     def with_files(self, work):

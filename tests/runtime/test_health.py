@@ -8,7 +8,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_MS
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
-from training_profiler.runtime.recorder_choice import new_recorder
+from training_profiler.runtime.parts import new_recorder
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings.settings import Settings

@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.support.recording import FakeRun
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.runtime.session import Session
-from training_profiler.runtime.wiring import RunContext, build_session
+from training_profiler.runtime.parts import RunContext
+from training_profiler.runtime.session import Session, build_session
 from training_profiler.settings.settings import Settings
 
 

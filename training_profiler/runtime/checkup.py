@@ -19,7 +19,7 @@ from training_profiler.bootstrap.training_profiler_hook import HOOK
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
-from training_profiler.runtime.recorder_choice import new_recorder
+from training_profiler.runtime.parts import new_recorder
 from training_profiler.settings.settings import Settings, given_variables, read_settings, unknown_variables
 from training_profiler.storage.run_folder import masked
 from training_profiler.tables.backends import BACKENDS

@@ -82,6 +82,7 @@ class HangWatch:
         channel: RankChannel,
         rank: Rank,
         guard: Guard,
+        *,
         training_thread: Callable[[], int],
         location: Callable[[bool], OutputLocation],
         with_files: Callable[[Callable[[], None]], bool],

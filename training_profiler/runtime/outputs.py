@@ -138,6 +138,7 @@ class Outputs:
         rank: Rank,
         guard: FaultGuard,
         terminal: Terminal,
+        *,
         files: RunFiles,
         thread: OutputThread,
         lines: JournalLines,

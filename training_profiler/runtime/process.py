@@ -11,10 +11,9 @@ from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
-from training_profiler.runtime.recorder_choice import new_recorder
-from training_profiler.runtime.session import Session
+from training_profiler.runtime.parts import RunContext, new_recorder
+from training_profiler.runtime.session import Session, build_session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
-from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
 from training_profiler.settings.settings import Settings, read_settings

@@ -33,6 +33,7 @@ class Samplers:
         machine: MachineSampler,
         garbage: GarbageWatch,
         workers: WorkerCollector,
+        *,
         settings: Settings,
         clock: Clock,
         begin_ns: int,

@@ -1,4 +1,4 @@
-"""The life cycle of a run: start, step, epoch, close, fork; ``runtime/wiring.py`` makes its parts."""
+"""The life cycle of a run: start, step, epoch, close, fork; ``runtime/parts.py`` makes its parts."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.outputs import PROGRAM
-from training_profiler.runtime.parts import Component, Parts
+from training_profiler.runtime.parts import Component, Parts, RunContext
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS
@@ -38,6 +38,13 @@ SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
 IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
 
 
+def build_session(settings: Settings, context: RunContext) -> "Session":
+    """Return a session that has not started."""
+    session: Session  # some parts call back into it while it runs
+    session = Session(settings, Parts(settings, context, lambda: session), context.begin_ns)
+    return session
+
+
 class Session:
     """One profiled run, from ``start`` to ``close``.
 
@@ -45,31 +52,24 @@ class Session:
     try again at the next full buffer or step.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        begin_ns: int,
-        parts: Parts,
-        pipeline: Pipeline,
-        shutdown: Shutdown,
-        cells: NotebookCells,
-    ) -> None:
+    def __init__(self, settings: Settings, parts: Parts, begin_ns: int) -> None:
         self.settings = settings
         self.instrumentation = parts.instrumentation
         self.is_running = False
         self.guard, self.profiler_health = parts.guard, parts.health
         self.loaders, self.samplers = parts.loaders, parts.samplers
+        pipeline, progress = Pipeline(settings, parts), parts.progress
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
         self._components: tuple[Component, ...] = (
-            cells,
+            NotebookCells(lambda: progress.steps, self.show_so_far),
             parts.hang_watch,
             parts.captures,
             parts.samplers,
             pipeline,
         )
-        self._recorder, self._progress = parts.recorder, parts.progress
+        self._recorder, self._progress = parts.recorder, progress
         self._gradient_sync = parts.instrumentation.context.gradient_sync
-        self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
+        self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, Shutdown(self.close)
         self._exchange = parts.exchange
         self._reports = parts.budget.pace(REPORTS)
         self._epochs = parts.budget.pace(EPOCHS)

@@ -40,6 +40,7 @@ class LineSampler:
         clock: Clock,
         guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
+        *,
         startup: StartupSampler | None = None,
         watch: Callable[[], LockWatch | None] = lock_watch,
         pace: Pace | None = None,

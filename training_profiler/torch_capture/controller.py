@@ -168,12 +168,12 @@ class Captures:
     """The windows of one session. All methods but ``wait_for_file`` are called on the training thread.
 
     Args:
+        source: sends sections and records the steps slowed by windows.
+        plan: when windows open.
         run_as_overhead: runs work on the training thread and attributes its time to the profiler.
         place: returns the output location. True has a missing run folder made soon.
         read_soon: does work that reads files, on another thread; returns False if there is no room for it.
         report: prints a line and keeps it for the report.
-        source: sends sections and records the steps slowed by windows.
-        plan: when windows open.
         ask_flush: requests a flush.
     """
 
@@ -181,13 +181,14 @@ class Captures:
         self,
         clock: Clock,
         guard: Guard,
+        source: SpanSource,
+        names: Mapping[int, str],
+        plan: CapturePlan,
+        *,
         run_as_overhead: Callable[[Callable[[], None]], None],
         place: Callable[[bool], OutputLocation],
         read_soon: Callable[[Callable[[], None]], bool],
         report: Callable[[str], None],
-        source: SpanSource,
-        names: Mapping[int, str],
-        plan: CapturePlan,
         ask_flush: Callable[[], None],
     ) -> None:
         self._ask_flush = ask_flush

@@ -21,7 +21,7 @@ TESTS ?=
 # The recorder in C is built by an installation, and by no test; see setup.py.
 NATIVE := setup.py $(wildcard native/*)
 
-.PHONY: profile test test-versions test-programs test-chaos test-native fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
+.PHONY: profile test test-versions test-programs test-chaos test-native fuzz test-gpu test-integrations lint house bench docs dist audit dev venv clean
 
 profile: venv
 	RECTIFIED_FLOW_PROFILE=1 $(VENV)/bin/python profile_training.py
@@ -85,6 +85,10 @@ lint: venv
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python tools/check_words.py
+
+# Size and structure: each figure, its limit of today, and the budget that it is to come to.
+house: venv
+	@$(VENV)/bin/python -m tests.support.house
 
 bench: $(INTEGRATIONS)/.made
 	$(INTEGRATIONS)/bin/python -m benchmarks

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from training_profiler.base.units import MS_PER_S
 from training_profiler.comparison.compare import FASTER, SLOWER, compare
 from training_profiler.comparison.run_series import RunSeries, Stretch
-from training_profiler.units import MS_PER_S
 
 STEPS = 500
 SPREAD = 0.05

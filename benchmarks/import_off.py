@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.children import ROOT, cpu_s_of, environment
 from benchmarks.figures import Figure, print_figures, print_table, spread
-from training_profiler.switch import SWITCH
+from training_profiler.base.switch import SWITCH
 
 TARGET_MS = 15
 SWITCHES = (("variable not set", None), ("variable 0", "0"))

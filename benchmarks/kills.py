@@ -22,12 +22,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 from benchmarks.children import ROOT, SWITCH
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
-from training_profiler.errors import RunFolderError
 from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.storage.run_reader import read_run
-from training_profiler.units import NS_PER_S
 
 PROGRAM: Final = Path(__file__).parent / "programs" / "killed_training.py"
 FLUSH_S: Final = 4.0  # from here on a flush is a second before the time

@@ -12,8 +12,8 @@ from time import perf_counter_ns
 import torch
 
 from benchmarks.figures import Figure, print_figures, print_table
+from training_profiler.base.units import NS_PER_S, NS_PER_US
 from training_profiler.sampling.machine_sampler import MachineSampler
-from training_profiler.units import NS_PER_S, NS_PER_US
 
 EVERY_S = 1.0
 CHILDREN = 8

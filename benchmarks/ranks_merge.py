@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.base.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
 from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, StepTimeBucket, SyncPoint
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
@@ -28,7 +29,6 @@ from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.rank_reader import read_ranks
 from training_profiler.storage.run_folder import journal_name
-from training_profiler.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
 
 WORLDS: Final = (64, 256, 1024)
 STEPS: Final = 10_000

@@ -14,15 +14,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from training_profiler import settings
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
 from training_profiler.findings.losses import ADVISED, Price
-from training_profiler.recording.known_sections import FREE, KNOWN_SECTIONS
 from training_profiler.reports.report_schema import report_schema
-from training_profiler.sinks.registry import TRACKERS, Tracker
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
+from training_profiler.settings import settings
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
+from training_profiler.tables.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
+from training_profiler.tables.trackers import TRACKERS, Tracker
 from training_profiler.trials.results import Results
 from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import TREATMENTS

@@ -135,7 +135,7 @@ def test_tracker_is_one_file_and_one_row(copy: Copy) -> None:
 from collections.abc import Sequence
 from pathlib import Path
 
-from training_profiler.sinks.registry import STEPS
+from training_profiler.tables.trackers import STEPS
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 
@@ -158,13 +158,13 @@ class StepsFile(Sink):
 ''',
         encoding="utf-8",
     )
-    registry = copy.package / "sinks" / "registry.py"
+    registry = copy.package / "tables" / "trackers.py"
     with registry.open("a", encoding="utf-8") as file:
         file.write('STEPS: Final = _row(Tracker("steps", "steps_file", "StepsFile", "`steps.txt`"))\n')
     copy.run_steps("log_every=4, sinks='steps'")
     (written,) = copy.folder.glob("runs/*/steps.txt")
     assert written.read_text().split()[-1] == "12"
-    assert copy.changed_files() == {"sinks/steps_file.py", "sinks/registry.py"}
+    assert copy.changed_files() == {"sinks/steps_file.py", "tables/trackers.py"}
 
 
 def test_inferred_section_of_a_function_is_one_row(copy: Copy) -> None:
@@ -203,17 +203,17 @@ for _ in range(12):
 
 
 def test_backend_is_one_row(copy: Copy) -> None:
-    copy.insert("device/backends.py", "# The first that is in use counts.\n", 'ZPU: Final = Backend("zpu", "ZPU")\n')
-    path = copy.package / "device" / "backends.py"
+    copy.insert("tables/backends.py", "# The first that is in use counts.\n", 'ZPU: Final = Backend("zpu", "ZPU")\n')
+    path = copy.package / "tables" / "backends.py"
     text = path.read_text(encoding="utf-8").replace("(CUDA, XPU,", "(ZPU, CUDA, XPU,")
     path.write_text(text, encoding="utf-8")
     script = """
 import sys, types
 module = types.SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, synchronize=print)
 sys.modules["torch"] = types.SimpleNamespace(zpu=module)
-from training_profiler.device.backends import find_accelerator
+from training_profiler.tables.backends import find_accelerator
 found = find_accelerator()
 print(found.kind, found.backend.profiler_activity)
 """
     assert copy.run("-c", script) == "zpu ZPU\n"
-    assert copy.changed_files() == {"device/backends.py"}
+    assert copy.changed_files() == {"tables/backends.py"}

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler import settings
-from training_profiler.errors import SettingsError
-from training_profiler.settings import (
+from training_profiler.base.errors import SettingsError
+from training_profiler.base.switch import ROOT, SWITCH, means_on
+from training_profiler.settings import settings
+from training_profiler.settings.settings import (
     Launch,
     Settings,
     describe,
@@ -15,9 +16,8 @@ from training_profiler.settings import (
     unknown_variables,
     variables,
 )
-from training_profiler.sinks.registry import TRACKERS
 from training_profiler.snapshot.cost import Price
-from training_profiler.switch import ROOT, SWITCH, means_on
+from training_profiler.tables.trackers import TRACKERS
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
 SUFFIXES = [
@@ -355,7 +355,7 @@ def test_slurm_job_includes_its_step():
 
 def start_function():
     """Return the syntax tree of ``start_training_profiling``: importing the API would begin its work."""
-    tree = ast.parse(Path(settings.__file__).with_name("api.py").read_text(encoding="utf-8"))
+    tree = ast.parse((Path(settings.__file__).parents[1] / "api.py").read_text(encoding="utf-8"))
     (function,) = (node for node in tree.body if getattr(node, "name", "") == "start_training_profiling")
     return function
 

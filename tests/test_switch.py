@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from training_profiler.errors import SettingsError
-from training_profiler.switch import ROOT, SWITCH, is_switched_on, launch_environment
+from training_profiler.base.errors import SettingsError
+from training_profiler.base.switch import ROOT, SWITCH, is_switched_on, launch_environment
 
 
 def test_profiling_is_off_by_default(monkeypatch):

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.package_source import MODULES, file_of, nodes_of, tree_of
-from training_profiler.device.backends import BACKENDS
 from training_profiler.ranks import liveness
-from training_profiler.recording.known_sections import KNOWN_SECTIONS
-from training_profiler.sinks.registry import TRACKERS
+from training_profiler.tables.backends import BACKENDS
+from training_profiler.tables.sections import KNOWN_SECTIONS
+from training_profiler.tables.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("package source")
 TABLES = {
-    "sections": ("recording/known_sections.py", {section.name for section in KNOWN_SECTIONS}),
-    "devices": ("device/backends.py", {backend.kind for backend in BACKENDS}),
-    "trackers": ("sinks/registry.py", set(TRACKERS)),
+    "sections": ("tables/sections.py", {section.name for section in KNOWN_SECTIONS}),
+    "devices": ("tables/backends.py", {backend.kind for backend in BACKENDS}),
+    "trackers": ("tables/trackers.py", set(TRACKERS)),
 }
 # The same word with another meaning.
 OTHER_MEANINGS = {

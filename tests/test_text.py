@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from training_profiler.text import escaped, one_line, printable, printable_data, printable_lines
+from training_profiler.base.text import escaped, one_line, printable, printable_data, printable_lines
 
 HOSTILE = [
     "\x1b[2J\x1b[31m", "\x1b]0;title\x07", "\x00", "\x7f", "\x85", "\x9b31m", "a\nb", "a\r\n", "\t", "\u2028", "\u2029",

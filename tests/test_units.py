@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.units import duration_text, ms_column, ms_text, rounded, three_digits, unit_of_steps
+from training_profiler.base.units import duration_text, ms_column, ms_text, rounded, three_digits, unit_of_steps
 
 
 @pytest.mark.parametrize(

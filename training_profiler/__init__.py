@@ -15,7 +15,7 @@ loads neither torch nor numpy.
 
 import gc
 
-from training_profiler.switch import is_switched_on
+from training_profiler.base.switch import is_switched_on
 
 TYPE_CHECKING = False  # typing itself takes longer to import than this package
 
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> "Any":
 
 def load_ipython_extension(shell: "Any") -> None:
     """Switch profiling on in a notebook: ``%load_ext training_profiler``."""
-    from training_profiler.switch import switch_on
+    from training_profiler.base.switch import switch_on
 
     switch_on()
     before = {name: globals()[name] for name in __all__}  # now: the import binds the package ``snapshot`` to its name

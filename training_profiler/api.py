@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 import training_profiler.safety.numpy_threads  # noqa: F401, before anything imports numpy
 
 # isort: split
-from training_profiler.errors import ProfilerWarning
+from training_profiler.base.errors import ProfilerWarning
+from training_profiler.base.text import PREFIX
 from training_profiler.recording.data_loader import FetchTimer, profiled
-from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
 from training_profiler.sampling.startup_sampler import ImportOfTorch
-from training_profiler.settings import unknown_variables
+from training_profiler.settings.settings import unknown_variables
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.text import PREFIX
+from training_profiler.tables.sections import VALIDATION_EPOCH
 
 T = TypeVar("T")
 
@@ -124,8 +124,7 @@ def profile_step() -> None:
     """End a training step. Call it once an optimizer update, at the end of the loop's body."""
     session = _process.running()
     if session is not None and _process.phase == "train":
-        if session.instrumentation is not None:
-            session.instrumentation.use_manual_steps()
+        session.instrumentation.use_manual_steps()
         session.step()
 
 
@@ -326,12 +325,6 @@ def is_trainer_profiled() -> bool:
     return _process.is_profiled
 
 
-def has_inferred_steps() -> bool:
-    """Return whether patches of torch find the steps of the run under way."""
-    session = _process.session
-    return session is None or session.instrumentation is not None
-
-
 def loss_begins() -> None:
     """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
     if _process.instrumentation is not None:
@@ -375,7 +368,7 @@ def load_in_notebook() -> None:
 def why_nothing() -> str | None:
     """Return why this process has nothing to report although it imported torch; None if it has a report."""
     session = _process.session
-    if session is not None and (session.instrumentation is None or session.has_reported):
+    if session is not None and session.has_reported:
         return None
     if _process.instrumentation is None or _process.instrumentation.awaits_torch:
         return "torch was imported, but could not be instrumented"

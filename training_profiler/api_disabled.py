@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from training_profiler.base.switch import SWITCH, is_switched_on
 from training_profiler.recording.context_type import SectionBase
 from training_profiler.recording.dynamo import tracing_test
-from training_profiler.switch import SWITCH, is_switched_on
 
 TYPE_CHECKING = False  # importing typing, contextlib and warnings would dominate the import time
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def start_training_profiling(
     if is_switched_on():
         import warnings
 
-        from training_profiler.errors import ProfilerWarning
+        from training_profiler.base.errors import ProfilerWarning
 
         warnings.warn(
             f"{SWITCH} was set after training_profiler was imported, so profiling stays off; "

@@ -7,8 +7,8 @@ import pytest
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.outside_lines import outside_samples
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.sampling.location import Location
-from training_profiler.units import NS_PER_S
 
 IMPORT = Location("train.py", 1, "<module>")
 NEGATIVES = Location("train.py", 8, "negatives")

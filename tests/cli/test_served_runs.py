@@ -8,9 +8,9 @@ import pytest
 
 from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
+from training_profiler.base.errors import MissingExtraError, RunFolderError, TraceError
 from training_profiler.cli import main
 from training_profiler.cli.served_runs import ServedRuns
-from training_profiler.errors import MissingExtraError, RunFolderError, TraceError
 
 
 @pytest.fixture

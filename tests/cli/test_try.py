@@ -10,7 +10,7 @@ import pytest
 from tests.trials.test_results import RESULTS
 from training_profiler.cli import main
 from training_profiler.cli.try_command import _count, _names, _Progress, _seconds
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials.identity import identity_of
 from training_profiler.trials.launcher import Program

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.base.errors import RunFolderError
 from training_profiler.cli import main, watch
 from training_profiler.cli.watch import FullScreen, PlainScreen, Watcher
-from training_profiler.errors import RunFolderError
 from training_profiler.storage.run_folder import META
 
 

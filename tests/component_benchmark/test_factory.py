@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.factory import read_subject, subject_of
-from training_profiler.errors import BenchmarkError
 
 GOOD = """
 from torch import nn, randn

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.factory import subject_of
 from training_profiler.component_benchmark.measure import Options, measure
 from training_profiler.component_benchmark.result import Component, Timing
-from training_profiler.errors import BenchmarkError
 
 
 class FakeClock:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.device.peaks import peak_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.snapshot.program import CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
+from training_profiler.tables.peaks import peak_of
 
 SLOW = CpuSpeed("bfloat16", 2.0, 3e-6, 80.0)
 

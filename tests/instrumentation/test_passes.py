@@ -2,9 +2,9 @@ import gc
 
 import pytest
 
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, Phase
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, MadeBatches
-from training_profiler.units import NS_PER_MS
 
 
 class Iterator:

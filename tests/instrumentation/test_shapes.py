@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.shapes import has_channels_last, largest_shape, shape_of
-from training_profiler.units import NS_PER_MS
 
 
 class Lazy:

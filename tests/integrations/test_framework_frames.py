@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training_profiler.integrations.phases import OWN_CALLBACKS
-from training_profiler.sampling.framework_frames import ANY, FRAMES
+from training_profiler.tables.framework_frames import ANY, FRAMES
 
 pytestmark = pytest.mark.integrations
 # Names of earlier or later versions than the installed ones.

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training_profiler.base.text import printable
 from training_profiler.ranks.message import MOST_MESSAGE_BYTES, Heartbeat, Message, unpack
-from training_profiler.text import printable
 
 TEXT = st.text().map(printable)
 COUNT = st.integers(0, 2**62)

@@ -7,7 +7,6 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.findings.finding import brief
-from training_profiler.recording.known_sections import FORWARD_WITHOUT_GRAD
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.findings import important, insight_lines
 from training_profiler.reports.layout import Layout
@@ -24,6 +23,7 @@ from training_profiler.snapshot.snapshot import (
     StartupStats,
     Throughput,
 )
+from training_profiler.tables.sections import FORWARD_WITHOUT_GRAD
 
 EPOCH = EpochStats(1, 5.0, 50, 50, None, None, {}, None, None)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.recording import FakeRun
+from tests.support.session import session_of
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
-from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
 
 
@@ -30,7 +30,7 @@ class Training:
         self.run = FakeRun()
         self.clock = self.run.clock
         settings = Settings(dir=str(folder), sample_hz=0, monitor_s=0.0, warmup=0)
-        self.session = build_session(settings, RunContext(self.run.recorder, 0.0, self.clock(), opens_files=True))
+        self.session = session_of(self.run, settings)
         self.session.start()
         self.epochs = self.session.instrumentation = Boundaries()
         self.run.recorder.watermark_ns = self.clock()

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun
+from tests.support.session import session_of
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.runtime.session import FIRST_FLUSH_S
-from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.storage.run_reader import read_run
 
 FLUSH_S = 10.0
@@ -21,7 +21,7 @@ class Training:
     def __init__(self, folder):
         self.run = FakeRun()
         settings = Settings(dir=str(folder), flush_s=FLUSH_S, sample_hz=0, monitor_s=0.0)
-        self.session = build_session(settings, RunContext(self.run.recorder, 0.0, self.run.clock(), opens_files=True))
+        self.session = session_of(self.run, settings)
         self.session.start()
         self.outputs = self.session._pipeline._outputs
 

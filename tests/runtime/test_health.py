@@ -3,15 +3,15 @@ import itertools
 import pytest
 
 from tests.support.recording import IMPLEMENTATIONS, FakeClock, FakeRun, implementation_of
+from tests.support.session import session_of
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
 from training_profiler.runtime.recorder_choice import new_recorder
-from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.settings import Settings
-from training_profiler.units import NS_PER_MS
+from training_profiler.settings.settings import Settings
 
 
 def test_overhead_is_the_cost_of_work_and_sections():
@@ -41,7 +41,7 @@ def test_samples_before_the_first_step_are_part_of_the_cost() -> None:
     startup.stop()
     run = FakeRun()
     settings = Settings(sample_hz=0, monitor_s=0.0)
-    session = build_session(settings, RunContext(run.recorder, 0.0, run.clock(), opens_files=False, startup=startup))
+    session = session_of(run, settings, opens_files=False, startup=startup)
     run.clock.advance(0.001)
     (note,) = session._pipeline.notes()
     assert note.endswith(f"(startup sampler {startup.cpu_ns / NS_PER_MS:.2%})")

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun, snapshot_of
+from tests.support.session import session_of
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.summary import RankSummary
-from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Launch, Settings
+from training_profiler.settings.settings import Launch, Settings
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 
@@ -19,7 +19,7 @@ def pipeline_in(folder, **settings):
     """Return the pipeline of a session that writes to ``folder`` and has not started."""
     run = FakeRun()
     chosen = Settings(dir=str(folder), sinks=("jsonl",), **settings)
-    session = build_session(chosen, RunContext(run.recorder, 0.0, run.clock(), opens_files=True))
+    session = session_of(run, chosen)
     return session._pipeline
 
 

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from tests.support.recording import FakeRun
+from tests.support.session import session_of
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
-from training_profiler.runtime.wiring import RunContext, build_session
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 
 STEPS, STEP_S, EVERY = 600, 0.001, 100
 
@@ -19,7 +19,7 @@ class Training:
     def __init__(self, folder):
         self.run, self.asked = FakeRun(), []
         settings = Settings(dir=str(folder), sample_hz=0, monitor_s=0.0, log_every=EVERY, flush_s=0.1, warmup=0)
-        self.session = build_session(settings, RunContext(self.run.recorder, 0.0, self.run.clock(), opens_files=True))
+        self.session = session_of(self.run, settings)
         self.session.start()
         self.run.recorder.watermark_ns = self.run.clock()
         self.ends = StepEnds(self.run.recorder, self.ask)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.recording import FakeClock
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from training_profiler.safety.cost_budget import (
     EPOCHS,
     LEAST,
@@ -16,7 +17,6 @@ from training_profiler.safety.cost_budget import (
     CostBudget,
     unlimited,
 )
-from training_profiler.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 HZ = 50
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from training_profiler.errors import MissingExtraError
+from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages

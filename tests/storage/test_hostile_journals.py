@@ -7,8 +7,8 @@ import pytest
 from tests.storage.test_journal_round_trip import JOURNAL, journal_in, train
 from tests.support.every_field import full_interval
 from tests.support.mutations import leaves
+from training_profiler.base.errors import RunFolderError
 from training_profiler.diagnosis import diagnose
-from training_profiler.errors import RunFolderError
 from training_profiler.reports.console import render_final
 from training_profiler.reports.report_json import as_data
 from training_profiler.storage.limits import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.device import device_run
 from tests.support.recording import FakeRun
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.recording.worker_sums import WorkerLine, WorkerMemory, WorkerSums

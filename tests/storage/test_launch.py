@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from training_profiler.settings import Launch
+from training_profiler.settings.settings import Launch
 from training_profiler.storage.launch import (
     LaunchId,
     is_running,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.storage import live_reader
 from training_profiler.storage.live_reader import LiveRun
 from training_profiler.storage.run_reader import read_run

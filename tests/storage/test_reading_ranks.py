@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.many_ranks import BEGAN_S, RUN, S, simple_stats, summary_by, who, write_rank
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.storage import rank_reader
 from training_profiler.storage.launch import LaunchId
 from training_profiler.storage.rank_reader import read_ranks

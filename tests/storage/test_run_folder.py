@@ -4,7 +4,7 @@ from importlib import metadata
 
 import pytest
 
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.storage import run_folder
 from training_profiler.storage.run_folder import (
     describe_git,

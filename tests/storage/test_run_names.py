@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.storage.run_folder import META, make_run_folder, run_ending, write_json
 from training_profiler.storage.run_lookup import run_named
 

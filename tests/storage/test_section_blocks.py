@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from training_profiler.base.text import printable
 from training_profiler.snapshot.snapshot import OTHER
 from training_profiler.storage.journal_codec import IntervalRecord
 from training_profiler.storage.section_blocks import section_blocks
-from training_profiler.text import printable
 
 
 def interval(sections, step_ns, **options):

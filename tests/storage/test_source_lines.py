@@ -8,7 +8,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.location import Location
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.program import LOADER, CallFacts, CallSite, ProgramFacts, SliceFacts
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import Health

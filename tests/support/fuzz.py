@@ -33,8 +33,8 @@ import msgspec
 from tests.support.every_field import filled, full_journal
 from tests.support.mutations import mutated
 from tests.support.traces import Trace, gpu
+from training_profiler.base.errors import RunFolderError
 from training_profiler.cli import compare, html, list_runs, main, report, timeline, trace, watch
-from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import unpack
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data

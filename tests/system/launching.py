@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tests.support.fork_server import ForkedProgram
 from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish, fork_server
-from training_profiler.switch import launch_environment
+from training_profiler.base.switch import launch_environment
 
 BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
 NOTHING = "training_profiler: nothing measured: the program never imported torch\n"

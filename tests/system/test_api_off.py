@@ -6,8 +6,8 @@ import pytest
 
 from tests.system.scripts import SWITCH, run
 from training_profiler import api
-from training_profiler.errors import SettingsError
-from training_profiler.settings import read_settings
+from training_profiler.base.errors import SettingsError
+from training_profiler.settings.settings import read_settings
 
 EVERY_CALL = """
 from training_profiler import *
@@ -81,7 +81,7 @@ def test_invalid_switch_is_an_error_with_an_example(tmp_path: Path) -> None:
     outcome = run(tmp_path, "import training_profiler", profile="maybe")
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
-        "training_profiler.errors.SettingsError: RECTIFIED_FLOW_PROFILE='maybe' is neither on (1, true, yes, on) "
+        "training_profiler.base.errors.SettingsError: RECTIFIED_FLOW_PROFILE='maybe' is neither on (1, true, yes, on) "
         "nor off (0, false, no, off); example: RECTIFIED_FLOW_PROFILE=1"
     )
 
@@ -112,7 +112,7 @@ def test_invalid_variable_is_an_error_at_import(tmp_path: Path) -> None:
     outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVERY": "-1"})
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
-        f"training_profiler.errors.SettingsError: {SWITCH}_LOG_EVERY='-1' "
+        f"training_profiler.base.errors.SettingsError: {SWITCH}_LOG_EVERY='-1' "
         "is not an integer >= 0 (steps between periodic reports, 0 for the final summary alone); example: 50"
     )
 

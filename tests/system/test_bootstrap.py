@@ -12,9 +12,9 @@ import pytest
 
 from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
 from tests.system.scripts import TIMEOUT_S
-from training_profiler.settings import Settings
-from training_profiler.switch import OFF_WORDS, ON_WORDS, SWITCH
-from training_profiler.switch import ROOT as ROOT_VARIABLE
+from training_profiler.base.switch import OFF_WORDS, ON_WORDS, SWITCH
+from training_profiler.base.switch import ROOT as ROOT_VARIABLE
+from training_profiler.settings.settings import Settings
 
 # Stands in for the profiler: prints each call to stdout.
 LIVE = """

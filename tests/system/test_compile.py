@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.scripts import run
-from training_profiler.settings import NATIVE
+from training_profiler.settings.settings import NATIVE
 
 SCRIPT = """
 {imports}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.system.launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
 from tests.system.scripts import ROOT, SWITCH, command, environment
-from training_profiler.switch import start_up_file
+from training_profiler.base.switch import start_up_file
 
 # Prints what a program can learn about itself, and a class pickled in __main__.
 LOOK = """

@@ -11,7 +11,7 @@ import pytest
 from tests.system.launching import BOOTSTRAP, Ended, execute, stand_ins
 from tests.system.scripts import ROOT, TIMEOUT_S
 from tests.system.test_bootstrap import LIVE, script
-from training_profiler.switch import OFF_WORDS, SWITCH
+from training_profiler.base.switch import OFF_WORDS, SWITCH
 
 FILES = ("training_profiler.pth", "training_profiler.start", "training_profiler_start.py")
 TRAINED = LIVE + "def has_trained():\n    return True\n"

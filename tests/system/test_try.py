@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.results import NO_VERDICT
 

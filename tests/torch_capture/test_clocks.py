@@ -1,6 +1,6 @@
 import json
 
-from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import ClockMap, Marked, Pair, find_marks, meet
 
 

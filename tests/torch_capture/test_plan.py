@@ -1,7 +1,7 @@
 import pytest
 
-from training_profiler.errors import SettingsError
-from training_profiler.settings import read_settings
+from training_profiler.base.errors import SettingsError
+from training_profiler.settings.settings import read_settings
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 VARIABLE = "RECTIFIED_FLOW_PROFILE_CAPTURE"

@@ -1,8 +1,8 @@
 import pytest
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.schedule import RecentStepTimes, Schedule
-from training_profiler.units import NS_PER_S
 
 
 def paced(steps: int) -> RecentStepTimes:

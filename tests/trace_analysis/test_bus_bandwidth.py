@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace, gpu
-from training_profiler.device.peaks import link_of
+from training_profiler.tables.peaks import link_of
 from training_profiler.trace_analysis.report.views import render_view
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, LOOP, Trace
-from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import SampledLine, Span, write_trace
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.code_places import SampledLine as CodeLine

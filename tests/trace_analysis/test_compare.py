@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace, gpu
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.communication import Runs, RunsOf, over_ranks
 from training_profiler.trace_analysis.compare import compare

@@ -6,8 +6,8 @@ import zlib
 import pytest
 
 from tests.support.traces import Trace, gpu
+from training_profiler.base.errors import TraceError
 from training_profiler.cli import main
-from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.load import chunks
 from training_profiler.trace_analysis.load.reader import read_events

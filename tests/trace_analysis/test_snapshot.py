@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.memory.snapshot import Held, OutOfMemory, devices_of, memory_snapshot
 from training_profiler.trace_analysis.memory.snapshot_reader import read_snapshot
 

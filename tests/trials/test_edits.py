@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from training_profiler.errors import MissingExtraError
+from training_profiler.base.errors import MissingExtraError
 from training_profiler.snapshot.program import LOADER, OPTIMIZER, THREADS, CallFacts, CallSite
 from training_profiler.trials import edits
 from training_profiler.trials.edits import CannotEditError, Edit, edited, edited_source

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
 from training_profiler.trials import identity
 from training_profiler.trials.identity import identity_of, program_files, why_another

@@ -7,7 +7,7 @@ import pytest
 from tests.trials import changes
 from tests.trials.test_interleaved import FakeTraining
 from tests.trials.test_planning import first_run
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.trials import session
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import TrialError

@@ -33,12 +33,12 @@ from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
+from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 
 UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers
 
@@ -143,8 +143,23 @@ class Accumulator:
         """
         self._garbage.add(collections, since_ns is not None and (since_ns <= self.at_ns or not self.steps))
 
-    def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
-        """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
+    def add(
+        self,
+        batch: Batch,
+        training_thread: int,
+        samples: Sequence[Sample] = (),
+        has_loop_mark: bool | None = None,
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            batch: of all threads.
+            training_thread: whose time is the run's.
+            samples: of that thread.
+            has_loop_mark: whether a mark shows where the training loop begins; by default, where sections are inferred.
+        """
+        if has_loop_mark is None:
+            has_loop_mark = self.inferred_filter.is_needed
         self._lines.add_samples(samples)
         on_samples = self.on_samples  # the training thread may end a capture meanwhile
         if on_samples is not None:
@@ -166,7 +181,8 @@ class Accumulator:
         until_ns = max([batch.until_ns, self.at_ns, *last_ns])
         first_step = self.steps
         self.loaders.begin(training, marks, first_step)
-        cuts = self._timeline.cut(marks, self._loop_begin_ns(training, len(marks.codes) > 0), until_ns)
+        first_section_ns = None if has_loop_mark else self._loop_begin_ns(training, len(marks.codes) > 0)
+        cuts = self._timeline.cut(marks, first_section_ns, until_ns)
         self._complete = self.steps - first_step
         self.totals.loop_begin_ns = self._timeline.begun_ns
         if self._settled_ns is None and self.steps >= UNLIKE_OTHERS:
@@ -216,7 +232,7 @@ class Accumulator:
 
         If steps end and no such section was seen, the first section of any name counts.
         """
-        if self._timeline.has_begun or self.inferred_filter.is_needed:  # a mark shows it
+        if self._timeline.has_begun:
             return None
         times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Floats, Integers
+from training_profiler.base.units import NS_PER_S
 from training_profiler.snapshot.snapshot import AroundCapture
-from training_profiler.units import NS_PER_S
 
 STEPS: Final = 50  # on each side
 STEPS_NEEDED: Final = 20  # before

@@ -7,8 +7,8 @@ import numpy as np
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION
 
 
 class GradientSyncAttribution:

@@ -9,7 +9,7 @@ from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
-from training_profiler.units import NS_PER_US
+from training_profiler.base.units import NS_PER_US
 
 MOST_PARTS: Final = 256
 MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known

@@ -7,7 +7,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from training_profiler.recording.known_sections import (
+from training_profiler.recording.worker_sums import PHASES
+from training_profiler.sampling.location import Location
+from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
+from training_profiler.tables.framework_frames import LOOP, FileRows
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
@@ -19,10 +23,6 @@ from training_profiler.recording.known_sections import (
     WITHIN,
     WORKER_START,
 )
-from training_profiler.recording.worker_sums import PHASES
-from training_profiler.sampling.framework_frames import LOOP, FileRows
-from training_profiler.sampling.location import Location
-from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.worker_sums import IDLE, PHASES, WorkerSums
 from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
-from training_profiler.units import NS_PER_S
 
 SAMPLES_NEEDED: Final = 30  # of work, or of waiting; a share of one half is then accurate to about 18 points (95 %)
 BATCHES_NEEDED: Final = 4  # before a mean batch says anything

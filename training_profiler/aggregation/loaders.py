@@ -13,12 +13,12 @@ from training_profiler.aggregation.section_kinds import SectionKinds
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.aggregation.step_timeline import are_step_ends
 from training_profiler.aggregation.thread_blocks import EndedSpans
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
-from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
-from training_profiler.units import NS_PER_S
+from training_profiler.tables.sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
 
 # The sums of each loader, once for training and once for validation. BETWEEN is not a section: it is the time from
 # the arrival of one batch to the arrival of the next.

@@ -6,9 +6,9 @@ import numpy as np
 
 from training_profiler.aggregation.span_matching import OutsideSections
 from training_profiler.aggregation.totals import rows_for
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER
+from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 
 # Work between training steps makes no step longer, wherever in the loop it is called.
 OUTSIDE_SECTIONS: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)

@@ -20,6 +20,7 @@ from training_profiler.aggregation.summary import (
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.unseen_waits import unseen_waits
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.program import ProgramFacts
@@ -34,7 +35,6 @@ from training_profiler.snapshot.snapshot import (
     Price,
     Snapshot,
 )
-from training_profiler.units import NS_PER_S
 
 
 class RunSums:

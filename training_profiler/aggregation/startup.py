@@ -6,10 +6,10 @@ from typing import Final
 
 from training_profiler.aggregation.lines import BEFORE_STEPS
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.startup_frames import REST
 from training_profiler.snapshot.snapshot import StartupPart, StartupStats
-from training_profiler.units import NS_PER_S
 
 SAMPLES_NEEDED: Final = 10
 MOST_LINES: Final = 3  # of a part

@@ -12,9 +12,9 @@ from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import StepPoint
+from training_profiler.base.units import NS_PER_S
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import CHECKS, OTHER, PYTHON, LineChange, LineStats, StepChange
-from training_profiler.units import NS_PER_S
 
 LINES_KEPT: Final = 3  # of a section
 MOSTLY_CALLED: Final = 0.5  # of a line's time

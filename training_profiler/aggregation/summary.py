@@ -16,16 +16,7 @@ from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
 from training_profiler.aggregation.work import explained_by_calls, work_growth
-from training_profiler.recording.known_sections import (
-    ACTING_SECTIONS,
-    BACKWARD_PASS,
-    DATA_LOADING,
-    FORWARD_PASS,
-    ROLLOUT,
-    STEP_PARTS,
-    SYNCHRONIZATION,
-    WITHIN,
-)
+from training_profiler.base.units import NS_PER_S
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,
@@ -36,7 +27,16 @@ from training_profiler.snapshot.snapshot import (
     SectionStats,
     StepStats,
 )
-from training_profiler.units import NS_PER_S
+from training_profiler.tables.sections import (
+    ACTING_SECTIONS,
+    BACKWARD_PASS,
+    DATA_LOADING,
+    FORWARD_PASS,
+    ROLLOUT,
+    STEP_PARTS,
+    SYNCHRONIZATION,
+    WITHIN,
+)
 
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known

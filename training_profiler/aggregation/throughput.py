@@ -5,9 +5,9 @@ from typing import Final
 
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
-from training_profiler.device.peaks import peak_of
+from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.snapshot.snapshot import Throughput
-from training_profiler.units import FLOPS_PER_TFLOP, NS_PER_S
+from training_profiler.tables.peaks import peak_of
 
 REUSED: Final = 0.5  # batches a step; with fewer, updates share batches, and how many samples each has is not known
 

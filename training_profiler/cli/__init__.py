@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from training_profiler.errors import ProfilerError
+from training_profiler.base.errors import ProfilerError
 
 TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    from training_profiler.text import encodable, one_line  # not at the top: `run` does not need it
+    from training_profiler.base.text import encodable, one_line  # not at the top: `run` does not need it
 
     if getattr(sys, "stderr", None) is None:
         return 2

@@ -18,9 +18,9 @@ import traceback
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
-from training_profiler.errors import BenchmarkError
+from training_profiler.base.errors import BenchmarkError
+from training_profiler.base.text import encodable, printable_lines
 from training_profiler.safety.files import write_output
-from training_profiler.text import encodable, printable_lines
 
 OURS = str(Path(__file__).resolve().parents[1])
 STDOUT = "-"

@@ -19,16 +19,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import encodable, one_line, printable
 from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
 from training_profiler.comparison.differences import differing
 from training_profiler.comparison.lines import line_of
 from training_profiler.comparison.run_series import RunSeries
-from training_profiler.errors import RunFolderError
 from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_choice import choose_run, newest_runs, run_name
@@ -36,7 +37,6 @@ from training_profiler.storage.run_list import RUNNING, listed_run
 from training_profiler.storage.run_lookup import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.series_reader import SeriesReader
-from training_profiler.text import encodable, one_line, printable
 
 SLOWER_STATUS = 1
 _QUOTED = ("the run ", "1 torn line", "the figures above", "left out")  # notes that concern what can be compared

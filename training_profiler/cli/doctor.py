@@ -8,9 +8,9 @@ import json
 import sys
 from typing import Final
 
+from training_profiler.base.text import encodable, one_line, printable, printable_data
 from training_profiler.reports.layout import Layout
 from training_profiler.runtime.checkup import Section, check_up
-from training_profiler.text import encodable, one_line, printable, printable_data
 
 HAS_PROBLEMS: Final = 1
 

@@ -6,8 +6,8 @@ They are made from the table of settings; there is no second list.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from training_profiler.errors import SettingsError
-from training_profiler.settings import SettingDescription, check_setting, describe
+from training_profiler.base.errors import SettingsError
+from training_profiler.settings.settings import SettingDescription, check_setting, describe
 
 # Options of Python with two dashes.
 OF_PYTHON = ("--version", "--check-hash-based-pycs", "--help-env", "--help-xoptions", "--help-all")

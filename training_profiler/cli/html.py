@@ -12,10 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.errors import TraceError
+from training_profiler.base.text import encodable, one_line
+from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.cli.report import chosen_run, findings_of
 from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.cli.trace import summary_of
-from training_profiler.errors import TraceError
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
 from training_profiler.safety.files import replace_file, write_output
@@ -25,8 +27,6 @@ from training_profiler.storage.run_lookup import read_meta, read_program, typed_
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
 from training_profiler.storage.timeline_reader import read_series
-from training_profiler.text import encodable, one_line
-from training_profiler.units import BYTES_PER_MIB
 
 MOST_TRACE_BYTES: Final = 8 * BYTES_PER_MIB  # of all analysed traces of a run: larger ones take long
 

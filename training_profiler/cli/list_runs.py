@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import encodable, printable_data
 from training_profiler.reports.run_table import RunRow, render_runs
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_list import ListedRun, list_runs
-from training_profiler.text import encodable, printable_data
 
 _KEYS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "began": lambda run: run.began,

@@ -13,10 +13,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError
+from training_profiler.base.text import one_line
 from training_profiler.cli.served_runs import ServedRuns
-from training_profiler.errors import MissingExtraError, ProfilerError, RunFolderError
-from training_profiler.settings import read_settings
-from training_profiler.text import one_line
+from training_profiler.settings.settings import read_settings
 
 NAME: Final = "training-profiler"
 INTERRUPTED: Final = 130

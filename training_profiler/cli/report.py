@@ -10,17 +10,17 @@ import os
 import sys
 from pathlib import Path
 
+from training_profiler.base.text import encodable, one_line
 from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.report_schema import report_schema
-from training_profiler.settings import FORMATS, read_settings
+from training_profiler.settings.settings import FORMATS, read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
-from training_profiler.text import encodable, one_line
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, load
 from training_profiler.trials.results import as_data as trials_data

@@ -15,7 +15,14 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, launch_environment, set_variable, start_up_file
+from training_profiler.base.switch import (
+    PREFIX,
+    ROOT,
+    SHORT_PREFIX,
+    launch_environment,
+    set_variable,
+    start_up_file,
+)
 
 TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
@@ -75,7 +82,9 @@ def launch(words: list[str]) -> int:
     for name, value in given.items():
         set_variable(environment, name, value)
     if any(name.startswith((PREFIX, SHORT_PREFIX)) and name != ROOT for name in environment):
-        from training_profiler.settings import read_settings  # takes longer to import than everything else here
+        from training_profiler.settings.settings import (
+            read_settings,  # takes longer to import than everything else here
+        )
 
         read_settings(environ=environment)
     _warn_if_unprofiled(program, arguments[1:] if is_python else _shebang_options(program))

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.errors import RunFolderError, TraceError
+from training_profiler.base.text import printable_data
 from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.report import findings_of
 from training_profiler.cli.trace import summary_of
-from training_profiler.errors import RunFolderError, TraceError
 from training_profiler.reports.comparison import comparison_data, render_comparison
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.layout import Layout
@@ -19,7 +20,6 @@ from training_profiler.storage.run_choice import newest_runs
 from training_profiler.storage.run_list import list_runs, listed_run
 from training_profiler.storage.run_lookup import read_program, run_named
 from training_profiler.storage.run_reader import newest_run, read_run
-from training_profiler.text import printable_data
 
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 200_000  # characters of an answer

@@ -13,22 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import encodable, printable_lines
 from training_profiler.cli.run_argument import add_run
-from training_profiler.errors import RunFolderError
 from training_profiler.ranks.liveness import message_interval_s
 from training_profiler.reports.hang import render_stacks, sentence
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.sampling.stack_signal import is_stopped, parse_dump, stacks_by_signal
 from training_profiler.sampling.thread_stacks import FrameNames, is_own_file
 from training_profiler.sampling.user_code import Places, places_of_this_process
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.snapshot.stacks import RankStacks, ThreadStack
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.run_choice import choose_run
 from training_profiler.storage.run_lookup import read_meta
 from training_profiler.storage.running import is_still_running, journals_of_running
 from training_profiler.storage.stack_files import read_request, read_stacks, write_request, write_stacks
-from training_profiler.text import encodable, printable_lines
 
 ANSWER_S: Final = 5.0  # for ranks that can run Python, and ANSWER_INTERVALS between two of their messages
 ANSWER_INTERVALS: Final = 3

@@ -13,16 +13,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import encodable, one_line
 from training_profiler.cli.report import chosen_run
 from training_profiler.cli.run_argument import add_attempt, add_run
-from training_profiler.errors import RunFolderError
 from training_profiler.reports.stacks import collapsed, speedscope
 from training_profiler.reports.timeline_trace import timeline_trace
 from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.run_lookup import read_program
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import read_series
-from training_profiler.text import encodable, one_line
 
 CHROME, SPEEDSCOPE, COLLAPSED = FORMATS = ("chrome", "speedscope", "collapsed")
 NAMES = {CHROME: "timeline.json", SPEEDSCOPE: "lines.speedscope.json", COLLAPSED: "lines.collapsed.txt"}

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.errors import ProfilerError, TraceError
+from training_profiler.base.errors import ProfilerError, TraceError
+from training_profiler.base.text import encodable, printable_data, printable_lines
 from training_profiler.findings.thresholds import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_lookup import run_named
-from training_profiler.text import encodable, printable_data, printable_lines
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.annotate import annotated

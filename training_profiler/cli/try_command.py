@@ -24,10 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.errors import ProfilerError, RunFolderError
+from training_profiler.base.text import encodable, one_line
+from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, duration_text
 from training_profiler.cli.run import resolve
-from training_profiler.errors import ProfilerError, RunFolderError
 from training_profiler.reports.layout import shortened
-from training_profiler.settings import read_settings
+from training_profiler.settings.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_choice import choose_run
 from training_profiler.storage.run_folder import MASK, describe_process
@@ -35,7 +37,6 @@ from training_profiler.storage.run_lookup import typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
-from training_profiler.text import encodable, one_line
 from training_profiler.trials.edits import edited
 from training_profiler.trials.facts import facts_of
 from training_profiler.trials.identity import identity_of, why_another
@@ -47,7 +48,6 @@ from training_profiler.trials.scratch_folder import scratch_folder
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, load_state
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS
-from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, duration_text
 
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells

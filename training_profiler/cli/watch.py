@@ -21,12 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import encodable, one_line, printable_lines
 from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.diagnosis import diagnose
-from training_profiler.errors import RunFolderError
 from training_profiler.reports.layout import TABLE, Layout
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, watch_lines
-from training_profiler.settings import is_dumb_terminal, read_settings
+from training_profiler.settings.settings import is_dumb_terminal, read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.captures import captures_of
 from training_profiler.storage.live_reader import LiveRun, Look
@@ -34,7 +35,6 @@ from training_profiler.storage.run_choice import choose_run, run_folders
 from training_profiler.storage.run_folder import META
 from training_profiler.storage.run_list import ENDED, KILLED
 from training_profiler.storage.run_lookup import read_program, typed_path
-from training_profiler.text import encodable, one_line, printable_lines
 
 INTERRUPTED: Final = 130
 LEAST_S, MOST_S = 0.2, 3600.0

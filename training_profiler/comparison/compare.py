@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.base.units import duration_text
 from training_profiler.comparison.drift import span_needed, unseen_variance
 from training_profiler.comparison.long_run import (
     HUBER_K,
@@ -21,7 +22,6 @@ from training_profiler.comparison.long_run import (
 )
 from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
 from training_profiler.snapshot.snapshot import OTHER
-from training_profiler.units import duration_text
 
 FASTER, SLOWER, NOT_SHOWN = "faster", "slower", "no difference shown"
 # A verdict is wrong in at most 5% of pairs of equal runs. Most of that belongs to the typical step; the mean finds rare

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from training_profiler.text import printable
+from training_profiler.base.text import printable
 
 _META: Final = ("command", "folder", "python", "platform", "cpus", "host", "versions", "git")
 # They differ between any two runs, or follow from others.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.subject import Subject, tensors_in
-from training_profiler.device.backends import CUDA
-from training_profiler.errors import BenchmarkError
+from training_profiler.tables.backends import CUDA
 
 _FLOAT = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+")
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.subject import Subject
-from training_profiler.errors import BenchmarkError
 
 EXAMPLE = "example: training-profiler benchmark train.py:factory"
 RETURNS = "expected (model, input), example: return model, torch.randn(8, 3, 32, 32)"

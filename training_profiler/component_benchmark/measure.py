@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.capture import Node, capture, is_compiled, shapes_text, without_compiler
 from training_profiler.component_benchmark.replay import CallTiming, time_backward, time_call
 from training_profiler.component_benchmark.result import Component, ComponentBenchmark, Timing
 from training_profiler.component_benchmark.state import kept
 from training_profiler.component_benchmark.stopwatch import Stopwatch
 from training_profiler.component_benchmark.subject import Subject, tensors_in
-from training_profiler.errors import BenchmarkError
 
 FORWARD, FORWARD_LOSS, BACKWARD, OPTIMIZER = "forward", "forward + loss", "backward", "optimizer step"
 COMPILED = (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from training_profiler.device.backends import ready_backends
+from training_profiler.tables.backends import ready_backends
 
 
 @contextmanager

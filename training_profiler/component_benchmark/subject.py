@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from training_profiler.errors import BenchmarkError
+from training_profiler.base.errors import BenchmarkError
 
 LEARNING_RATE = 1e-6  # hundreds of updates barely change the model
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from typing import Final, Protocol
 
-from training_profiler.device import backends
-from training_profiler.device.backends import CUDA
+from training_profiler.base.units import NS_PER_S
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.device.event_clock import DeviceClock
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
@@ -14,7 +13,8 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
-from training_profiler.units import NS_PER_S
+from training_profiler.tables import backends
+from training_profiler.tables.backends import CUDA
 
 PART: Final = "device time"
 SHARE: Final = 0.002  # of the run's time that it may cost the training, on its thread or on the device

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.device.backends import Accelerator, Event
 from training_profiler.recording.section import Clock
 from training_profiler.recording.untraced import skip_with_callees
+from training_profiler.tables.backends import Accelerator, Event
 
 POOL_SIZE: Final = 4096  # events of one device, more than the limit on cost allows to use
 POOL_EMPTY: Final = "the pool of events was empty"

@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS
-from training_profiler.snapshot.pass_phases import ANOMALIES
 from training_profiler.snapshot.program import ANOMALY
 from training_profiler.snapshot.snapshot import BETWEEN, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.pass_phases import ANOMALIES
+from training_profiler.tables.sections import BACKWARD_PASS
 
 ANOMALY_DETECTION: Final = "anomaly-detection"
 

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 
 TINY_BATCHES: Final = "tiny-batches"
 TINY: Final = 4.0  # samples

@@ -6,9 +6,9 @@ from typing import Final
 
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.program import COMPILE, LOADER, OPTIMIZER, CallFacts
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 
 # The rule -> the kind of call whose arguments its fix is about.
 CALL_OF: Final = {

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.base.units import time_text
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
@@ -24,7 +25,6 @@ from training_profiler.snapshot.snapshot import (
     Snapshot,
     StepChange,
 )
-from training_profiler.units import time_text
 
 SLOWER_SINCE: Final = "slower-since"
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend

@@ -43,7 +43,8 @@ from training_profiler.diagnosis.validation_batches import SMALL_VALIDATION_BATC
 from training_profiler.diagnosis.worker_starts import VALIDATION_WORKERS
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import (
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
@@ -56,7 +57,6 @@ from training_profiler.recording.known_sections import (
     VALIDATION_EPOCH,
     WORKER_START,
 )
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
 
 STEP_TIME_VARIES: Final = "step-time-varies"
 RISES: Final = (SLOWER_SINCE, "slowing-down")  # of step time

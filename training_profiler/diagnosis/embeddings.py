@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import OPTIMIZER_STEP
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import OPTIMIZER_STEP
 
 DENSE_EMBEDDING: Final = "dense-embedding"
 FEW_ROWS: Final = 0.2  # of a table; sparse updates of more would not be faster

@@ -3,11 +3,11 @@
 from statistics import median
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 from training_profiler.snapshot.snapshot import EpochStats, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import DATA_LOADING, FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 
 FROZEN_FORWARD: Final = "frozen-forward"
 BATCHES_NEEDED: Final = 8  # that were looked at

@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
 
 GARBAGE: Final = "garbage-collection"
 GARBAGE_COLLECTION: Final = "garbage collection"  # as the cause of uneven steps, where others have a section

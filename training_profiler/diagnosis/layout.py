@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from training_profiler.device.backends import CUDA
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.tables.backends import CUDA
 
 CHANNELS_FIRST: Final = "channels-first"
 TENSOR_CORES: Final = ("tf32", *HALF)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
 from training_profiler.diagnosis.claims import COPYING_S, UNKNOWN_S, section_of
 from training_profiler.diagnosis.device_waits import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
@@ -12,10 +13,9 @@ from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_t
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 WAITS_FOR_DEVICE: Final = "waits-for-device"

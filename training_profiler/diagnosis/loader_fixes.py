@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence
 from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
-from training_profiler.recording.known_sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 
 MOST_WORKERS: Final = 8  # to begin with
 BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin

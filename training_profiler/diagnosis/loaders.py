@@ -2,12 +2,12 @@
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.snapshot import OTHER, LoaderStats, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 
 LOADER_RESTARTED: Final = "loader-restarted"
 PASSES_NEEDED: Final = 10

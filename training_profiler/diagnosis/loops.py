@@ -4,8 +4,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.recording.known_sections import FORWARD_PASS
 from training_profiler.snapshot.snapshot import PYTHON, LineStats, Snapshot
+from training_profiler.tables.sections import FORWARD_PASS
 
 LOOPS: Final = 0.15  # of a function's time between calls, at the turns of its loops
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, threshold_of
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import THREADS
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
 
 MACHINE_BUSY: Final = "machine-busy"
 OVERSUBSCRIBED: Final = "cpu-oversubscribed"

@@ -2,14 +2,14 @@
 
 from typing import Final
 
+from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 from training_profiler.diagnosis.change import when_text, work_of
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MemoryChange, Snapshot
-from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
+from training_profiler.tables.sections import DATA_LOADING
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor

@@ -7,8 +7,8 @@ from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, Snapshot
+from training_profiler.tables.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
 
 MOSTLY_OUTSIDE: Final = "outside-steps"
 SHORT_S: Final = 10.0

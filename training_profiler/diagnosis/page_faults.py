@@ -2,14 +2,14 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import FORWARD_PASS
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import FORWARD_PASS
 
 PAGE_FAULTS: Final = "page-faults"
 NEW_MEMORY: Final = "page faults"  # as a cause

@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS
 
 PARAMETER_LOOP: Final = "parameter-loop"
 LEAST: Final = 8  # operations a step; of fewer tensors a loop is short

@@ -8,10 +8,10 @@ from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.diagnosis.page_faults import page_fault_time
 from training_profiler.diagnosis.registry import has_enough_steps
 from training_profiler.diagnosis.threads import lock_wait
-from training_profiler.recording.known_sections import BACKWARD_PASS
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
+from training_profiler.tables.sections import BACKWARD_PASS
 
 LOCK: Final = "Python's lock"
 DISK: Final = "disk"

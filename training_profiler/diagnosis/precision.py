@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from training_profiler.device.peaks import peak_of
+from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import three_digits
+from training_profiler.tables.peaks import peak_of
 
 SLOW_PRECISION: Final = "slow-precision"
 SLOWER: Final = 2.0  # times float32; less may be other work of the machine

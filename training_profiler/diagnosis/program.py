@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.in_python import in_python
 from training_profiler.diagnosis.loops import loops
 from training_profiler.diagnosis.machine import cpu_loss
@@ -11,11 +12,10 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.diagnosis.time_steps import is_on_cpu, saved_by_whole_sequences, time_step_loop
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, ProgramFacts
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
-from training_profiler.units import duration_text, ms_text, three_digits
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 
 SMALL_OPERATORS: Final = "small-operators"
 PYTHON_IN_FORWARD: Final = "python-in-forward"

@@ -2,16 +2,16 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.in_python import in_python
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.time_steps import is_on_cpu
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS
 from training_profiler.snapshot.lines import hottest_places
-from training_profiler.snapshot.pass_phases import CUSTOM_BACKWARD
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.pass_phases import CUSTOM_BACKWARD
+from training_profiler.tables.sections import BACKWARD_PASS
 
 PYTHON_IN_BACKWARD: Final = "python-in-backward"
 SAMPLES_NEEDED: Final = 20  # of lines in such functions; the error of a part of a half is then about 0.1

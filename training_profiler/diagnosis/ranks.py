@@ -2,15 +2,15 @@
 
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.shares import StepShare
 from training_profiler.diagnosis.stragglers import host_slow, straggler
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import SYNCHRONIZATION
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
+from training_profiler.tables.sections import SYNCHRONIZATION
 
 MOST_NAMED: Final = 4
 BUCKET_BYTES: Final = 25 * 2**20  # DDP's default

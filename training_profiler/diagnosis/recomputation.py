@@ -2,14 +2,14 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.time_steps import is_on_cpu
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
-from training_profiler.snapshot.pass_phases import RECOMPUTATION
 from training_profiler.snapshot.snapshot import BETWEEN, LineStats, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.pass_phases import RECOMPUTATION
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS
 
 NEEDLESS_RECOMPUTATION: Final = "recomputation"
 MEMORY_LEFT: Final = 0.5  # of all; activations that are kept may take as much again as everything else

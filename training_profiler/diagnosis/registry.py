@@ -5,8 +5,8 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Registry, Saving
-from training_profiler.recording.known_sections import BACKWARD_PASS
 from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.tables.sections import BACKWARD_PASS
 
 RULES: Final[Registry[Snapshot]] = Registry()
 

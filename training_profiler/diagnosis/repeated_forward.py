@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 from training_profiler.snapshot.program import RepeatFacts
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT
 
 REPEATED_FORWARD: Final = "repeated-forward"
 STEPS_NEEDED: Final = 10

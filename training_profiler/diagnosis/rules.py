@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.units import counted, time_text
 from training_profiler.diagnosis import (  # noqa: F401
     anomaly,
     batches,
@@ -48,7 +49,11 @@ from training_profiler.diagnosis.device_waits import host_runs_ahead, within_idl
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import losses_text
-from training_profiler.recording.known_sections import (
+
+# Importing a module of rules registers them.
+from training_profiler.recording.section_names import name_of
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     DATA_GENERATION,
     DATA_LOADING,
@@ -56,11 +61,6 @@ from training_profiler.recording.known_sections import (
     NESTED_SECTIONS,
     OPTIMIZER_STEP,
 )
-
-# Importing a module of rules registers them.
-from training_profiler.recording.section_names import name_of
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
-from training_profiler.units import counted, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
 # Before all others: a lost rank saves no known time, but fails the run; under another

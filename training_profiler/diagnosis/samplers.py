@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.loaders import loader_restarted
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
-from training_profiler.sampling.framework_frames import SAMPLER
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.framework_frames import SAMPLER
+from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 
 SAMPLER_SLOW: Final = "sampler-slow"
 SAMPLES_NEEDED: Final = 10  # of lines in a sampler; fewer may be chance

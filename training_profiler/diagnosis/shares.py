@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from training_profiler.device.backends import CUDA
+from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.compute_fixes import forward_fix, is_device_idle, optimizer_fix, optimizer_saves
 from training_profiler.diagnosis.loader_fixes import (
     free_cpus,
@@ -18,7 +18,9 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Rule, Saving
-from training_profiler.recording.known_sections import (
+from training_profiler.snapshot.snapshot import OTHER, LineStats, SectionStats, Snapshot
+from training_profiler.tables.backends import CUDA
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     BATCH_NORM_UPDATE,
     CHECKPOINTING,
@@ -34,8 +36,6 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
 )
-from training_profiler.snapshot.snapshot import OTHER, LineStats, SectionStats, Snapshot
-from training_profiler.units import duration_text, ms_text, time_text
 
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5

@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.registry import RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.sampling.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
 
 SLOW_STARTUP: Final = "slow-startup"
 SHORT_S: Final = 10.0  # a trial of a few steps has it, too

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.change import (
     ALL_ALIKE,
     COPIED,
@@ -20,7 +21,9 @@ from training_profiler.diagnosis.pauses import lost_in_long_steps_s
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import (
+from training_profiler.recording.section_names import name_of
+from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
+from training_profiler.tables.sections import (
     ACTING_SECTIONS,
     BACKWARD_PASS,
     DATA_GENERATION,
@@ -31,9 +34,6 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     WORKER_START,
 )
-from training_profiler.recording.section_names import name_of
-from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
-from training_profiler.units import duration_text, ms_text, time_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up

@@ -2,13 +2,13 @@
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, has_enough_steps
 from training_profiler.findings.finding import Finding
-from training_profiler.recording.known_sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
 NEARLY: Final = 0.5  # of the slowest rank's excess over the median; ranks with more excess are nearly as slow

@@ -2,12 +2,12 @@
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.recording.known_sections import INPUT_SECTIONS, SYNCHRONIZATION
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import INPUT_SECTIONS, SYNCHRONIZATION
 
 LOCK_HELD: Final = "lock-held-by-thread"
 SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance

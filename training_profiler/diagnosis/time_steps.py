@@ -2,11 +2,11 @@
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.program import ProgramFacts, RecurrentFacts
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import ms_text
 
 TIME_STEP_LOOP: Final = "time-step-loop"
 CELL: Final = "Cell"

@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import FORWARD_PASS, VALIDATION_EPOCH
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
+from training_profiler.tables.sections import FORWARD_PASS, VALIDATION_EPOCH
 
 PASSES_BEFORE_TRAINING: Final = "passes-before-training"
 VALIDATION_WITH_GRADIENTS: Final = "validation-with-gradients"

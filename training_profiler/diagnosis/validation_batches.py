@@ -2,14 +2,14 @@
 
 from typing import Final
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.program import per_step
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_PASS, VALIDATION_EPOCH, WITHIN
 from training_profiler.snapshot.program import RowFacts
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import ms_text
+from training_profiler.tables.sections import DATA_LOADING, FORWARD_PASS, VALIDATION_EPOCH, WITHIN
 
 SMALL_VALIDATION_BATCHES: Final = "validation-tiny-batches"
 FEW_LOADED: Final = 4.0  # samples of a batch

@@ -3,12 +3,12 @@
 from math import ceil
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.findings.finding import Evidence
-from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH
 from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
-from training_profiler.sampling.framework_frames import SAMPLER
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
-from training_profiler.units import ms_text
+from training_profiler.tables.framework_frames import SAMPLER
+from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH
 
 BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill caches
 PREPROCESS_LESS: Final = "Preprocess less per sample"

@@ -2,19 +2,19 @@
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.loader_fixes import REMADE, first_batch_fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.recording.known_sections import (
+from training_profiler.snapshot.snapshot import LoaderStats, SectionStats, Snapshot
+from training_profiler.tables.sections import (
     DATA_LOADING,
     FIRST_FETCH,
     VALIDATION_EPOCH,
     WITHIN,
     WORKER_START,
 )
-from training_profiler.snapshot.snapshot import LoaderStats, SectionStats, Snapshot
-from training_profiler.units import duration_text, time_text
 
 WORKERS_RESTARTED: Final = "workers-restarted"
 VALIDATION_WORKERS: Final = "validation-workers-restarted"

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Collection, Mapping
 
-from training_profiler.errors import SettingsError
+from training_profiler.base.errors import SettingsError
 
 
 def read_thresholds(given: object, known: Collection[str], example: str) -> dict[str, float]:

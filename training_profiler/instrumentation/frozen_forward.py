@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.compared_values import first_values
 from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.frozen_layers import InnerCalls
@@ -16,7 +17,6 @@ from training_profiler.instrumentation.random_data import draws_random_numbers
 from training_profiler.instrumentation.repeated_forward import generator_state
 from training_profiler.recording.object_identity import LiveObjects, ObjectIdentity
 from training_profiler.snapshot.program import FrozenFacts
-from training_profiler.units import NS_PER_S
 
 MOST_MODULES: Final = 16  # that are followed
 MOST_PARAMETERS: Final = 2_000  # of one of them

@@ -286,8 +286,14 @@ class Instrumentation:
         if detector is not None:
             self._works.append(Work(*detector.phases.with_grad.pop(), detector.input_sizes.pop()))
 
+    @property
+    def marks_loop(self) -> bool:
+        """Whether a mark shows the begin of the training loop: patches find it, and not the program's own sections."""
+        return self.is_installed and not self._has_manual_steps
+
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
+        self._has_manual_steps = True
         if self.context.detector is not None:
             self.context.detector.use_manual_steps()
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.safety.files import read_file
 from training_profiler.snapshot.program import CallSite
-from training_profiler.units import BYTES_PER_MIB
 
 MOST_BYTES: Final = BYTES_PER_MIB
 MOST_LINES: Final = 3

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.compared_values import are_same, input_values, state_of
 from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within, parameters_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import RepeatFacts
-from training_profiler.units import NS_PER_S
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
 MOST_KEPT: Final = 32  # calls that later ones are compared with

@@ -11,7 +11,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.recording.known_sections import CHECKPOINTING, LOGGING
+from training_profiler.tables.sections import CHECKPOINTING, LOGGING
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
@@ -46,7 +46,6 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.step_ended(state.global_step)
         self._run.count_tokens(_tokens_seen(args, state))
         self._log(args, state, control, kwargs)
 

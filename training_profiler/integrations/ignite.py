@@ -40,7 +40,6 @@ class TrainingProfilerHandler:
         self._run.show_phases(_show_phases)
 
     def _iteration_completed(self, engine: Engine) -> None:
-        self._run.step_ended(engine.state.iteration)
         self._run.log(lambda row: engine.state.metrics.update(row.metrics))
 
     def _terminated(self, engine: Engine) -> None:

@@ -5,8 +5,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.recording.known_sections import CHECKPOINTING, OPTIMIZER_STEP
-from training_profiler.sampling.framework_frames import PROGRESS, callback_named
+from training_profiler.tables.framework_frames import PROGRESS, callback_named
+from training_profiler.tables.sections import CHECKPOINTING, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
@@ -83,7 +83,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
             self._run.section(name).__exit__(None, None, None)
         if action_name in self._after:
             is_last = action_name.endswith(LAST_HOOK)
-            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), is_last))
+            self._run.guarded("logging", lambda: _log(self._run, self._trainer(), is_last))
 
     def _named(self, action_name: str) -> str:
         """Return and keep the name of an action's section; "" without one."""
@@ -143,19 +143,18 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer))
+        self._run.guarded("logging", lambda: _log(self._run, trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the last metrics."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, is_last=True))
+        self._run.guarded("logging", lambda: _log(self._run, trainer, is_last=True))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run."""
         self._run.end()
 
 
-def _step_ended(run: TrainerRun, trainer: Any, is_last: bool = False) -> None:
-    run.step_ended(trainer.global_step)
+def _log(run: TrainerRun, trainer: Any, is_last: bool = False) -> None:
     run.log(lambda row: _log_row(row, trainer), is_last)
 
 

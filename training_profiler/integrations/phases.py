@@ -9,9 +9,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.known_sections import LOGGING
 from training_profiler.recording.tracebacks import PACKAGE, hide_our_frames
-from training_profiler.sampling.framework_frames import (
+from training_profiler.tables.framework_frames import (
     ANY,
     FRAMES,
     HANDLERS,
@@ -22,6 +21,7 @@ from training_profiler.sampling.framework_frames import (
     LibraryFrame,
     callback_named,
 )
+from training_profiler.tables.sections import LOGGING
 
 NONE: Final = ""
 # Callbacks that frameworks bring. In the samples of lines they are callbacks with the names of their classes.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from training_profiler.base.switch import is_switched_off
 from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_call import TrainerCall
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.switch import is_switched_off
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
@@ -39,8 +39,7 @@ class TrainerRun:
         self._guard = FaultGuard()
         self._api: ModuleType | None = None
         self._calls: list[TrainerCall] = []  # of this integration's trainers, in each other
-        self._is_on = self._takes_part = self._marks_steps = False
-        self._updates = 0  # of the trainer, at the end of the last step
+        self._is_on = self._takes_part = False
         self._tokens = 0  # of the trainer, when they were counted last
         self._text = ""
         self._phases = Phases(package, self.section, lambda work: self.guarded("phases", work))
@@ -72,7 +71,6 @@ class TrainerRun:
         if api.start_for_trainer(self._settings):
             _owner = self
         self._is_on, self._takes_part = api.is_trainer_profiled(), _owner is not self
-        self._marks_steps = self._is_on and not api.has_inferred_steps()
         if self._logs_metrics:
             api.pop_metrics()  # those of another training
 
@@ -93,7 +91,7 @@ class TrainerRun:
 
     def _end_run(self, api: ModuleType) -> None:
         global _owner
-        self._calls, self._is_on, self._marks_steps = [], False, False
+        self._calls, self._is_on = [], False
         self._phases.undo()
         if _owner is self:
             _owner = None
@@ -104,12 +102,6 @@ class TrainerRun:
         """Call ``show``, which names the phases of the framework, if a training is under way and profiled."""
         if self._is_on:
             self.guarded("phases", lambda: show(self._phases))
-
-    def step_ended(self, updates: int) -> None:
-        """End a step where no patch of torch finds its end, unless the trainer made no update since the last call."""
-        if self._marks_steps and updates != self._updates:
-            self._updates = updates
-            self.mark_step()
 
     def mark_step(self) -> None:
         """End a step. From the first call on, nothing else ends one."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.worker_sums import WorkerSums, added
@@ -14,7 +15,6 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.batch_phases import PINS
 from training_profiler.sampling.frames import frame_of
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
-from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "loader workers"
 READ_S: Final = 2.0  # between two readings

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.loader_workers.worker_stacks import WorkerStackReader
@@ -23,7 +24,6 @@ from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.switch_interval import SwitchInterval
-from training_profiler.units import NS_PER_S
 
 PART: Final = "worker sampler"
 EVERY_S: Final = 0.2  # between two samples

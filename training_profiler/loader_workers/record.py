@@ -5,8 +5,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from training_profiler.base.text import printable
 from training_profiler.recording.worker_sums import PHASES, WorkerLine, WorkerMemory, WorkerSums
-from training_profiler.text import printable
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 

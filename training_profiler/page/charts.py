@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from training_profiler.page.recorded import recorded_data
 from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import StepStats
-from training_profiler.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 
 MOST_STEPS: Final = 20_000  # drawn one by one; of longer runs groups of steps
 MOST_BLOCKS: Final = 4_000

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import MS_PER_S, ms_number
 from training_profiler.comparison.compare import Comparison
 from training_profiler.comparison.run_series import SettledSteps
 from training_profiler.page.document import document, part_file
@@ -17,7 +18,6 @@ from training_profiler.reports.comparison import (
     verdict_words,
 )
 from training_profiler.reports.labels import table_label
-from training_profiler.units import MS_PER_S, ms_number
 
 MOST_POINTS: Final = 1_000  # of a run; of longer ones means of consecutive steps
 DIGITS: Final = 4

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from training_profiler.text import escaped
+from training_profiler.base.text import escaped
 
 
 class Html(str):

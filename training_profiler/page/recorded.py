@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from training_profiler.aggregation.step_spans import SLOW
+from training_profiler.base.units import NS_PER_MS, NS_PER_US
 from training_profiler.device.device_lanes import LANE
 from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.series import Lane, RankSeries, Span, StepLanes
-from training_profiler.units import NS_PER_MS, NS_PER_US
 
 MOST_SPANS: Final = 6_000  # some 100 kB of the page
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_number, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.page import tables
@@ -17,7 +18,6 @@ from training_profiler.reports.loaders import loader_name
 from training_profiler.reports.stacks import stacks_of, worker_stacks
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import duration_text, ms_number, three_digits
 
 DEVICE_NOTE: Final = (
     "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from training_profiler.base.units import MS_PER_S, duration_text, rounded
 from training_profiler.page.html import Cell, Html, element, part, table, text
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.checklist import checklist
@@ -11,7 +12,6 @@ from training_profiler.reports.labels import table_label
 from training_profiler.reports.machine import machine_lines
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import EpochStats, LineStats, LoaderStats, SectionStats, Snapshot
-from training_profiler.units import MS_PER_S, duration_text, rounded
 
 MOST_LINES = 200
 MOST_EPOCHS = 500

@@ -11,12 +11,12 @@ from msgspec import structs
 from training_profiler.aggregation.arrays import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.trend import median
+from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.host_clocks import HostKey, clock_stats, host_of
 from training_profiler.ranks.section_spread import Cause, causes, medians_of_others, section_table, spreads
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats
-from training_profiler.units import NS_PER_S
 
 BUCKETS_NEEDED: Final = 8
 BUCKETS_A_SIDE: Final = 3

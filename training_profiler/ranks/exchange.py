@@ -12,6 +12,7 @@ import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
@@ -24,9 +25,8 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
-from training_profiler.units import NS_PER_S
 
 STEPS_AHEAD: Final = 2  # a rank publishes in the first, rank 0 reads in the second
 MIN_STEPS: Final = 8  # of a rank since the last report; with fewer, its stats cover all its steps

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.liveness import QUIET_S, QUIET_STEPS, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.ranks.open_sections import open_sections
 from training_profiler.ranks.processes import this_process
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import PROFILER
-from training_profiler.units import NS_PER_S
+from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS
 
 MOST_NAMED: Final = 4  # ranks
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.snapshot.ranks import ClockStats
-from training_profiler.units import NS_PER_S
 
 HostKey = tuple[str, int | None]  # name, and number of the node: machines may share a name
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from training_profiler.text import printable
+from training_profiler.base.text import printable
 
 MOST_MESSAGE_BYTES: Final = 1 << 20  # one has some 20 kB
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]

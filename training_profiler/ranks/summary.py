@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from training_profiler.base.text import printable
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.snapshot.ranks import RankId
-from training_profiler.text import printable
 
 SCHEMA: Final = 1
 MOST_BUCKETS: Final = 32

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.folder import FolderStore
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.processes import cannot_answer
 from training_profiler.ranks.store import GroupStore, connect, default_store, group_mark
-from training_profiler.units import NS_PER_S
 
 TRIES: Final = 5  # to connect to a group's store: another thread may be using it
 ARRIVAL_S: Final = 0.2  # within which the last message of a rank that has ended must arrive

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+from training_profiler.base.switch import refuses_native
 from training_profiler.recording.implementation import native_module
-from training_profiler.switch import refuses_native
 
 FIELDS, NUMBERS = 20, 8  # as in native/native.h
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.base.units import ms_column, rounded
 from training_profiler.reports.device import HEADER, device_cell, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import BETWEEN, PROFILER, SectionStats, Snapshot
-from training_profiler.units import ms_column, rounded
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough

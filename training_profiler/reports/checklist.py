@@ -4,7 +4,9 @@ from typing import Final
 
 from training_profiler.diagnosis.memory import fullest
 from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
-from training_profiler.recording.known_sections import (
+from training_profiler.reports.layout import Layout
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     DATA_GENERATION,
     DATA_LOADING,
@@ -12,8 +14,6 @@ from training_profiler.recording.known_sections import (
     FORWARD_PASS,
     OPTIMIZER_STEP,
 )
-from training_profiler.reports.layout import Layout
-from training_profiler.snapshot.snapshot import Snapshot
 
 
 def checklist(snapshot: Snapshot) -> list[Check]:

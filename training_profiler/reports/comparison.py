@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.text import printable_data
+from training_profiler.base.units import MS_PER_S, ms_text
 from training_profiler.comparison.compare import (
     FASTER,
     NOT_SHOWN,
@@ -18,8 +20,6 @@ from training_profiler.comparison.lines import LineDifference
 from training_profiler.comparison.run_series import BUSY_FROM, SettledSteps
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import Layout, shortened, table
-from training_profiler.text import printable_data
-from training_profiler.units import MS_PER_S, ms_text
 
 SCHEMA: Final = 1
 LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from training_profiler.base.text import printable_lines
+from training_profiler.base.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.recording.section_names import name_of
@@ -21,10 +23,8 @@ from training_profiler.reports.pauses import pause_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.pass_phases import OF_PASSES
 from training_profiler.snapshot.snapshot import BETWEEN, HOT_SHARE, OTHER, EpochStats, Snapshot, StepStats
-from training_profiler.text import printable_lines
-from training_profiler.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
+from training_profiler.tables.pass_phases import OF_PASSES
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.base.units import MS_PER_S, ms_text
 from training_profiler.snapshot.snapshot import SectionStats, Snapshot
-from training_profiler.units import MS_PER_S, ms_text
+from training_profiler.tables.sections import DATA_LOADING
 
 HEADER: Final = "device avg"
 HOST: Final = "host"  # in the row of a section whose time was measured on the host alone

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import HOT_PLACES, HOT_SHARE, OTHER, OUTSIDE_STEPS, SectionStats, Snapshot
+from training_profiler.tables.sections import DATA_LOADING
 
 INDENT: Final = "  "
 MOST_DEPTH: Final = 20  # deeper sections are not indented further

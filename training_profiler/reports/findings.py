@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_number
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import STEP_TIME_VARIES, UNKNOWN_S, section_of
 from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.machine import THE_MACHINE
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.findings.finding import brief
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
-from training_profiler.units import duration_text, ms_number
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP
 
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps

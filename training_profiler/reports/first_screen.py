@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import duration_text, ms_column, three_digits, unit_of_steps
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.device_waits import host_runs_ahead
 from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
-from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
@@ -15,7 +15,7 @@ from training_profiler.reports.layout import KEPT, Layout, shortened
 from training_profiler.reports.machine import OTHERS_SHOWN_FROM, steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
-from training_profiler.units import duration_text, ms_column, three_digits, unit_of_steps
+from training_profiler.tables.sections import VALIDATION_EPOCH
 
 MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more

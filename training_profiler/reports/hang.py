@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.recording.known_sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
-from training_profiler.units import NS_PER_S
+from training_profiler.tables.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
 
 MOST_PLACES: Final = 4  # in one line
 MOST_IDLE: Final = 3  # frames of a thread that is not the training's and only waits

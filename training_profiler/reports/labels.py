@@ -3,7 +3,9 @@
 from collections.abc import Container, Mapping
 from typing import Final
 
-from training_profiler.recording.known_sections import (
+from training_profiler.recording.section_names import key_of, name_of
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     BATCH_NORM_UPDATE,
     DATA_GENERATION,
@@ -20,8 +22,6 @@ from training_profiler.recording.known_sections import (
     VISUALIZATION_GENERATION,
     WORKER_START,
 )
-from training_profiler.recording.section_names import key_of, name_of
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
 
 # In tables: rows that are not sections of the program.
 _IN_TABLES: Final = {

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
+from training_profiler.base.units import MS_PER_S, bytes_text, counted, duration_text, ms_text
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
 from training_profiler.recording.worker_sums import IDLE
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
-from training_profiler.units import MS_PER_S, bytes_text, counted, duration_text, ms_text
 
 TRAIN: Final = "train"
 MIN_NAME_WIDTH: Final = 8

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_GIB, S_PER_HOUR, duration_text, three_digits
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
-from training_profiler.units import BYTES_PER_GIB, S_PER_HOUR, duration_text, three_digits
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
 
 SHOWN_FROM: Final = 0.01  # of step time
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.recording.known_sections import LINES_IN_WORKERS
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.program import CallFacts
@@ -22,7 +22,7 @@ from training_profiler.snapshot.snapshot import (
     Snapshot,
     StartupStats,
 )
-from training_profiler.text import printable_data
+from training_profiler.tables.sections import LINES_IN_WORKERS
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10

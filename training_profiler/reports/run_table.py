@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_number
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.units import ms_number
 
 HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdict")
 NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530

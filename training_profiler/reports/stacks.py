@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from training_profiler.base.text import printable_data
 from training_profiler.reports.labels import table_label
 from training_profiler.snapshot.loader_workers import WorkerStats
 from training_profiler.snapshot.series import RankSeries, SampledLine
 from training_profiler.snapshot.snapshot import BETWEEN
-from training_profiler.text import printable_data
 
 NOT_YOURS: Final = "(no line of your code)"
 MOST_DEPTH: Final = 20  # sections in each other

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.snapshot import Snapshot, StartupPart
-from training_profiler.units import duration_text
 
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
 NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from training_profiler.base.text import PREFIX
+from training_profiler.base.units import three_digits
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import shortened
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
-from training_profiler.text import PREFIX
-from training_profiler.units import three_digits
 
 MOST_SECTIONS = 3
 NAME_WIDTH = 40

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from training_profiler.base.text import printable_data
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
 from training_profiler.reports.step_positions import placed_steps
 from training_profiler.snapshot.series import RankSeries, StepLanes, Stretch
-from training_profiler.text import printable_data
-from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
 
 STEPS, EPOCHS, STRETCHES, RECORDED = 1, 2, 3, 4  # lanes of a rank
 LANES: Final = {

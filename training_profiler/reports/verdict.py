@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
@@ -10,16 +11,15 @@ from training_profiler.diagnosis.memory import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.findings.finding import brief
-from training_profiler.recording.known_sections import (
+from training_profiler.reports.findings import NOTHING_TO_FIX, important
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
     GRAPH_REPLAY,
     OPTIMIZER_STEP,
 )
-from training_profiler.reports.findings import NOTHING_TO_FIX, important
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
 BUSY_MFU: Final = 0.30  # of the peak: few trainings that leave their device idle for long reach it

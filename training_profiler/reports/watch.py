@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis import Finding
 from training_profiler.findings.finding import brief
 from training_profiler.recording.section_names import name_of
@@ -18,7 +19,6 @@ from training_profiler.reports.ranks import attempt_lines, exchange_lines, range
 from training_profiler.reports.status import largest_shares, status_text
 from training_profiler.snapshot.ranks import AllRanksStats
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import duration_text, ms_text, time_text
 
 RUNNING: Final = "running"
 OLD_AFTER_S: Final = 30.0  # without a new line of the journal: the view says how old it is

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 
 
 class Component(Protocol):

@@ -7,22 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.hang_detector import Hang, HangDetector
 from training_profiler.ranks.identity import Rank
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder
 from training_profiler.reports.hang import where_text
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.stack_signal import StackSignal
 from training_profiler.sampling.thread_stacks import read_stacks
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_lookup import typed_path
+from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.torch_capture.trace_writer import OutputLocation
-from training_profiler.units import NS_PER_S
 
 PART: Final = "hang watch"
 LOOK_S: Final = 1.0  # between two checks for requests and for steps

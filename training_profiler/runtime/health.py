@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.python_recorder import Clock
 from training_profiler.recording.recorder import Recorder
@@ -14,7 +15,6 @@ from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.cost_budget import SHARE
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.snapshot.snapshot import PROFILER, Health
-from training_profiler.units import NS_PER_S
 
 CALIBRATION_ROUNDS, CALIBRATION_SPANS = 5, 400  # about 1 ms together
 # Cost of a patched call in empty sections of the same recorder, by the time between two such calls. Measured with the

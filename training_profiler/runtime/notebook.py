@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 
 EVENT = "post_run_cell"
 

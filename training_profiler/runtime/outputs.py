@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.text import PREFIX, one_line
 from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
@@ -20,7 +21,7 @@ from training_profiler.runtime.page_writer import write_page
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.safety.own_folder import is_in_place
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
@@ -29,7 +30,6 @@ from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT
 from training_profiler.storage.run_lookup import typed_path
-from training_profiler.text import PREFIX, one_line
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.switch import environment
 from training_profiler.safety.files import replaced_file
 from training_profiler.safety.own_folder import is_in_place
 from training_profiler.storage.run_folder import PAGE
-from training_profiler.switch import environment
 
 LONGEST_S: Final = 10.0  # that it delays the end of the program
 END_S: Final = 1.0  # for the end of a process that was killed

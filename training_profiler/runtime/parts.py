@@ -24,7 +24,7 @@ class Parts:
     """The parts of one session, as ``runtime/wiring.py`` has made them."""
 
     recorder: Recorder
-    instrumentation: Instrumentation | None  # infers sections and steps of an unmodified training
+    instrumentation: Instrumentation  # infers sections and steps of an unmodified training
     guard: FaultGuard
     health: ProfilerHealth
     budget: CostBudget

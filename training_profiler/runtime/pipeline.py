@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.aggregation.loaders import interval_stats
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.ranks.summary import RankSummary
@@ -15,11 +16,10 @@ from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS, SHARE
 from training_profiler.sampling.cpu_speed import budget_s, measure
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
+from training_profiler.snapshot.program import CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
-from training_profiler.units import NS_PER_S
 
 STEPS_MOVE_FROM: Final = 10  # batches of an epoch; of fewer, one more step is many
 
@@ -99,7 +99,8 @@ class Pipeline:
         """Add up the events recorded since the last drain."""
         batch, garbage = self._recorder.drain(is_beside), self._samplers.garbage
         self._accumulator.add_collections(garbage.pop(), garbage.since_ns)
-        self._accumulator.add(batch, self._progress.thread_id, self._samplers.lines.pop_samples())
+        samples, has_mark = self._samplers.lines.pop_samples(), self._instrumentation.marks_loop
+        self._accumulator.add(batch, self._progress.thread_id, samples, has_mark)
         self._samplers.add_to(self._accumulator)
         self._send_loader_rows()
 
@@ -121,15 +122,11 @@ class Pipeline:
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
         totals.tokens = self._progress.drain_tokens()
-        if self._instrumentation is not None:
-            totals.flops, totals.slow_steps = (
-                self._instrumentation.flops.counted,
-                self._instrumentation.flops.slow_steps,
-            )
-            work = self._instrumentation.pop_work()
-            totals.with_grad = work.with_grad_count, work.with_grad_ns
-            for step, elements in work.input_sizes:
-                totals.input_sizes.add(step, elements)
+        flops, work = self._instrumentation.flops, self._instrumentation.pop_work()
+        totals.flops, totals.slow_steps = flops.counted, flops.slow_steps
+        totals.with_grad = work.with_grad_count, work.with_grad_ns
+        for step, elements in work.input_sizes:
+            totals.input_sizes.add(step, elements)
         self._sums.add(totals, step_ns)
         self._has_flushed |= not is_early
         if not is_beside and not self._is_closing:
@@ -144,8 +141,7 @@ class Pipeline:
 
     def _is_awaited(self) -> bool:
         """Return whether the training is awaited. Gradients alone may be a child's that serves the training."""
-        patches = self._instrumentation
-        if patches is not None and patches.has_trained and multiprocessing.parent_process() is None:
+        if self._instrumentation.has_trained and multiprocessing.parent_process() is None:
             self._progress.stop_waiting()
         return self._progress.is_awaited
 
@@ -169,7 +165,7 @@ class Pipeline:
     def _journal_pending(self) -> None:
         """Write what the training thread may still rewrite: a reader uses it if nothing follows."""
         preview = self._accumulator.preview()
-        preview.add(self._recorder.peek(), self._progress.thread_id)
+        preview.add(self._recorder.peek(), self._progress.thread_id, has_loop_mark=self._instrumentation.marks_loop)
         totals, step_ns = preview.pop_totals()
         inside = preview.open_sections(self._progress.thread_id)
         self._journal_interval(totals, step_ns, inside, is_beside=True, is_pending=True)
@@ -249,8 +245,8 @@ class Pipeline:
             self._end_epoch(batches, samples, is_complete)
 
     def _end_last_epoch(self) -> None:
-        epochs = None if self._instrumentation is None else self._instrumentation.epochs
-        if epochs is None or epochs.current is None:
+        epochs = self._instrumentation.epochs
+        if epochs.current is None:
             self.end_epoch(is_complete=False)
             return
         last = epochs.last()
@@ -294,12 +290,11 @@ class Pipeline:
         """Return whether there is nothing to report, or only the time in which this process waited for its children."""
         if self._is_awaited():
             return True
-        if self._progress.steps or (self._instrumentation is not None and self._instrumentation.has_trained):
+        if self._progress.steps or self._instrumentation.has_trained:
             return False
-        is_inferred = self._instrumentation is not None and not self._progress.uses_api
-        if is_inferred and not self._has_flushed:
+        if not self._progress.uses_api and not self._has_flushed:
             return True
-        if not is_inferred:
+        if self._progress.uses_api:
             self._guard.run("statistics", self.flush)
             if self._sums.run.training_spans:
                 return False
@@ -309,11 +304,9 @@ class Pipeline:
         return self._outputs.has_run_of_child()
 
     def _close_patches(self) -> None:
-        patches = self._instrumentation
-        if patches is not None:
-            self._guard.run("patches", patches.close)
-            for note in patches.notes():
-                self._health_of_profiler.add_note(note)
+        self._guard.run("patches", self._instrumentation.close)
+        for note in self._instrumentation.notes():
+            self._health_of_profiler.add_note(note)
 
     def _publish_last(self, ended_by: str | None) -> None:
         inside = self._open_sections()
@@ -382,18 +375,17 @@ class Pipeline:
 
     def _program(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        facts = NOTHING_KNOWN if self._instrumentation is None else self._instrumentation.program_facts()
-        return self._samplers.with_observed(facts)._replace(
+        return self._samplers.with_observed(self._instrumentation.program_facts())._replace(
             cpu=self._cpu, epochs=self._epochs_refused()[1], unclear_after=self._clear_epochs()
         )
 
     def _clear_epochs(self) -> int:
         """Return how many epochs ended before passes over other loaders made it unclear what one is; 0 without such."""
-        return 0 if self._instrumentation is None else self._instrumentation.epochs.unclear_after
+        return self._instrumentation.epochs.unclear_after
 
     def _epochs_refused(self) -> tuple[int, int]:
         """Return how many epochs have no figures, for what they would cost, and of how many; zeros where all have."""
-        if not self._parts.budget.pace(EPOCHS).refused or self._instrumentation is None:
+        if not self._parts.budget.pace(EPOCHS).refused:
             return 0, 0
         number = self._instrumentation.epochs.number
         return number - len(self._sums.epochs) - self._sums.is_in_epoch, number

@@ -17,7 +17,7 @@ from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
-from training_profiler.settings import Settings, read_settings
+from training_profiler.settings.settings import Settings, read_settings
 from training_profiler.sinks.extras import require_packages
 
 
@@ -181,8 +181,8 @@ class Process:
             cost_ns,
             begin_ns,
             opens_files,
-            awaits_training,
             instrumentation,
+            awaits_training,
             self._startup,
             flushes_beside=True,
         )

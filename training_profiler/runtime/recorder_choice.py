@@ -2,7 +2,7 @@
 
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
-from training_profiler.settings import NATIVE, Settings
+from training_profiler.settings.settings import NATIVE, Settings
 
 
 def new_recorder(settings: Settings) -> Recorder:

@@ -8,7 +8,7 @@ from training_profiler.sampling.compilations import Compilations
 from training_profiler.sampling.garbage_watch import GarbageWatch
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.program import ProgramFacts
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
@@ -20,11 +21,10 @@ from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS
 from training_profiler.safety.handler_errors import held_handler_errors
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.storage.run_folder import REPORT_TEXT
-from training_profiler.units import NS_PER_S
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
@@ -69,7 +69,7 @@ class Session:
             pipeline,
         )
         self._recorder, self._progress = parts.recorder, parts.progress
-        self._gradient_sync = None if parts.instrumentation is None else parts.instrumentation.context.gradient_sync
+        self._gradient_sync = parts.instrumentation.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
         self._exchange = parts.exchange
         self._reports = parts.budget.pace(REPORTS)
@@ -132,7 +132,7 @@ class Session:
     def _be_quiet(self) -> None:
         """Let steps end without this session while nothing of ``_end_step`` is due."""
         steps, before = self._progress.steps, self._next_report - 1 - self._steps_ahead
-        has_ddp = self._gradient_sync is not None and bool(self._gradient_sync.modules)
+        has_ddp = bool(self._gradient_sync.modules)
         self._passes_over_reports = self._no_report_before_ns >= self._next_poll_ns
         if self._passes_over_reports:
             before = NO_LIMIT
@@ -143,7 +143,7 @@ class Session:
     def _end_step(self, at_ns: int | None) -> None:
         if not self._progress.steps:
             self._begin_training()
-        boundary = None if self.instrumentation is None else self.instrumentation.epoch_boundary()
+        boundary = self.instrumentation.epoch_boundary()
         if boundary is None:
             now_ns = self._step_end_ns = self._recorder.mark(STEP_END, at_ns)
         else:
@@ -156,9 +156,9 @@ class Session:
             self._captures.poll(now_ns)
         if self._captures.is_on:
             self._captures.step_ended(steps, now_ns)
-        if self._gradient_sync is not None and self._gradient_sync.modules:
+        if self._gradient_sync.modules:
             self._gradient_sync.step_ended(steps - 1, now_ns)
-        if steps < COUNTED_BY and self.instrumentation is not None:
+        if steps < COUNTED_BY:
             self.instrumentation.step_ended(steps, self.settings.flops)
         if boundary is not None:
             self._roll_over_epoch(boundary, now_ns)
@@ -235,8 +235,7 @@ class Session:
         self._exclusively(lambda: self._pipeline.end_epoch(is_complete), PATIENCE_S)
 
     def _mark_epoch(self, kind: int) -> None:
-        if self.instrumentation is not None:
-            self.instrumentation.use_manual_epochs()
+        self.instrumentation.use_manual_epochs()
         self._recorder.mark(kind)
 
     def use_api(self) -> None:
@@ -247,8 +246,7 @@ class Session:
         """Return the figures of the run so far."""
         self.use_api()
         self._pipeline.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
-        if self.instrumentation is not None:
-            self.instrumentation.resolve_before_training()
+        self.instrumentation.resolve_before_training()
         stats: list[Snapshot] = []
 
         def work() -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.base.text import PREFIX
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.status import status_text
@@ -12,7 +13,6 @@ from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks.console import Console
 from training_profiler.sinks.status_line import StatusLine
-from training_profiler.text import PREFIX
 
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000

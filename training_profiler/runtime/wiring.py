@@ -12,7 +12,7 @@ from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.loader_workers.collector import WorkerCollector, no_wait
+from training_profiler.loader_workers.collector import WorkerCollector
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
@@ -38,7 +38,7 @@ from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.lock_watch import lock_watch
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.journal import JournalLines
@@ -54,8 +54,8 @@ class RunContext:
     section_cost_ns: float  # of an empty section on this machine
     begin_ns: int  # when the run began, by the recorder's clock
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
+    instrumentation: Instrumentation  # infers sections and steps of an unmodified training
     awaits_training: bool = False  # whether nothing is written before the process trains or uses the API
-    instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
     startup: StartupSampler | None = None  # has sampled lines since the import of torch
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
@@ -64,20 +64,19 @@ def _health(context: RunContext, guard: FaultGuard) -> ProfilerHealth:
     recorder, measure = context.recorder, None
     if context.flushes_beside:  # measured on that thread: the training wants the CPU, or Python's lock, as well
         measure = partial(measure_section_cost_ns, recorder.implementation, spent=time.thread_time_ns)
-    return ProfilerHealth(recorder, context.section_cost_ns, guard, context.instrumentation is not None, measure)
+    return ProfilerHealth(recorder, context.section_cost_ns, guard, has_patches=True, measure=measure)
 
 
 def build_session(settings: Settings, context: RunContext) -> Session:
     """Return a session that has not started."""
     recorder, begin_ns = context.recorder, context.begin_ns
-    is_inferred = context.instrumentation is not None
     session: Session  # some parts call back into it while it runs
 
     guard = FaultGuard()
     health = _health(context, guard)
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id(), context.awaits_training)
     arithmetic = arithmetic_of(recorder.implementation)
-    accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred, arithmetic)
+    accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, has_inferred=True, arithmetic=arithmetic)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
     terminal = Terminal(rank, guard, health, settings.stream, lambda: progress.steps)
     hang_detector = HangDetector(
@@ -220,8 +219,8 @@ def _build_exchange(context: RunContext, rank: Rank, guard: FaultGuard, channel:
         recorder.names,
         recorder.clock,
         guard.run,
-        None if patches is None else patches.context.gradient_sync,
-        None if patches is None else patches.context.sync_points,
+        patches.context.gradient_sync,
+        patches.context.sync_points,
         context.begin_ns,
     )
 
@@ -280,7 +279,7 @@ def _build_samplers(
         GarbageWatch(guard.run),
         WorkerCollector(
             guard.run,
-            no_wait if context.instrumentation is None else context.instrumentation.awaited,
+            context.instrumentation.awaited,
             pace=budget.pace(WORKERS),
         ),
         settings,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from training_profiler.base.text import PREFIX
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.safety.greenlets import NoThreadError
 from training_profiler.safety.stream_room import takes_a_line
-from training_profiler.text import PREFIX
 
 log: Final = logging.getLogger("training_profiler")
 _NAME: Final = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in a format

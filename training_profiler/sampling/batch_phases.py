@@ -17,8 +17,8 @@ from training_profiler.recording.worker_sums import (
     TRANSFORM,
 )
 from training_profiler.sampling.called_functions import called_function
-from training_profiler.sampling.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 from training_profiler.sampling.location import ByInstruction, Instruction
+from training_profiler.tables.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 
 # Libraries whose functions are of one phase, whatever they are called.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (

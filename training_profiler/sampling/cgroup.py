@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from training_profiler.units import NS_PER_US, US_PER_S
+from training_profiler.base.units import NS_PER_US, US_PER_S
 
 NO_LIMIT: Final = 2**60  # v1 writes the largest number of pages where there is no limit
 

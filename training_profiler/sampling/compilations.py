@@ -7,10 +7,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import after_import
 from training_profiler.sampling.user_code import UserCode, places_of_this_process
 from training_profiler.snapshot.program import CompileFacts
-from training_profiler.units import NS_PER_S
 
 CALLBACKS: Final = "torch._dynamo.callback"  # private: may be gone
 MOST_FRAMES: Final = 200  # from dynamo up to the program

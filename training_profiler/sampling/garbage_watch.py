@@ -16,8 +16,8 @@ from itertools import repeat
 from types import BuiltinFunctionType
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.units import NS_PER_S
 
 PART: Final = "garbage collections"
 MOST_WAITING: Final = 65_536  # begins and ends that are not yet drained

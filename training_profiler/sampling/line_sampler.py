@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
 from training_profiler.safety.cost_budget import Pace, unlimited
@@ -16,7 +17,6 @@ from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.switch_interval import SwitchInterval, has_gil
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
-from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "line sampler"
 # A constant interval could synchronize with the training and sample the same line each time. Multiples of the golden

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from training_profiler.base.text import printable
 from training_profiler.sampling.called_functions import has_no_arguments
-from training_profiler.text import printable
 
 Instruction = tuple[CodeType, int]  # a code object, and an offset in it
 Read = TypeVar("Read")

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import NS_PER_S, NS_PER_US
 from training_profiler.safety.background_thread import OWN_THREADS
-from training_profiler.units import NS_PER_S, NS_PER_US
 
 SEARCH_NS: Final = NS_PER_S // 2  # from one search for busy threads to the next
 MOST_THREADS: Final = 64  # read in a search

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.cost_budget import MACHINE, Pace, unlimited
@@ -16,7 +17,6 @@ from training_profiler.sampling.gpu import ENERGY, Gpus
 from training_profiler.sampling.host import Host, HostReading
 from training_profiler.sampling.page_faults import PageFaults, page_cost_s
 from training_profiler.sampling.run_queue import RunQueue
-from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from training_profiler.units import NS_PER_S
+from training_profiler.base.units import NS_PER_S
 
 PAGES: Final = 32  # of one measurement of the cost: 0.2 ms where a page is slow, as in a virtual machine
 ROUNDS: Final = 8  # of which the fastest counts: the others are disturbed

@@ -7,9 +7,15 @@ from pathlib import Path
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
+from training_profiler.base.text import printable
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, is_short, reads_number, runs_python
-from training_profiler.sampling.framework_frames import (
+from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
+from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
+from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
+from training_profiler.sampling.user_code import MOST_FILES, UserCode
+from training_profiler.snapshot.snapshot import BETWEEN, CHECKS, PYTHON
+from training_profiler.tables.framework_frames import (
     CALLBACK,
     CHECKING,
     ENGINE,
@@ -19,13 +25,7 @@ from training_profiler.sampling.framework_frames import (
     FileRows,
     callback_named,
 )
-from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
-from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
-from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
-from training_profiler.sampling.user_code import MOST_FILES, UserCode
-from training_profiler.snapshot.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
-from training_profiler.snapshot.snapshot import BETWEEN, CHECKS, PYTHON
-from training_profiler.text import printable
+from training_profiler.tables.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 
 MOST_LOCATIONS: Final = 5000
 MOST_CODES: Final = 5000

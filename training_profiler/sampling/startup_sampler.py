@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock
 from training_profiler.safety.cost_budget import SHARE
@@ -15,7 +16,6 @@ from training_profiler.sampling.location import Location, Sample
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_frames import BEFORE_TORCH
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
-from training_profiler.units import NS_PER_S
 
 PART: Final = "startup sampler"
 FULL_RATE_SHARE: Final = 0.001  # of the time so far between two samples: a process that never trains costs nothing

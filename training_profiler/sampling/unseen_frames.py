@@ -6,7 +6,7 @@ and function; of several on a stack, the outermost below the user's line holds.
 
 from typing import Final
 
-from training_profiler.sampling.framework_frames import ANY, FrameTable, LibraryFrame
+from training_profiler.tables.framework_frames import ANY, FrameTable, LibraryFrame
 
 QUEUE: Final = "a queue between threads"
 PROCESSES: Final = "a queue between processes"

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 from typing import Final
 
-from training_profiler.text import printable
+from training_profiler.base.text import printable
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
 PACKAGE_FOLDERS: Final = tuple(os.sep + name + os.sep for name in PACKAGES)

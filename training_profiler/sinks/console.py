@@ -21,7 +21,7 @@ from training_profiler.safety.stream_room import (
     room_of,
     write_some,
 )
-from training_profiler.settings import is_dumb_terminal
+from training_profiler.settings.settings import is_dumb_terminal
 
 PATIENCE_S: Final = 1.0  # for a reader that does not keep up, where the caller does not decide
 MOST_UNFLUSHED: Final = 16_384  # bytes in the two buffers of a stream of Python

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.sinks.registry import CSV
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
+from training_profiler.tables.trackers import CSV
 
 FILE: Final = "metrics.csv"
 COLUMNS: Final = ("step", "time", "name", "value")

@@ -3,8 +3,8 @@
 import importlib.util
 from collections.abc import Iterable
 
-from training_profiler.errors import MissingExtraError
-from training_profiler.sinks.registry import TRACKERS
+from training_profiler.base.errors import MissingExtraError
+from training_profiler.tables.trackers import TRACKERS
 
 
 def require_packages(names: Iterable[str]) -> None:

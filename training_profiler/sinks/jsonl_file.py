@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.sinks.registry import JSONL
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
+from training_profiler.tables.trackers import JSONL
 
 FILE: Final = "metrics.jsonl"
 

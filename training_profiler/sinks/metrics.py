@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
 from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -21,7 +21,7 @@ from training_profiler.snapshot.snapshot import (
     Snapshot,
     Throughput,
 )
-from training_profiler.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
+from training_profiler.tables.sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 
 Metrics = Mapping[str, float]
 

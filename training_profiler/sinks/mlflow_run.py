@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.units import MS_PER_S
 from training_profiler.sinks.metrics import PlainNames
-from training_profiler.sinks.registry import MLFLOW
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink
-from training_profiler.units import MS_PER_S
+from training_profiler.tables.trackers import MLFLOW
 
 MAX_METRICS_PER_CALL: Final = 1000  # the limit of an MLflow server
 MAX_KEY_LENGTH: Final = 250

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.safety.files import replace_file
-from training_profiler.settings import Address
+from training_profiler.settings.settings import Address
 from training_profiler.sinks.prometheus_endpoint import PrometheusEndpoint
-from training_profiler.sinks.registry import PROMETHEUS
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext, folder_for
+from training_profiler.tables.trackers import PROMETHEUS
 
 FILE: Final = "metrics.prom"
 # (pattern of a metric's name, its name for Prometheus, its name in the documentation)

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.safety.stream_room import is_ready
-from training_profiler.settings import is_dumb_terminal
+from training_profiler.settings.settings import is_dumb_terminal
 
 CLEAR: Final = b"\r\x1b[K"
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from training_profiler.safety.files import make_inner_folder
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.sinks.registry import TENSORBOARD
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.sinks.tensorboard_layout import SectionRuns, categories, overview
+from training_profiler.tables.trackers import TENSORBOARD
 
 FOLDER: Final = TENSORBOARD.name  # in the run folder
 LAYOUT_TAG: Final = "custom_scalars__config__"  # the tag that TensorBoard's plugin reads

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import OTHER
+from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
 OVERVIEW: Final = "overview/"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.settings import Settings
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics
-from training_profiler.sinks.registry import TRACKERS
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
 from training_profiler.sinks.writer import TrackerThread
+from training_profiler.tables.trackers import TRACKERS
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
 FLUSH_S: Final = 2.0  # for queued rows, when the program ends its own run of a tracker

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from training_profiler.sinks.metrics import STEP, PlainNames
-from training_profiler.sinks.registry import WANDB
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink, SinkContext
+from training_profiler.tables.trackers import WANDB
 
 ARTIFACT_TYPE: Final = "profiling-report"
 GROUP: Final = STEP.partition("/")[0]

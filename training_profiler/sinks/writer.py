@@ -8,10 +8,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sinks.sink import MetricRow, Sink
-from training_profiler.units import NS_PER_S
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100

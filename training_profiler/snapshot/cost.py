@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from training_profiler.units import S_PER_HOUR
+from training_profiler.base.units import S_PER_HOUR
 
 
 class Price(NamedTuple):

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
-from training_profiler.recording.known_sections import OTHER as OTHER
-from training_profiler.recording.known_sections import PROFILER as PROFILER
+from training_profiler.base.text import escaped
+from training_profiler.base.units import duration_text, ms_text
 from training_profiler.snapshot.cost import Price as Price
 from training_profiler.snapshot.lines import BETWEEN as BETWEEN
 from training_profiler.snapshot.lines import CHECKS as CHECKS
@@ -28,8 +27,9 @@ from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
 from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
 from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
-from training_profiler.text import escaped
-from training_profiler.units import duration_text, ms_text
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.tables.sections import OTHER as OTHER
+from training_profiler.tables.sections import PROFILER as PROFILER
 
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
 SHOWN_SECTIONS: Final = 3  # in the text of a snapshot

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from training_profiler.base.text import printable
 from training_profiler.snapshot.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
 from training_profiler.storage.limits import MOST_SUM
-from training_profiler.text import printable
 
 T = TypeVar("T")
 MOST_ITEMS: Final = 10_000  # of any list

@@ -21,12 +21,12 @@ from training_profiler.aggregation.machine import GPU_QUANTITIES, LEVELS, RAM, m
 from training_profiler.aggregation.section_series import MOST_BLOCKS, SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
+from training_profiler.base.text import printable
+from training_profiler.base.units import NS_PER_US
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.location import Location
 from training_profiler.storage.limits import MOST_DEVICES, MOST_LOADERS, Count, Moment, Real
-from training_profiler.text import printable
-from training_profiler.units import NS_PER_US
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section
 ALWAYS: Final = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns")

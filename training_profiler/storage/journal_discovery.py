@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.text import printable
 from training_profiler.safety.files import NotRegularFileError, is_folder, may_follow
 from training_profiler.storage.journal import JOURNAL_SCHEMA
 from training_profiler.storage.journal_tail import read_head
 from training_profiler.storage.launch import LaunchId, is_same_launch, is_surely_another, launch_from_data
 from training_profiler.storage.run_folder import is_own_name, read_journal_name
-from training_profiler.text import printable
 
 MOST_SHOWN: Final = 300  # characters of a path in a message
 MOST_NUMBER: Final = 2**62

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from training_profiler.base.text import one_line, printable
 from training_profiler.loader_workers.record import WorkerRecord, sums_of
 from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts, MadeBatches
 from training_profiler.snapshot.program import ProgramFacts
@@ -15,7 +16,6 @@ from training_profiler.storage.facts_codec import checked_facts, fit
 from training_profiler.storage.journal_codec import IntervalRecord, check_interval
 from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
 from training_profiler.storage.span_lines import SpansLine, check_spans
-from training_profiler.text import one_line, printable
 
 Share = Annotated[float, Meta(ge=0, le=1e9)]
 _SURROGATES: Final = re.compile(

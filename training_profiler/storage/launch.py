@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from training_profiler.settings import Launch
+from training_profiler.settings.settings import Launch
 
 SAME_START_S: Final = 2.0  # start times are on the wall clock, which may have been set since
 

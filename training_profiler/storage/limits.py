@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 
 MOST_JOURNAL_BYTES: Final = 4 * BYTES_PER_GIB
 MOST_LINE_BYTES: Final = 16 * BYTES_PER_MIB

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from training_profiler.aggregation.trend import Point, Series
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.text import printable
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.safety.files import Lines, may_follow, open_file
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.storage.journal_codec import IntervalRecord
@@ -19,8 +21,6 @@ from training_profiler.storage.limits import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
 from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_list import ENDED, STATES
 from training_profiler.storage.run_reader import find_attempt, with_ranks
-from training_profiler.text import printable
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 
 MOST_A_LOOK: Final = 8 * BYTES_PER_MIB
 KEPT: Final = 256  # bytes that were read last

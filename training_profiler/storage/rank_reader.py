@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import NS_PER_S, duration_text
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.liveness import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
@@ -21,7 +22,6 @@ from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
-from training_profiler.units import NS_PER_S, duration_text
 
 MOST_MESSAGES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a larger number is not a world size, and would take memory

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from training_profiler.aggregation.run import RunSums
+from training_profiler.base.text import one_line, printable
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.snapshot.snapshot import Health, Price, Snapshot
 from training_profiler.storage.journal_codec import IntervalRecord, SpareBins, largest_sum, totals_from_data
@@ -25,8 +27,6 @@ from training_profiler.storage.journal_lines import (
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.limits import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
-from training_profiler.text import one_line, printable
-from training_profiler.units import NS_PER_S
 
 # By whether the process still runs, as far as known.
 _UNENDED: Final = {

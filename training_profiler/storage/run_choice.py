@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.safety.files import is_folder
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
 from training_profiler.storage.run_lookup import run_named

@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.safety.own_folder import is_in_place, keep_open, let_go, remove, rename_file, rename_open
-from training_profiler.settings import Settings, launch_id
+from training_profiler.settings.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal, JournalLines, Line
@@ -46,7 +47,6 @@ from training_profiler.storage.run_lookup import (
     runs_of,
 )
 from training_profiler.storage.source_lines import DigestBook
-from training_profiler.units import NS_PER_S
 
 # Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
 FIRST_SEARCH_NS: Final = 2 * NS_PER_S

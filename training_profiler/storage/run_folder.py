@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from training_profiler.safety.files import is_folder, replace_file
 from training_profiler.sampling.user_code import SPAWNED
-from training_profiler.settings import Settings, launch_id
+from training_profiler.settings.settings import Settings, launch_id
 
 MASK: Final = "***"
 # Names are compared in lower case with "-" between words: apiKey and API_KEY become api-key.

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.text import printable
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S
 from training_profiler.safety.files import read_file
 from training_profiler.storage.journal_discovery import NO_JOURNAL, inspect_journal
 from training_profiler.storage.journal_lines import as_object
@@ -13,8 +15,6 @@ from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_choice import run_folders, run_name
 from training_profiler.storage.run_folder import REPORT_DATA, journal_name
 from training_profiler.storage.run_lookup import program_in, read_meta
-from training_profiler.text import printable
-from training_profiler.units import BYTES_PER_MIB, NS_PER_S
 
 RUNNING, ENDED, KILLED, UNKNOWN = "running", "ended", "killed", "unknown"
 MOST_REPORT_BYTES: Final = 64 * BYTES_PER_MIB

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import BYTES_PER_GIB
 from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.journal_discovery import (
@@ -22,7 +23,6 @@ from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_folder import is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before
 from training_profiler.storage.series_reader import SeriesReader
-from training_profiler.units import BYTES_PER_GIB
 
 
 def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | None = None) -> Snapshot:

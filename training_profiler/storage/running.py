@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import NS_PER_S
 from training_profiler.storage.journal_discovery import JournalFile, find_journals
 from training_profiler.storage.journal_tail import read_end
 from training_profiler.storage.launch import is_running
-from training_profiler.units import NS_PER_S
 
 
 def journals_of_running(folder: Path, command: str) -> list[JournalFile]:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from training_profiler.base.units import NS_PER_US
 from training_profiler.snapshot.snapshot import OTHER
 from training_profiler.storage.journal_codec import NO_SECTION, IntervalRecord
-from training_profiler.units import NS_PER_US
 
 
 class SectionBlocks(NamedTuple):

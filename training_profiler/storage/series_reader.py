@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from training_profiler.aggregation.machine import MachineSums, machine_from_data
+from training_profiler.base.text import printable
+from training_profiler.base.units import NS_PER_S
 from training_profiler.comparison.run_series import RunSeries, Stretch
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.storage.journal_codec import IntervalRecord, machine_data
 from training_profiler.storage.section_blocks import section_blocks
-from training_profiler.text import printable
-from training_profiler.units import NS_PER_S
 
 
 class SeriesReader:

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from training_profiler.aggregation.step_spans import RecordedStep, Why
+from training_profiler.base.units import NS_PER_US
 from training_profiler.snapshot.series import Lane, Span, StepLanes
 from training_profiler.storage.limits import Count, Moment
-from training_profiler.units import NS_PER_US
 
 Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, WITHIN
+from training_profiler.base.text import printable
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, StepLanes, Stretch
@@ -39,7 +39,7 @@ from training_profiler.storage.limits import (
 from training_profiler.storage.rank_reader import attempt_of
 from training_profiler.storage.section_blocks import section_blocks
 from training_profiler.storage.span_lines import SpansLine
-from training_profiler.text import printable
+from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 
 
 def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, ...]:

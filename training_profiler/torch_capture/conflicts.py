@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from training_profiler.device.backends import CUDA, find_accelerator
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.tables.backends import CUDA, find_accelerator
 
 
 def stop_after_fork_in_child(torch: Any, profile: Any) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.torch_capture.conflicts import blocker, end_past_destructors, is_in_backward, is_main_thread
@@ -26,7 +27,6 @@ from training_profiler.torch_capture.schedule import (
 from training_profiler.torch_capture.trace_file import CapturedSpans, SpanSource
 from training_profiler.torch_capture.trace_writer import PART, OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import Window
-from training_profiler.units import NS_PER_S
 
 
 class Recording:

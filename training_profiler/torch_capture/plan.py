@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training_profiler.errors import SettingsError
+from training_profiler.base.errors import SettingsError
 
 EXAMPLE: Final = "example: steps=100-103 or every=1000,outlier,length=4,windows=3"
 FIRST_STEP: Final = 2  # a training is only known when its first step has ended

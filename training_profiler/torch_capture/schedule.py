@@ -5,8 +5,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.torch_capture.plan import CapturePlan
-from training_profiler.units import NS_PER_S
 
 KEPT: Final = 50  # steps
 KNOWN: Final = 10  # steps before the first possible outlier

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import BYTES_PER_GIB, NS_PER_S
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.safety.files import make_inner_folder
@@ -17,7 +18,6 @@ from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
 from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, Span, check_whole, write_trace
 from training_profiler.torch_capture.window import Window, free_name
-from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
 CHECK_S: Final = 0.25  # between two checks of the limits
 POLL_S: Final = 0.05

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.device.backends import find_accelerator
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.recording.section import Clock
+from training_profiler.tables.backends import find_accelerator
+from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_after_fork_in_child
 from training_profiler.torch_capture.trace_file import MARKS, CapturedSpans, Span
 

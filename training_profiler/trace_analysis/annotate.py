@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.analysis import Analysis, analyse_columns
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import spans_of

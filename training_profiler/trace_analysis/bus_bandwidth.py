@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from training_profiler.device.peaks import Link, link_of
+from training_profiler.base.units import NS_PER_S
+from training_profiler.tables.peaks import Link, link_of
 from training_profiler.trace_analysis.communication import kind_of
 from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
-from training_profiler.units import NS_PER_S
 
 _BYTES_PER_GB: Final = 1e9
 # The message of an all-gather and of a reduce-scatter is the whole that n devices hold together.

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, STEP_NAME, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.numbers import Numbers, numbered

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.launches import Launches, is_section

@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
+from training_profiler.base.units import counted
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.call_tree import Branch
 from training_profiler.trace_analysis.call_tree import Path as CallPath
 from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.step_work import PerStep, PerStepOf
-from training_profiler.units import counted
 
 SAME_AT_LEAST: Final = 0.5  # of the operators' calls per step; below it, these are two different programs
 BAND: Final = 2.0  # standard errors of the difference of means; exceeded by chance in under 5 % of cases

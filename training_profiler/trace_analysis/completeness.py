@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis.device_activity import StepParts
 from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
 from training_profiler.trace_analysis.intervals import Intervals, gaps, union
@@ -12,7 +13,6 @@ from training_profiler.trace_analysis.launches import Launches, LostLaunches, wi
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.unseen_work import LEAST_UNSEEN_NS
-from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 LEAST_LOST: Final = 0.02  # of kernel launches; public traces that are whole have lost none of thousands
 EARLIER_NS: Final = 10_000  # device work never begins so long before its launch, even if times are rounded

@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.units import NS_PER_MS
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path.graph import Graph
@@ -20,7 +21,6 @@ from training_profiler.trace_analysis.trace_json import (
     rate_data,
     times_data,
 )
-from training_profiler.units import NS_PER_MS
 
 Row = Mapping[str, float | int | str | None]
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.tables.sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.graphs import is_graph_launch
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union

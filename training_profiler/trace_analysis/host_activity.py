@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
+from training_profiler.tables.sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, union
 from training_profiler.trace_analysis.launches import Launches

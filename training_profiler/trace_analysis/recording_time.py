@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import CLOCK_MARK, PROFILER
+from training_profiler.tables.sections import CLOCK_MARK, PROFILER
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, together, union
 from training_profiler.trace_analysis.load.columns import STEP_NAME, Bools, Columns, Ints, distinct

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.device.peaks import peak_memory_of, peak_of
+from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
+from training_profiler.tables.peaks import peak_memory_of, peak_of
 from training_profiler.trace_analysis import kernel_names, runtime_calls
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked
@@ -22,7 +23,6 @@ from training_profiler.trace_analysis.work_formulas import (
     Inputs,
     call_work,
 )
-from training_profiler.units import FLOPS_PER_TFLOP, NS_PER_S
 
 COMPUTE: Final = "compute"
 MEMORY: Final = "memory"

@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import OPTIMIZER_STEP
+from training_profiler.base.units import NS_PER_MS, counted
+from training_profiler.tables.sections import OPTIMIZER_STEP
 from training_profiler.trace_analysis.device_activity import Device, StepParts, parts_of, utilization
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.intervals import Intervals, covered, union
 from training_profiler.trace_analysis.load.columns import Columns, distinct
 from training_profiler.trace_analysis.timeline import main_thread
-from training_profiler.units import NS_PER_MS, counted
 
 OPTIMIZER_MARK: Final = "Optimizer.step#"
 LEAST_RUNS: Final = 3  # of an annotation that is taken for one repetition of the loop

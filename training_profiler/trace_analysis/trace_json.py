@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_MS, NS_PER_S
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
@@ -23,7 +24,6 @@ from training_profiler.trace_analysis.roofline import Rate
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.scope import Scope
-from training_profiler.units import NS_PER_MS, NS_PER_S
 
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10

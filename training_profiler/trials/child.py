@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-from training_profiler.device.backends import BACKENDS
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
+from training_profiler.tables.backends import BACKENDS
 from training_profiler.trials.own_children import OwnChildren
-from training_profiler.units import NS_PER_S
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
 LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108

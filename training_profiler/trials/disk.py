@@ -4,9 +4,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from training_profiler.errors import ProfilerError
+from training_profiler.base.errors import ProfilerError
+from training_profiler.base.units import bytes_text
 from training_profiler.trials.isolation.isolation import SHARE_OF_FREE_SPACE
-from training_profiler.units import bytes_text
 
 
 class DiskSpaceError(ProfilerError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from training_profiler.errors import MissingExtraError
+from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.files import read_file
 from training_profiler.snapshot.program import CallFacts, CallSite
 from training_profiler.storage.source_lines import MOST_BYTES, digest_of

@@ -9,8 +9,9 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.errors import ProfilerError, RunFolderError
+from training_profiler.base.units import S_PER_MINUTE, duration_text
 from training_profiler.diagnosis import diagnose
-from training_profiler.errors import ProfilerError, RunFolderError
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_choice import newest_runs
@@ -19,7 +20,6 @@ from training_profiler.trials.interleaved import Schedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import ReadsStdinError, TrialError
 from training_profiler.trials.statistics import FEWEST_ROUNDS
-from training_profiler.units import S_PER_MINUTE, duration_text
 
 FEWEST_STEPS: Final = 20
 ENOUGH_STEPS: Final = 60

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
+from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
 from training_profiler.trials.child import Plan
 from training_profiler.trials.disk import DiskWatch
 from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import psutil
 
-from training_profiler.text import one_line
+from training_profiler.base.text import one_line
 from training_profiler.trials.child import Plan, address_of
 from training_profiler.trials.isolation.isolation import LAUNCHER
 from training_profiler.trials.treatment import DoesNotApplyError

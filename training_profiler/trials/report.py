@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.units import duration_text, ms_text
 from training_profiler.reports.layout import Layout, shortened, table
 from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, SLOWER, Results, Row
-from training_profiler.units import duration_text, ms_text
 
 PER_STEPS: Final = 1000  # where the length of the training is unknown
 LEAST_LABEL: Final = 18

@@ -8,8 +8,9 @@ from math import lcm
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis import diagnose
-from training_profiler.errors import RunFolderError
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
@@ -54,7 +55,6 @@ from training_profiler.trials.statistics import (
 )
 from training_profiler.trials.treatment import Losses, Treatment
 from training_profiler.trials.workers import workers_that_would_do
-from training_profiler.units import duration_text, time_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from training_profiler.errors import RunFolderError
+from training_profiler.base.errors import RunFolderError
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.storage.limits import Count
 from training_profiler.trials.identity import Identity

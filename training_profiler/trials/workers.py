@@ -3,10 +3,10 @@
 from math import ceil
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import time_text
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS, batch_times
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import time_text
 
 LEAST_WAIT: Final = 0.05  # of the time of a batch; below, more workers bring nothing that a trial could show
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.integrations.trainers.conftest import Runs
-from training_profiler.errors import SettingsError
+from training_profiler.base.errors import SettingsError
 
 pytestmark = pytest.mark.integrations
 EPOCHS, BATCHES = 2, 6

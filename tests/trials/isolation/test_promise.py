@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.base.units import BYTES_PER_GIB
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, WAYS, Plan
 from training_profiler.trials.isolation.promise import promise
 from training_profiler.trials.isolation.trackers import TRACKERS, offline, trackers_of
-from training_profiler.units import BYTES_PER_GIB
 
 
 def promised(way: str, *modules: str, in_memory: bool = False) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.flops.eligibility import is_profiled, mode_stack, why_not_counted
 from training_profiler.instrumentation.flops.operations import Operations, counting_mode
@@ -18,7 +19,6 @@ from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
-from training_profiler.units import NS_PER_S
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
 COUNTED_BY: Final = 12  # complete steps after which counting ends

@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from training_profiler.recording.code_ids import MOST_CODES, code_ids
-from training_profiler.recording.known_sections import ROLLOUT, SAMPLING
+from training_profiler.tables.sections import ROLLOUT, SAMPLING
 
 MAX_FRAMES: Final = MOST_CODES
 NEAREST: Final = 4

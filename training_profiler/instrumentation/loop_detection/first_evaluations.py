@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.snapshot.program import PassesBefore
-from training_profiler.units import NS_PER_S
 
 
 class _Passes(NamedTuple):

@@ -1,7 +1,8 @@
 """The sections that patches record, and their codes in the event stream."""
 
 from training_profiler.recording.event_codes import INFERRED, time_only
-from training_profiler.recording.known_sections import (
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.tables.sections import (
     BACKWARD_PASS,
     CHECKPOINTING,
     DATA_LOADING,
@@ -18,7 +19,6 @@ from training_profiler.recording.known_sections import (
     VALIDATION_EPOCH,
     WORKER_START,
 )
-from training_profiler.recording.section_names import SectionNames
 
 
 class CodesByName(dict[str, int]):

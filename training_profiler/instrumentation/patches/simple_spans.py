@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
-from training_profiler.recording.known_sections import (
+from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.tables.sections import (
     BATCH_NORM_UPDATE,
     CHECKPOINTING,
     EMA_UPDATE,
     METRICS_COMPUTATION,
 )
-from training_profiler.recording.tracebacks import hide_our_frames
 
 
 class SimpleSpan(NamedTuple):

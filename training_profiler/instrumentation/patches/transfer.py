@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from training_profiler.device.backends import BACKENDS
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
 from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.tables.backends import BACKENDS
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:

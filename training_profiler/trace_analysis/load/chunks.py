@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
+from training_profiler.base.text import one_line
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 from training_profiler.safety.files import NotRegularFileError, open_file
-from training_profiler.text import one_line
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
 MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
 # gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.

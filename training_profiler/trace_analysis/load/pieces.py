@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from training_profiler.units import BYTES_PER_MIB
+from training_profiler.base.units import BYTES_PER_MIB
 
 MOST_PIECE_BYTES: Final = 4 * BYTES_PER_MIB
 # The begin of the list of events, and the first key of the first event.

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from training_profiler.errors import TraceError
-from training_profiler.text import one_line
+from training_profiler.base.errors import TraceError
+from training_profiler.base.text import one_line
+from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.trace_analysis.load.chunks import MOST_BYTES, chunks_of
 from training_profiler.trace_analysis.load.columns import CATEGORIES, NONE
 from training_profiler.trace_analysis.load.mend import mend
 from training_profiler.trace_analysis.load.pieces import pieces_of
-from training_profiler.units import BYTES_PER_MIB
 
 # An event takes 60 bytes or more; in memory an empty one takes 90. A file full of empty objects is not a trace.
 LEAST_OBJECT_BYTES: Final = 12

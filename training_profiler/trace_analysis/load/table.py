@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.errors import TraceError
-from training_profiler.recording.known_sections import SAMPLED_LINE
-from training_profiler.text import printable
+from training_profiler.base.errors import TraceError
+from training_profiler.base.text import printable
+from training_profiler.base.units import counted
+from training_profiler.tables.sections import SAMPLED_LINE
 from training_profiler.trace_analysis.load.arguments import Arguments, integer_or_none, integers
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.categories import MTIA_WORK, Categories
@@ -35,7 +36,6 @@ from training_profiler.trace_analysis.load.numbers import Numbers, numbered
 from training_profiler.trace_analysis.load.pieces import NoPiecesError
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
 from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, times_ns
-from training_profiler.units import counted
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants

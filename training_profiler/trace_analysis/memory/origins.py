@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from training_profiler.text import printable
+from training_profiler.base.text import printable
 from training_profiler.trace_analysis.program_frames import is_of_program
 
 NO_STACK: Final = "no stack recorded"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 
-from training_profiler.errors import TraceError
+from training_profiler.base.errors import TraceError
+from training_profiler.base.text import one_line
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 from training_profiler.safety.files import read_file
-from training_profiler.text import one_line
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
 MOST_BYTES: Final = 2 * BYTES_PER_GIB
 # A pickle may name one object many times; torch writes 20 bytes or more for each block and entry.

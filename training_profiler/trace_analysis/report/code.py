@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from training_profiler.base.units import counted
 from training_profiler.findings.tables import table, with_details, wrapped
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.code_places import Places, SampledLines
 from training_profiler.trace_analysis.report.formats import ms_number, percent
-from training_profiler.units import counted
 
 MOST_ROWS: Final = 15
 LINE: Final = "line"

@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from training_profiler.base.units import counted
 from training_profiler.findings.tables import table, wrapped
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Link, Path, critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
 from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.report.formats import kernel, ms, percent
-from training_profiler.units import counted
 
 MOST_LINKS: Final = 15
 MOST_JUMPS: Final = 5

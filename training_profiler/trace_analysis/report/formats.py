@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.tables import wrapped
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.trace_json import saving_ms
-from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 
 AT_LEAST: Final = ("layout-conversions",)  # convolutions in the other layout are often faster themselves
 BYTES_PER_KIB: Final = 1024

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.base.units import counted
 from training_profiler.findings.tables import shortened, table, wrapped
 from training_profiler.trace_analysis.memory.snapshot import Held, Peak, SnapshotOfDevice
 from training_profiler.trace_analysis.report.formats import amount, percent
-from training_profiler.units import counted
 
 MOST_PLACES: Final = 12
 MOST_FAILED: Final = 3

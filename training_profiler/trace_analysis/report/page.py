@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
 from training_profiler.page.document import document
 from training_profiler.page.html import Cell, Html, element, joined, part, table
@@ -30,7 +31,6 @@ from training_profiler.trace_analysis.csv_files import (
 from training_profiler.trace_analysis.report.formats import saving_text, without_text
 from training_profiler.trace_analysis.report.warnings import one_step_lines
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
-from training_profiler.units import counted
 
 MOST_ROWS: Final = 500  # of a table, those with most time
 _TABLES: Final = (

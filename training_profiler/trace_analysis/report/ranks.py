@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.tables import table
 from training_profiler.trace_analysis.analysis import Analysis
@@ -14,7 +15,6 @@ from training_profiler.trace_analysis.report.late_ranks import late_lines
 from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
-from training_profiler.units import counted
 
 MOST_LATE: Final = 3  # ranks that a line names
 

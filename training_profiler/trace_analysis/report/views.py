@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.findings.check import check_lines
 from training_profiler.findings.tables import WIDTH, shortened, table, with_details, wrapped
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
@@ -29,7 +30,6 @@ from training_profiler.trace_analysis.report.roofline import roofline
 from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
-from training_profiler.units import NS_PER_MS, counted
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10

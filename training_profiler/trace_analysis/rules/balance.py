@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
 from training_profiler.trace_analysis.analysis import Analysis
@@ -11,7 +12,6 @@ from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
 from training_profiler.trace_analysis.rules.registry import RULES, can_compile, has_backward
-from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 

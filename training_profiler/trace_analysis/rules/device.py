@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.findings.tables import shortened
@@ -20,7 +21,6 @@ from training_profiler.trace_analysis.rules.registry import (
     has_optimizer,
     share_of_scope,
 )
-from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 LEAST_KERNELS: Final = 20  # fewer show nothing of a program
 MOST_NAMES: Final = 3  # that a finding lists

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
@@ -29,7 +30,6 @@ from training_profiler.trace_analysis.rules.registry import (
     reads_gap_ns,
     share_of_scope,
 )
-from training_profiler.units import NS_PER_MS, NS_PER_S, counted
 
 MOST_STALLS: Final = 3  # that a finding names
 MAKING: Final = ("aten::empty", "aten::empty_strided")

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from training_profiler.errors import ProfilerError
-from training_profiler.sinks.registry import WANDB
+from training_profiler.base.errors import ProfilerError
+from training_profiler.tables.trackers import WANDB
 from training_profiler.trials.isolation import linux, processes, promise, trackers, written
 from training_profiler.trials.isolation.plan import (
     FOLDER,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Final
 
+from training_profiler.base.units import BYTES_PER_GIB
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, SHARED_PROCESSES, Plan
 from training_profiler.trials.isolation.trackers import Tracker
-from training_profiler.units import BYTES_PER_GIB
 
 WIDTH: Final = 78  # of a terminal
 HOLDS: Final = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from training_profiler.sinks.registry import MLFLOW, WANDB
+from training_profiler.tables.trackers import MLFLOW, WANDB
 
 MOST_FILES: Final = 500
 

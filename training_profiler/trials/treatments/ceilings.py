@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.recording.known_sections import CHECKPOINTING, VALIDATION_EPOCH
-from training_profiler.sinks.registry import MLFLOW, TENSORBOARD, WANDB
+from training_profiler.tables.sections import CHECKPOINTING, VALIDATION_EPOCH
+from training_profiler.tables.trackers import MLFLOW, TENSORBOARD, WANDB
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment
 

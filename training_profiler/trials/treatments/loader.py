@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.data_loader import MAP_STYLE, WHOLE_TENSORS, behind_subsets
 from training_profiler.snapshot.program import LOADER, CallFacts
 from training_profiler.snapshot.snapshot import LoaderStats
+from training_profiler.tables.backends import CUDA
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment

@@ -7,9 +7,9 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from typing import Any
 
-from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, THREADS, CallFacts
+from training_profiler.tables.backends import CUDA
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from training_profiler.errors import SettingsError
-from training_profiler.sinks.registry import PROMETHEUS, TRACKERS
-from training_profiler.snapshot.cost import Price
-from training_profiler.switch import (
+from training_profiler.base.errors import SettingsError
+from training_profiler.base.switch import (
     OFF_WORDS,
     ON_WORDS,
     PREFIX,
@@ -22,6 +20,8 @@ from training_profiler.switch import (
     given_name,
     short_name,
 )
+from training_profiler.snapshot.cost import Price
+from training_profiler.tables.trackers import PROMETHEUS, TRACKERS
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")

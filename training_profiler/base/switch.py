@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping
 
-from training_profiler.errors import SettingsError
+from training_profiler.base.errors import SettingsError
 
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 PREFIX = SWITCH + "_"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.recording.known_sections import LOGGING, ROLLOUT
-from training_profiler.snapshot.pass_phases import ANOMALIES, CUSTOM_BACKWARD, RECOMPUTATION
+from training_profiler.tables.pass_phases import ANOMALIES, CUSTOM_BACKWARD, RECOMPUTATION
+from training_profiler.tables.sections import LOGGING, ROLLOUT
 
 LOOP: Final = "loop"
 CALLBACK: Final = "callback"

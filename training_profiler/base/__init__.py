@@ -1,0 +1,1 @@
+"""Base: words that every folder shares: errors, units, text, the switch. Imports nothing above it."""

@@ -1,0 +1,1 @@
+"""Settings: every variable and flag, read once."""

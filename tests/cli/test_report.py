@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.loader_workers import waiting_run
 from tests.trials.test_results import RESULTS
-from training_profiler.cli import html, main, report, served_runs
-from training_profiler.cli.served_runs import ServedRuns
+from training_profiler.cli import html, main, mcp, report
+from training_profiler.cli.mcp import ServedRuns
 from training_profiler.trials.results import save
 
 TRIED = "Tried: num_workers=2 -39.5% (-40.5 .. -38.5)"
@@ -17,7 +17,7 @@ TRIED = "Tried: num_workers=2 -39.5% (-40.5 .. -38.5)"
 def tried_run(tmp_path, monkeypatch):
     """Return the folder of a run that waits for its loader, and on which changes were tried."""
     (tmp_path / "rank0.jsonl").touch()
-    for module in (report, html, served_runs):
+    for module in (report, html, mcp):
         monkeypatch.setattr(module, "read_run", lambda *given: waiting_run())
     save(tmp_path, RESULTS)
     return tmp_path

@@ -10,7 +10,7 @@ from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
 from training_profiler.base.errors import MissingExtraError, RunFolderError, TraceError
 from training_profiler.cli import main
-from training_profiler.cli.served_runs import ServedRuns
+from training_profiler.cli.mcp import ServedRuns
 
 
 @pytest.fixture

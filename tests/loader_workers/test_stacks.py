@@ -13,7 +13,7 @@ from tests.support.worker_stacks import (
     Row,
     stack,
 )
-from training_profiler.loader_workers.worker_stacks import Seen, WorkerStackReader
+from training_profiler.loader_workers.observer import Seen, WorkerStackReader
 from training_profiler.sampling.location import Location
 
 MAIN, FEEDER = 1, 2

@@ -14,8 +14,7 @@ from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.cgroup import Container
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import HostReading
-from training_profiler.sampling.machine_sampler import MachineReader, MachineSampler
-from training_profiler.sampling.page_faults import Faults, PageFaults
+from training_profiler.sampling.machine_sampler import Faults, MachineReader, MachineSampler, PageFaults
 
 NAME = "training_profiler machine"
 

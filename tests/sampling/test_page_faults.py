@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.sampling.page_faults import PAGES, Faults, PageFaults, page_cost_s
+from training_profiler.sampling.machine_sampler import PAGES, Faults, PageFaults, page_cost_s
 
 TRAINING = 10
 

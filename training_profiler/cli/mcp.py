@@ -8,15 +8,132 @@ The tools list runs and return findings, reports, comparisons and analyses of tr
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError
-from training_profiler.base.text import one_line
-from training_profiler.cli.served_runs import ServedRuns
+from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError, TraceError
+from training_profiler.base.text import one_line, printable_data
+from training_profiler.cli.compare import ReadRun, compared
+from training_profiler.cli.report import findings_of
+from training_profiler.cli.trace import summary_of
+from training_profiler.reports.comparison import comparison_data, render_comparison
+from training_profiler.reports.console import Origin, render_final
+from training_profiler.reports.layout import Layout
+from training_profiler.reports.report_json import as_data
 from training_profiler.settings.settings import read_settings
+from training_profiler.storage.captures import captures_of
+from training_profiler.storage.run_choice import newest_runs
+from training_profiler.storage.run_list import list_runs, listed_run
+from training_profiler.storage.run_lookup import read_program, run_named
+from training_profiler.storage.run_reader import newest_run, read_run
+
+MOST_RUNS: Final = 100
+MOST_TEXT: Final = 200_000  # characters of an answer
+_OF_FINDINGS: Final = ("verdict", "steps", "wall_s", "step_time", "throughput", "insights", "health", "ended_by")
+_CUT: Final = "\n... the rest is left out\n"
+
+
+class ServedRuns:
+    """Reads what lies below ``roots``: folders of runs, run folders, or traces. Each method answers one question.
+
+    A run is given by its folder or its name, and is the newest one by default. Paths that lead out of the roots are
+    refused, also by links.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = [root.resolve() for root in roots]
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """List the training runs, the newest first: folder, name, program, state, steps, step time, verdict."""
+        rows = []
+        for root in self._folders():
+            rows += [listed_run(root)] if self._is_run(root) else list_runs(root)
+        if len(self._roots) > 1:
+            rows.sort(key=lambda row: Path(row.folder).name, reverse=True)
+        data: list[dict[str, Any]] = printable_data([asdict(row) for row in rows[:MOST_RUNS]])
+        return data
+
+    def findings(self, run: str = "") -> dict[str, Any]:
+        """Return why a run is slow and what to change: its verdict, and findings with evidence, fix and saving.
+
+        ``worth_s`` is the time that a change could save. ``run`` is a folder or name from list_runs, by default the
+        newest.
+        """
+        folder = self._run(run)
+        snapshot = read_run(folder)
+        data = as_data(snapshot, findings_of(folder, snapshot))
+        return {key: data[key] for key in _OF_FINDINGS}
+
+    def report(self, run: str = "") -> str:
+        """Return the whole report of a run as text: where time went, lines of code, loaders, machine, ranks."""
+        folder = self._run(run)
+        snapshot = read_run(folder)
+        origin = Origin(read_program(folder), str(folder))
+        return _bounded(render_final(snapshot, findings_of(folder, snapshot), Layout(), True, origin).lstrip("\n"))
+
+    def compare(self, before: str, after: str = "") -> dict[str, Any]:
+        """Compare two runs: whether a step became faster or slower, with an interval, where, and what else differs.
+
+        ``text`` explains it. No difference shown does not mean that there is none.
+        """
+        runs = compared(ReadRun(self._run(before)), ReadRun(self._run(after)))
+        return {**comparison_data(runs), "text": render_comparison(runs, Layout())}
+
+    def list_traces(self, run: str = "") -> list[str]:
+        """List the traces of torch.profiler that a run has captured; trace() takes them."""
+        folder = self._run(run)
+        traces = [*(folder / name for name in captures_of(folder)), *(root for root in self._roots if root.is_file())]
+        return [str(path) for path in traces]
+
+    def trace(self, path: str) -> str:
+        """Analyse one trace from list_traces: device use, idle gaps and their causes, operators, what to change."""
+        found = self._below(Path(path))
+        if found is None or not found.is_file():
+            raise TraceError(f"{path} is not a trace that is served; list_traces has them")
+        return _bounded(summary_of(found))
+
+    def _folders(self) -> list[Path]:
+        return [root for root in self._roots if root.is_dir()]
+
+    def _is_run(self, folder: Path) -> bool:
+        return any(folder.glob("rank*.jsonl"))
+
+    def _below(self, given: Path) -> Path | None:
+        """Return the path if it is one of the roots or below one, and None otherwise."""
+        for root in self._roots:
+            with suppress(OSError, ValueError, RuntimeError):  # a name that no file can have, or links in a circle
+                path = (root / given).resolve()
+                if path.is_relative_to(root) and path.exists():
+                    return path
+        return None
+
+    def _run(self, given: str) -> Path:
+        if not given:
+            return self._newest()
+        path = self._below(Path(given))
+        if path is not None and path.is_dir():
+            return newest_run(path) or path
+        for root in self._folders():
+            named = run_named(given, root)
+            if named is not None and self._below(named) is not None:
+                return named
+        raise RunFolderError(f"{given} is not a run that is served; list_runs has them")
+
+    def _newest(self) -> Path:
+        folders = self._folders()
+        if not folders:
+            raise RunFolderError("no folder of runs is served")
+        newest = [root if self._is_run(root) else newest_runs(root, 1)[0] for root in folders]
+        return max(newest, key=lambda folder: folder.name)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + _CUT
+
 
 NAME: Final = "training-profiler"
 INTERRUPTED: Final = 130

@@ -83,7 +83,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
             self._run.section(name).__exit__(None, None, None)
         if action_name in self._after:
             is_last = action_name.endswith(LAST_HOOK)
-            self._run.guarded("logging", lambda: _log(self._run, self._trainer(), is_last))
+            self._run.guarded("metrics", lambda: _log(self._run, self._trainer(), is_last))
 
     def _named(self, action_name: str) -> str:
         """Return and keep the name of an action's section; "" without one."""
@@ -143,11 +143,11 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.guarded("logging", lambda: _log(self._run, trainer))
+        self._run.guarded("metrics", lambda: _log(self._run, trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the last metrics."""
-        self._run.guarded("logging", lambda: _log(self._run, trainer, is_last=True))
+        self._run.guarded("metrics", lambda: _log(self._run, trainer, is_last=True))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run."""

@@ -1,5 +1,6 @@
 """The whole page: a pure function of a run's stats and series."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,13 +12,51 @@ from training_profiler.page import tables
 from training_profiler.page.charts import chart_data
 from training_profiler.page.document import document, part_file
 from training_profiler.page.findings import Excerpt, findings_part, verdict_part
-from training_profiler.page.flame import flame
 from training_profiler.page.html import Html, element, joined, part
 from training_profiler.page.recorded import has_device
 from training_profiler.reports.loaders import loader_name
-from training_profiler.reports.stacks import stacks_of, worker_stacks
+from training_profiler.reports.stacks import Stack, stacks_of, worker_stacks
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+
+SHOWN_FROM: Final = 0.002  # of all samples
+MOST_DEPTH: Final = 30
+
+
+def flame(stacks: Counter[Stack], label: str = "Flame view of the line samples") -> Html:
+    """Return the boxes; nothing without samples. A screen reader reads the label."""
+    whole = stacks.total()
+    if not whole:
+        return Html("")
+    boxes = _boxes(stacks, 0, whole)
+    return element("div", boxes, class_="flame", role="group", aria_label=label)
+
+
+def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:
+    """Return the boxes of all frames at ``depth``, the widest first, and the room of what is too small."""
+    by_frame: dict[str, Counter[Stack]] = {}
+    for stack, samples in stacks.items():
+        if len(stack) > depth:
+            by_frame.setdefault(stack[depth], Counter())[stack] += samples
+    sizes = {frame: inner.total() for frame, inner in by_frame.items()}
+    shown = [
+        frame for frame in sorted(sizes, key=lambda frame: (-sizes[frame], frame)) if sizes[frame] >= SHOWN_FROM * whole
+    ]
+    boxes = [_box(frame, by_frame[frame], depth, whole) for frame in shown]
+    room = stacks.total() - sum(sizes[frame] for frame in shown)
+    if room and boxes:
+        boxes.append(element("div", class_="room", style=f"flex-grow:{room}"))
+    return joined(boxes)
+
+
+def _box(frame: str, inner: Counter[Stack], depth: int, whole: int) -> Html:
+    samples = inner.total()
+    label = f"{frame}: {samples} of {whole} samples, {samples / whole:.1%}"
+    button = element("button", frame, type="button", title=label, aria_label=label)
+    below = _boxes(inner, depth + 1, whole) if depth < MOST_DEPTH else Html("")
+    inside = element("div", below, class_="row") if below else Html("")
+    return element("div", button, inside, class_="box", style=f"flex-grow:{samples}")
+
 
 DEVICE_NOTE: Final = (
     "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "

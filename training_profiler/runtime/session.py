@@ -12,11 +12,10 @@ from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP
 from training_profiler.recording.recorder import NO_LIMIT
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.recording.untraced import without_tracing
-from training_profiler.runtime.component import Component
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.outputs import PROGRAM
-from training_profiler.runtime.parts import Parts
+from training_profiler.runtime.parts import Component, Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.safety.cost_budget import EPOCHS, REPORTS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training_profiler.integrations.trainer_call import TrainerCall
+from training_profiler.integrations.trainer_run import TrainerCall
 
 pytestmark = pytest.mark.integrations
 SOURCE = """

@@ -17,7 +17,7 @@ STEPS: Final = 1_000_000
 WARMUP_STEPS: Final = 50_000
 POINTS: Final = 20  # at which memory is read
 NAMES: Final = tuple(f"part_{number}" for number in range(20))  # one section each in a step
-# What the guide promises: docs/cost.md, "Long runs".
+# The targets in RESULTS.md.
 MOST_GROWTH_MB, MOST_JOURNAL_MB, MOST_REPORT_S = 5.0, 20.0, 2.0
 
 

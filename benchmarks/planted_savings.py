@@ -3,33 +3,26 @@
 Both kinds of rounds alternate in one process without the profiler, so that a change of the machine's speed affects
 both. Then the training with the cost runs unmodified under the profiler.
 
-``python -m benchmarks.planted_savings [NAME ...]`` measures all, or those named; ``--page`` writes the guide's page.
+``python -m benchmarks.planted_savings [NAME ...]`` measures all, or those named.
 """
 
 import argparse
-import datetime
 import importlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tabulate import tabulate
 
 from benchmarks.children import ROOT
 from benchmarks.figures import Figure, print_table
 
 PROGRAM = ROOT / "tests" / "planted" / "savings.py"
-PAGE = ROOT / "docs" / "planted-savings.md"
 # Under the profiler: its first seconds, in which it costs more, are to be a small part. As many with and without the
 # cost, after one of each that is not counted: what grows grows as long.
 ROUNDS = 40
@@ -39,27 +32,6 @@ TIMEOUT_S = 400
 # Both kinds of rounds share the machine with others; what that costs is not the program's.
 ALONE = "machine-busy=1,cpu-oversubscribed=1,step-time-varies=9"
 COLUMNS = ["planted cost", "first finding", "reported (likely range)", "true", "within 10 points"]
-KEPT = ROOT / "build" / "planted_savings.json"
-ROUNDED = 0.01
-WIDTH = 120  # of the page's text
-PAGE_TEXT = """# Do findings save what they say?
-
-{count} small trainings were each given one cost on purpose: a transform in Python, a checkpoint every second step, a
-loop in `forward`. The table has what the first finding says that a change saves, and what it really saves: rounds
-with and without the cost alternate in one process without the profiler. All shares are of the training's time.
-
-The first finding is within 10 points of the truth in {close} of {count}, and the truth lies in the range that it gives
-in {in_range}. A finding about another cause than the planted one counts as well, with what it says.
-
-{table}
-
-Rules were adjusted on the same programs, which is a limit of these figures. The profiled trainings have 40 rounds of 40
-steps. With 10 rounds most shares are 3 to 9 points lower, because the first one counts there.
-
-Measured on {date} on {machine}. Figures differ by several points from run to run; the rules about a
-busy machine and uneven steps were off. The programs are in `tests/planted/savings.py`, and
-`python -m benchmarks.planted_savings` measures them again.
-"""
 MEASURE = """
 import sys, time, torch
 sys.path.insert(0, sys.argv[1])
@@ -158,57 +130,15 @@ def run(names: Sequence[str] = ()) -> list[Figure]:
         print(" ".join(outcomes[-1].cells()), "|", "; ".join(outcomes[-1].codes), flush=True)
         print("   ", outcomes[-1].message, flush=True)
     print_table(COLUMNS, [outcome.cells() for outcome in outcomes])
-    keep(outcomes)
     far = sum(not outcome.is_close for outcome in outcomes)
     return [Figure(f"planted costs reported 10 points or more off, of {len(outcomes)}", far, len(outcomes) // 2)]
 
 
-def keep(outcomes: Sequence[Outcome]) -> None:
-    """Keep the outcomes for the page: measuring all in one go takes a quarter of an hour."""
-    KEPT.parent.mkdir(exist_ok=True)
-    rows = kept()
-    KEPT.write_text(json.dumps({**rows, **{outcome.name: asdict(outcome) for outcome in outcomes}}, indent=1))
-
-
-def kept() -> dict[str, dict[str, Any]]:
-    """Return the outcomes measured so far, by name."""
-    return dict(json.loads(KEPT.read_text())) if KEPT.exists() else {}
-
-
-def write_page() -> None:
-    """Write the guide's page from the outcomes kept."""
-    rows = kept()
-    outcomes = sorted((Outcome(**row) for row in rows.values()), key=lambda outcome: -outcome.true)
-    table = tabulate([outcome.cells() for outcome in outcomes], COLUMNS, tablefmt="github", disable_numparse=True)
-    close = sum(outcome.is_close for outcome in outcomes)
-    in_range = sum(outcome.low - ROUNDED <= outcome.true <= outcome.high + ROUNDED for outcome in outcomes)
-    torch = importlib.metadata.version("torch").partition("+")[0]
-    words = PAGE_TEXT.format(
-        count=len(outcomes),
-        close=close,
-        in_range=in_range,
-        table=table,
-        date=f"{datetime.date.today():%d %B %Y}".lstrip("0"),
-        machine=f"{os.cpu_count()} cores of a shared machine, {platform.system()}, Python "
-        f"{'.'.join(platform.python_version_tuple()[:2])}, torch {torch} on the CPU, one thread",
-    )
-    parts = [
-        part if part.startswith(("|", "#")) else textwrap.fill(part, WIDTH, break_on_hyphens=False)
-        for part in words.split("\n\n")
-    ]
-    PAGE.write_text("\n\n".join(parts).rstrip() + "\n")
-
-
 def main() -> None:
-    """Measure, or write the page."""
+    """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--page", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.page:
-        write_page()
-    else:
-        run(arguments.names)
+    run(parser.parse_args().names)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ LONG_TRAINING: Final = ROOT / "benchmarks" / "programs" / "long_training.py"
 POINTS: Final = 20  # at which a run is looked at
 STEP_S, STEPS_AN_EPOCH, OWN_SECTIONS = 2.0, 125, 40
 SAMPLE_S: Final = 0.02  # of the real clock between two samples of the machine: many of them in a short time
-# What the guide promises: docs/cost.md, "Long runs".
+# The targets in RESULTS.md.
 MOST_TRACED_MB: Final = 2.0  # of Python's memory, in 10 simulated hours
 MOST_RESIDENT_MB: Final = 16.0
 MOST_JOURNAL_MB_AN_HOUR: Final = 8.0
@@ -180,7 +180,7 @@ def journal_mb_an_hour(points: Sequence[Point]) -> float:
 
 
 def figures(what: str, points: Sequence[Point]) -> list[Figure]:
-    """Return what the guide promises, and what was measured."""
+    """Return the targets of RESULTS.md, and what was measured."""
     stats = [
         Figure(f"{what}: resident memory", growth(points, "resident_bytes") / 1e6, MOST_RESIDENT_MB, "MB", 2),
         Figure(f"{what}: descriptors", growth(points, "descriptors"), 0),

@@ -1,9 +1,9 @@
-"""Write docs/reference/commands.md and the tables of settings and trackers from the code, or check them.
+"""Write docs/reference/commands.md, and tables and thresholds of other pages, from the code, or check them.
 
-    python docs/reference.py            # write them, after a change to a command, its help, a setting or a tracker
+    python docs/reference.py            # write them, after a change to a command, setting, section, rule or tracker
     python docs/reference.py --check    # exit status 1 if a file differs; `make docs` runs this
 
-The other reference pages are written by people; tests/docs compares them with the code.
+The rest of the reference is written by people; tests/docs compares it with the code.
 """
 
 import argparse
@@ -11,13 +11,17 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from training_profiler.cli import COMMANDS, command_module
+from training_profiler.cli import trace as trace_command
+from training_profiler.diagnosis import THRESHOLDS
 from training_profiler.findings.losses import ADVISED, Price
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings import settings
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
+from training_profiler.tables.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
 from training_profiler.tables.trackers import TRACKERS, Tracker
 from training_profiler.trials.results import Results
 from training_profiler.trials.treatment import Treatment
@@ -25,7 +29,9 @@ from training_profiler.trials.treatments import TREATMENTS
 
 FOLDER = Path(__file__).parent / "reference"
 TREATMENTS_PAGE = FOLDER / "treatments.md"
-COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
+COMMANDS_PAGE, SETTINGS_PAGE, SECTIONS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md", FOLDER / "sections.md"
+RULES_PAGE, TRACE_RULES_PAGE = FOLDER / "rules.md", FOLDER / "trace-rules.md"
+GUIDE = FOLDER.parents[1] / "PROFILING.md"
 REPORT_SCHEMA = FOLDER / "report.schema.json"
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
 PROGRAM = "training-profiler"
@@ -46,6 +52,15 @@ A command exits with status 0, or with 2 and one line on stderr if it cannot use
 
 
 TABLE_HEAD = "| setting | default | meaning |\n| --- | --- | --- |\n"
+VARIABLES_HEAD = "| variable | default | meaning |\n| --- | --- | --- |\n"
+COMMANDS_HEAD = "| command | purpose |\n| --- | --- |\n"
+SECTIONS_HEAD = "| section | kind | meaning |\n| --- | --- | --- |\n"
+# Rows of reports that are not sections of the program.
+OWN_ROWS = {
+    OTHER: "step time that no section covers; on the screen `unattributed (in step)`",
+    OUTSIDE_STEPS: "time in no step and no section; on the screen `startup & between steps`",
+    PROFILER: "the profiler's own work; on the screen `profiler overhead`",
+}
 TREATMENTS_HEAD = "| family | change | losses |\n| --- | --- | --- |\n"
 CEILINGS_HEAD = "| family | ceiling |\n| --- | --- |\n"
 ADVISED_HEAD = "| change | losses |\n| --- | --- |\n"
@@ -56,12 +71,55 @@ def pages() -> dict[Path, str]:
     """Return the text of each page that is written here, whole or in part."""
     settings_rows, trackers_rows = map(_row, settings.describe()), map(_tracker_row, TRACKERS.values())
     return {
+        GUIDE: guide(),
         COMMANDS_PAGE: commands_page(),
         SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
+        SECTIONS_PAGE: with_table(SECTIONS_PAGE, SECTIONS_HEAD, _section_rows()),
+        RULES_PAGE: with_thresholds(RULES_PAGE, THRESHOLDS),
+        TRACE_RULES_PAGE: with_thresholds(TRACE_RULES_PAGE, trace_command.THRESHOLDS),
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
         TREATMENTS_PAGE: treatments_page(),
         REPORT_SCHEMA: json.dumps(report_schema(Results), indent=1) + "\n",
     }
+
+
+def guide() -> str:
+    """Return the text of PROFILING.md: three of its tables are written here."""
+    text = GUIDE.read_text(encoding="utf-8")
+    for table_head, rows in (
+        (VARIABLES_HEAD, map(_variable_row, settings.describe())),
+        (COMMANDS_HEAD, map(_command_row, COMMANDS)),
+        (SECTIONS_HEAD, _section_rows()),
+    ):
+        text = replaced_table(GUIDE, text, table_head, rows)
+    return text
+
+
+def _variable_row(row: settings.SettingDescription) -> str:
+    return _within_width(f"| `{row.variable}` | {_default(row)} | ", row.meaning)
+
+
+def _command_row(name: str) -> str:
+    """Return a row with the summary's first words: the page of the command has all of them."""
+    summary = re.split("[:,] ", _summary(name).removesuffix("."))[0]
+    return f"| `{name}` | {summary} |"
+
+
+def _section_rows() -> Iterator[str]:
+    for section in KNOWN_SECTIONS:
+        kind = "" if section.kind == FREE else section.kind + " "
+        yield f"| `{section.name}` | {kind}| {section.meaning} |"
+    for name, meaning in OWN_ROWS.items():
+        yield f"| `{name}` | | {meaning} |"
+
+
+def with_thresholds(page: Path, thresholds: Mapping[str, float]) -> str:
+    """Return the text of a page of rules with the thresholds of the code; each rule has a heading, and no other has."""
+    text = page.read_text(encoding="utf-8")
+    rule = re.compile(r"^### ([\w-]+)\n\n- \*\*Threshold:\*\* \S+$", re.M)
+    if different := set(rule.findall(text)) ^ set(thresholds):
+        raise SystemExit(f"{page.name} and the code have different rules: {', '.join(sorted(different))}")
+    return rule.sub(lambda found: f"### {found[1]}\n\n- **Threshold:** {thresholds[found[1]]:g}", text)
 
 
 def treatments_page() -> str:
@@ -111,10 +169,13 @@ def _tracker_row(tracker: Tracker) -> str:
 
 
 def _row(row: settings.SettingDescription) -> str:
-    """Return a row of the table; a meaning that is too long ends at its last comma."""
-    head = f"| [`{row.argument}`](#{row.argument}) | {_default(row)} | "
-    is_long = len(head) + len(row.meaning) + 2 > WIDEST
-    return f"{head}{row.meaning.rpartition(', ')[0] if is_long else row.meaning} |"
+    return _within_width(f"| [`{row.argument}`](#{row.argument}) | {_default(row)} | ", row.meaning)
+
+
+def _within_width(head: str, meaning: str) -> str:
+    """Return a row of a table; a meaning that is too long ends at its last comma."""
+    is_long = len(head) + len(meaning) + 2 > WIDEST
+    return f"{head}{meaning.rpartition(', ')[0] if is_long else meaning} |"
 
 
 def _default(row: settings.SettingDescription) -> str:

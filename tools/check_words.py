@@ -62,6 +62,7 @@ DOCS_WORDS: Final = (
     Word(r"heard", "received"),
     Word(r"sees|seen", "find, record, measure"),
     Word(r"are no parts?", "are not part"),
+    Word(r"(?:that|those)[ _]of", "name the thing"),
 )
 
 

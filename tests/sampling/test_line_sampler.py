@@ -286,7 +286,7 @@ def test_failing_sampler_is_disabled_and_reported(guard, caplog):
 def test_cost_is_reported_with_the_number_of_samples(sampler):
     started(sampler).close()
     sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000
-    without = "; without the recorder in C, Python code between short operators counts to the next operator"
+    without = "; without the C recorder, Python code between short operators is attributed to the following one"
     assert sampler.cost() == "line sampler: 1234 samples, 41.0 ms of CPU" + without * has_gil()
 
 

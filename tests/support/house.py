@@ -36,8 +36,8 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "modules that one other imports": (80, 155),
     "files that name a rule, median": (2, 4),
     "files that name a rule, at most": (4, 11),
-    "words of the guide": (26_000, 44_400),
-    "words of the changelog": (2_500, 16_150),
+    "words of the guide": (26_000, 24_900),
+    "words of the changelog": (2_500, 2_000),
     "files that the end of a run goes through": (120, 206),
     "files that a report goes through": (120, 152),
 }

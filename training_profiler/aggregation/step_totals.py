@@ -46,7 +46,7 @@ class CaptureAffectedSteps:
 
 
 FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
-WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROFILING.md, rule warm-up)
+WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (docs/reference/figures.md)
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 P95_NEEDS: Final = 20  # steps: with fewer, the longest one is the 95th percentile
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations

@@ -20,7 +20,7 @@ def printable(text: str, most: int = MAX_NAME_LENGTH) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return the same without a limit of length."""
+    """Return ``text`` with non-printable characters escaped, at any length."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)

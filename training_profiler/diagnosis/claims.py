@@ -292,7 +292,7 @@ def _beside_others(
 def _moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
     """Return the section that a finding about step times lies in, and the part of it; ("", 0) where none is known.
 
-    Parts of the variance add up: those of a section and of what lies inside it are the part that claims of it have.
+    A section's share includes the sections nested in it.
     """
     explained = {} if snapshot.step is None else snapshot.step.explained
     section, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))

@@ -60,8 +60,8 @@ def idle_time_s(snapshot: Snapshot) -> float | None:
 def within_idle_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
     """Return the findings; the host's time saves no more than the time in which the accelerator was idle.
 
-    A host that is ahead may lose time and still queue work before the device needs it. Findings that the device leaves
-    a trifle of are dropped.
+    A host that is ahead may lose time and still queue work before the device needs it. A finding is dropped when less
+    than a tenth of its saving is left.
     """
     idle_s = idle_time_s(snapshot)
     if idle_s is None:

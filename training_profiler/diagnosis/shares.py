@@ -160,7 +160,7 @@ def _text_for(snapshot: Snapshot, text: Text) -> str:
 
 
 def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
-    """Return the part that is saved by once in each pass over the data, where it is more often; else by half."""
+    """Return the share saved by running it once per epoch (half if epochs are unknown)."""
     passes = sum(epoch.is_complete for epoch in snapshot.epochs)
     return max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
 

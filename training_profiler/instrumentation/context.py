@@ -37,7 +37,7 @@ class BackwardWatch(Protocol):
 
 
 class WorkerHooks(NamedTuple):
-    """What follows the workers of loaders. Without arguments, nothing does."""
+    """Hooks that observe DataLoader workers. The default observes nothing."""
 
     expect: Callable[[], None] = lambda: None
     """Called before workers start."""
@@ -161,7 +161,7 @@ class PatchContext(Fields):
         return self._detector_of_this_thread() if self.training_thread.is_current(is_module_call) else None
 
     def confirm_training(self) -> LoopDetector | None:
-        """Return the same for an event that only a training has: a gradient or an update."""
+        """Return the detector for an event that proves training (a gradient or an update), and claim this thread."""
         detector = self._detector_of_this_thread() if self.training_thread.claim() else None
         if detector is not None:
             self.training_thread.use_detector(detector)

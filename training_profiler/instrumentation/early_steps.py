@@ -29,7 +29,7 @@ MOST_NS: Final = 300_000_000  # for comparing them, which takes milliseconds a c
 
 
 class EarlySteps:
-    """Shadows methods of the loop detector, after the step whose FLOPs are counted has ended."""
+    """Runs the inspections for a few steps, once FLOPs have been counted."""
 
     def __init__(self, context: PatchContext) -> None:
         self._context = context

@@ -104,7 +104,7 @@ class WorkerCollector:
         is_decided.wait(MAKING_S)
 
     def add(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
-        """Take these processes as workers of the loader of ``counts``."""
+        """Register these PIDs as workers of the loader."""
         if self._thread is not None and not self._has_failed:
             self._loaders.setdefault(counts.loader_id, _Workers(counts)).add(workers)
 

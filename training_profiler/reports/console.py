@@ -1,4 +1,4 @@
-"""The three reports of the terminal: periodic, of an epoch, and of the run. PROFILING.md describes them."""
+"""The three reports of the terminal: periodic, of an epoch, and of the run. docs/read-a-report.md describes them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

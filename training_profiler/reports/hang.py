@@ -119,7 +119,7 @@ def _who(group: Group, groups: Sequence[Group]) -> str:
 
 
 def _at(place: Place, ranks: str) -> str:
-    """Return a place with what is waited for there; ``ranks`` are elsewhere, "" for the ranks that are it."""
+    """Return the place and what its ranks wait for, such as the other ``ranks``."""
     text = place.line + (f" (in {name_of(place.section)})" if place.section else "")
     if place.waits_for == FOR_RANKS:
         return f"{text}, waiting for {ranks or FOR_RANKS}"

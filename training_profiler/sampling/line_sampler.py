@@ -131,7 +131,7 @@ class LineSampler:
         text = f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
         waited_s = self.handed_over_ns / NS_PER_S
         if self._new_stop is None and has_gil():
-            text += "; without the recorder in C, Python code between short operators counts to the next operator"
+            text += "; without the C recorder, Python code between short operators is attributed to the following one"
         return f"{text}, for which the training waited {time_text(waited_s)}" if waited_s else text
 
     def _start(self) -> None:

@@ -125,7 +125,7 @@ class PrometheusText(Sink):
         gauge_name, labels, documented_name = prometheus_name(name)
         gauge = self._gauges.get(gauge_name)
         if gauge is None:
-            help_text = f"{documented_name} (PROFILING.md, Trackers)"
+            help_text = f"{documented_name} (docs/reference/metrics.md)"
             gauge = self._client.Gauge(gauge_name, help_text, list(labels), registry=self._registry)
             self._gauges[gauge_name] = gauge
         (gauge.labels(**labels) if labels else gauge).set(value)

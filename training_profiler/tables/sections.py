@@ -17,6 +17,8 @@ class KnownSection(NamedTuple):
 
     name: str
     kind: str
+    meaning: str
+    """What the guide says about it."""
     starts_loop: bool = False
     """Whether its first span shows that the training loop has begun, where no step end does."""
     per_loader: bool = False
@@ -57,33 +59,31 @@ LOGGING: Final = "logging"
 LINES_IN_WORKERS: Final = f"{DATA_LOADING} (workers)"  # in report.json, among the lines of sections
 
 KNOWN_SECTIONS: Final = (
-    KnownSection(DATA_LOADING, STEP_PART, starts_loop=True, per_loader=True, on_input=True),
-    KnownSection(DATA_GENERATION, STEP_PART, starts_loop=True, on_input=True),
-    KnownSection(DATA_TRANSFER, STEP_PART, starts_loop=True),
-    KnownSection(FORWARD_PASS, STEP_PART, starts_loop=True, per_loader=True, on_device=True),
-    KnownSection(BACKWARD_PASS, STEP_PART, starts_loop=True, per_loader=True, on_device=True),
-    # Under `training-profiler run` this is gradient clipping.
-    KnownSection(METRICS_COMPUTATION, STEP_PART, on_device=True),
-    KnownSection(OPTIMIZER_STEP, STEP_PART, per_loader=True, on_device=True),
-    # The replay of a CUDA graph in which gradients were computed, or parameters updated.
-    KnownSection(GRAPH_REPLAY, STEP_PART, starts_loop=True, on_device=True),
-    KnownSection(EMA_UPDATE, STEP_PART, on_device=True),
-    KnownSection(SYNCHRONIZATION, STEP_PART),
-    KnownSection(VALIDATION_EPOCH, OUTSIDE_STEPS),
-    KnownSection(SAMPLING, OUTSIDE_STEPS),
-    KnownSection(CHECKPOINTING, OUTSIDE_STEPS),
-    KnownSection(VISUALIZATION_GENERATION, OUTSIDE_STEPS),
-    # A pass over the training data without an update, for the batch norms of averaged weights.
-    KnownSection(BATCH_NORM_UPDATE, OUTSIDE_STEPS),
-    # Parts of data_loading: the first fetch of a pass waits until the workers have filled their queues.
-    KnownSection(FIRST_FETCH, NESTED, on_input=True),
-    KnownSection(WORKER_START, NESTED, on_input=True),
-    # In a training step: the model acts in its environment, and what it sees is learned from.
-    KnownSection(ROLLOUT, FREE),
-    # In a training step: a frozen teacher, a target, or an encoder that is not trained.
-    KnownSection(FORWARD_WITHOUT_GRAD, FREE, on_device=True),
-    KnownSection(GRADIENT_CLIPPING, FREE, on_device=True),
-    KnownSection(LOGGING, FREE),
+    KnownSection(
+        DATA_LOADING, STEP_PART, "waiting for the next batch", starts_loop=True, per_loader=True, on_input=True
+    ),
+    KnownSection(DATA_GENERATION, STEP_PART, "creating synthetic data in the loop", starts_loop=True, on_input=True),
+    KnownSection(DATA_TRANSFER, STEP_PART, "moving a batch from host to device", starts_loop=True),
+    KnownSection(FORWARD_PASS, STEP_PART, "computing the loss", starts_loop=True, per_loader=True, on_device=True),
+    KnownSection(BACKWARD_PASS, STEP_PART, "computing gradients", starts_loop=True, per_loader=True, on_device=True),
+    KnownSection(METRICS_COMPUTATION, STEP_PART, "norms of gradients, gradient clipping", on_device=True),
+    KnownSection(OPTIMIZER_STEP, STEP_PART, "updating parameters, and `zero_grad`", per_loader=True, on_device=True),
+    KnownSection(GRAPH_REPLAY, STEP_PART, "replaying the CUDA graph of a step", starts_loop=True, on_device=True),
+    KnownSection(EMA_UPDATE, STEP_PART, "exponential moving average of the weights", on_device=True),
+    KnownSection(SYNCHRONIZATION, STEP_PART, "waiting for other ranks, or exchanging data with them"),
+    KnownSection(VALIDATION_EPOCH, OUTSIDE_STEPS, "a pass over validation data, or several in a row"),
+    KnownSection(SAMPLING, OUTSIDE_STEPS, "generating sample images"),
+    KnownSection(CHECKPOINTING, OUTSIDE_STEPS, "saving model and optimizer state"),
+    KnownSection(VISUALIZATION_GENERATION, OUTSIDE_STEPS, "making plots or images for a log"),
+    KnownSection(BATCH_NORM_UPDATE, OUTSIDE_STEPS, "a pass over the data for the statistics of batch norms"),
+    KnownSection(FIRST_FETCH, NESTED, "the first batch of a pass, within `data_loading`", on_input=True),
+    KnownSection(WORKER_START, NESTED, "starting the loader's workers, within `data_loading`", on_input=True),
+    KnownSection(ROLLOUT, FREE, "the model acts in an environment inside a step"),
+    KnownSection(
+        FORWARD_WITHOUT_GRAD, FREE, "a teacher, a target network or a frozen encoder in a step", on_device=True
+    ),
+    KnownSection(GRADIENT_CLIPPING, FREE, "gradient clipping, if you name it so", on_device=True),
+    KnownSection(LOGGING, FREE, "writing logs"),
 )
 
 

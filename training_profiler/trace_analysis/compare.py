@@ -138,7 +138,7 @@ def _unit(before: Analysis, after: Analysis) -> str:
 
 
 def _repetitions(analysis: Analysis, unit: str) -> int:
-    """Return by what times of a window are divided to be of one ``unit``."""
+    """Return how many units (steps, or repetitions) a window holds."""
     return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
 
 

@@ -1,4 +1,4 @@
-"""What a first profiled run found out about a program, as far as it decides which changes are worth trying."""
+"""Facts from the first run that decide which treatments apply."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -59,11 +59,10 @@ SEED ?= 0
 fuzz: venv
 	$(VENV)/bin/python -m tests.support.fuzz --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND))
 
-# The tests of what is in C, recording, fast paths and adding up, under AddressSanitizer, then with Python's debug allocator. Needs
+# The tests of the recorder in C under AddressSanitizer, then with Python's debug allocator. Needs
 # gcc. The sanitizer ends the process at an exception of C++, as torch raises them, if it is loaded before libstdc++ alone.
 SANITIZED := build/sanitized
-NATIVE_TESTS := tests/recording tests/aggregation/test_native_sums.py tests/instrumentation/test_fast_path_in_c.py \
-  tests/instrumentation/test_fronts.py
+NATIVE_TESTS := tests/recording
 test-native: venv
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)

@@ -11,20 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-SOURCES = (
-    "code_ids",
-    "columns",
-    "events",
-    "fast_calls",
-    "fast_path",
-    "fields",
-    "fronts",
-    "library",
-    "handover_lock",
-    "matching",
-    "module",
-)
-SOURCES += ("fetch_calls", "no_grad_calls", "section_lookup", "section_writers", "step_pattern", "sums", "update_calls")
+SOURCES = ("events", "handover_lock", "module", "section_lookup", "section_writers")
 
 START_UP = ("training_profiler.pth", "training_profiler.start")  # the latter for Python 3.15 and newer (PEP 829)
 
@@ -33,9 +20,8 @@ def compile_arguments() -> list[str]:
     """Return what the compiler is asked for beside the options of this Python."""
     if os.name == "nt":
         return []
-    # Sums are rounded as numpy rounds them, also on processors that multiply and add in one instruction. A training
-    # evicts the code from the caches between two calls of it, so short code is fast code.
-    arguments = ["-ffp-contract=off", "-fvisibility=hidden", "-O2"]
+    # A training evicts the code from the caches between two calls of it, so short code is fast code.
+    arguments = ["-fvisibility=hidden", "-O2"]
     return [*arguments, "-fno-plt"] if sys.platform == "linux" else arguments
 
 
@@ -46,7 +32,7 @@ SERVES_ALL = sys.version_info[:2] == (3, 11)
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
-    depends=["native/native.h", "native/columns.h", "native/fast_path.h", "native/step_pattern.h"],
+    depends=["native/native.h"],
     extra_compile_args=compile_arguments(),
     optional=True,
     py_limited_api=SERVES_ALL,

@@ -90,13 +90,13 @@ def _cells(values: list[float], decimals: int = 3) -> list[str]:
 class SwitchablePatches:
     """Installs patches as a run would, and removes them."""
 
-    def __init__(self, has_fronts: bool = True) -> None:
+    def __init__(self) -> None:
         from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
         from training_profiler.recording.data_loader import LoaderRegistry
         from training_profiler.recording.recorder import NO_LIMIT, Recorder
         from training_profiler.recording.step_count import StepCount
 
-        self.names, self._has_fronts = tuple(PATCHES), has_fronts
+        self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # without a session: events are discarded
         self._recorder.be_quiet(StepCount(), NO_LIMIT, NO_LIMIT)  # nearly all steps of a run end without one
@@ -109,8 +109,6 @@ class SwitchablePatches:
 
         with patch.dict(self._table, {name: self._all[name] for name in names}, clear=True):
             self._instrumentation.install(torch)
-        if self._has_fronts:
-            self._instrumentation.context.fronts.place()  # as after the first steps of a run
 
     def skip_early_steps(self) -> None:
         """Let the patches, of which a few steps were seen, record steps as late in a run."""

@@ -17,7 +17,6 @@ from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.memory import resident_now_bytes
 from benchmarks.section_rounds import LOOP, STEP, Contender, rounds_of
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Batch, Recorder, ThreadEvents
@@ -97,7 +96,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
     outer, *inner = (
         names.id_of(name) for name in ("step", "forward_pass", "backward_pass", "optimizer_step", "a", "b")
     )
-    accumulator = Accumulator(names, 0, arithmetic=arithmetic_of(implementation))
+    accumulator = Accumulator(names, 0)
     now_ns, each_ns = 0, []
     for _ in range(BLOCKS_A_ROUND):
         events, marks = implementation.new_events(), implementation.new_events()
@@ -121,7 +120,7 @@ def _adding_up_us(implementation: Implementation, spans: int) -> float:
 def _contender(implementation: Implementation) -> Contender:
     recorder = Recorder(implementation=implementation)
     recorder.ask_dynamo(False)  # as in a program that has an optimizer, which imports dynamo, and compiles nothing
-    accumulator = Accumulator(recorder.names, recorder.clock(), arithmetic=arithmetic_of(implementation))
+    accumulator = Accumulator(recorder.names, recorder.clock())
     thread = recorder.thread_id()
 
     def drain() -> None:

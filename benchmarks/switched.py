@@ -89,7 +89,6 @@ class SwitchableProfiling:
         assert session is not None
         if is_on:
             instrumentation.install(self._torch)
-            instrumentation.context.fronts.place()  # as after the first steps of a run
             session.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
             session.samplers.machine.start(session.settings.monitor_s)
         else:

@@ -35,7 +35,8 @@ static void writer_dealloc(Writer *writer)
     Py_DECREF(type);
 }
 
-int read_clock(PyObject *clock, int64_t *now_ns)
+/* Return the time in `now_ns`. Return -1 with an exception. The clock may be Python code. */
+static int read_clock(PyObject *clock, int64_t *now_ns)
 {
 #ifdef CLOCK_MONOTONIC
     if (clock == Py_None) {
@@ -56,16 +57,8 @@ int read_clock(PyObject *clock, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-int has_direct_clock(Writer *writer)
-{
-#ifdef CLOCK_MONOTONIC
-    return writer->clock == Py_None;
-#else
-    return 0;
-#endif
-}
-
-int write_event(Writer *writer, int64_t code)
+/* Append the time and `code`. Return -1 with an exception. */
+static int write_event(Writer *writer, int64_t code)
 {
     int64_t now_ns;
     Events *events = writer->events;

@@ -1,13 +1,11 @@
 """Fixtures of the instrumentation tests."""
 
 from collections.abc import Iterator
-from typing import Final
 
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
-from tests.support.recording import IMPLEMENTATIONS, implementation_of
 
 
 @pytest.fixture
@@ -37,14 +35,8 @@ def val_loader(training) -> FakeLoader:
     return FakeLoader(training, 4, seconds=0.5)
 
 
-FRONTS: Final = "C, with fronts"
-
-
-@pytest.fixture(params=(*IMPLEMENTATIONS, FRONTS))
-def instrumented(request: pytest.FixtureRequest) -> Iterator[InstrumentedTorch]:
-    """The instrumentation of real torch, its fast paths in Python and in C, and with fronts; torch is restored."""
-    has_fronts = request.param == FRONTS
-    with instrumented_torch(implementation_of("C" if has_fronts else request.param)) as one:
-        if has_fronts:
-            one.place_fronts()
+@pytest.fixture
+def instrumented() -> Iterator[InstrumentedTorch]:
+    """The instrumentation of real torch, which is restored."""
+    with instrumented_torch() as one:
         yield one

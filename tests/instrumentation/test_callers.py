@@ -1,7 +1,7 @@
 """Callers of a model: a function, a method of a module that is not called itself, a trainer module."""
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
-from training_profiler.instrumentation.loop_detection.loop_detector import TRAINER_DEPTH
+from training_profiler.instrumentation.loop_detection.module_calls import TRAINER_DEPTH
 
 
 class Policy(FakeModule):

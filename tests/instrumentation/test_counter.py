@@ -21,7 +21,7 @@ from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.snapshot.program import LongOperators, OutsideModules
 
-SHADOWED = ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
+SHADOWED = ("usual_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
 
 
 def mlp() -> nn.Module:

@@ -23,7 +23,6 @@ class Watched:
 
         self.tracer = types.SimpleNamespace(InstructionTranslator=InstructionTranslator)
         self.watch, self.patches = DynamoWatch(self.asked.append), Patches()
-        self.watch.before_tracing(lambda: self.asked.append("aside"))
         self.watch.begin(self.tracer, self.patches, has_traced)
 
 
@@ -32,7 +31,7 @@ def test_first_trace_is_announced_before_it_begins():
     assert (watched.asked, watched.watch.is_idle) == ([False], True)
     watched.tracer.InstructionTranslator("f")
     watched.tracer.InstructionTranslator("g")
-    assert watched.traced == [("f", [False, True, "aside"]), ("g", [False, True, "aside"])]
+    assert watched.traced == [("f", [False, True]), ("g", [False, True])]
     assert not watched.watch.is_idle
 
 
@@ -46,7 +45,7 @@ def test_sections_ask_again_before_the_watch_ends():
     watched = Watched()
     original = watched.tracer.InstructionTranslator.__init__.__wrapped__
     watched.patches.undo()
-    assert watched.asked == [False, True, "aside"]
+    assert watched.asked == [False, True]
     assert watched.tracer.InstructionTranslator.__init__ is original
     assert not watched.watch.is_idle
 

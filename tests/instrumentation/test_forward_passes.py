@@ -1,7 +1,7 @@
 import sys
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
-from training_profiler.instrumentation.loop_detection.loop_detector import MAX_FAST_PATH_CALLS
+from training_profiler.instrumentation.loop_detection.module_calls import MAX_USUAL_CALLS
 
 
 def test_loss_extends_the_forward_pass(training, model, optimizer, loader):
@@ -211,8 +211,8 @@ def test_class_confirmed_in_evaluation_may_still_train(training, optimizer):
     assert stats.counts == {"forward_pass": 3, "backward_pass": 1}
 
 
-def test_fast_path_overflow_keeps_counts(training):
-    models = [FakeModule(training, seconds=0.001) for _ in range(MAX_FAST_PATH_CALLS + 10)]
+def test_overflow_of_usual_calls_keeps_counts(training):
+    models = [FakeModule(training, seconds=0.001) for _ in range(MAX_USUAL_CALLS + 10)]
     for model in models * 2:
         model(0)
     assert training.finish().counts == {"forward_pass": 2 * len(models)}

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.versions import needs_torch
+from training_profiler.instrumentation.training_thread import FREE
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.snapshot.snapshot import PROFILER
 
 INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
@@ -65,6 +67,67 @@ def test_exception_in_forward_pass_reaches_the_program(instrumented, model):
         model(torch.ones(1, 7))
     model(INPUTS).sum().backward()
     assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 1}
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_error_of_ours_in_a_step_is_not_the_programs(instrumented, model, optimizer, at):
+    """The clock fails at each reading of a step in turn."""
+
+    def train():
+        losses = []
+        for inputs in DataLoader(INPUTS, batch_size=2):
+            optimizer.zero_grad()
+            loss = model(inputs).sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    train()
+    readings, clock, recorder = iter(range(1, 1000)), instrumented.clock, instrumented.run.recorder
+
+    def failing():
+        if next(readings) == at:
+            raise ArithmeticError
+        return clock()
+
+    recorder.use_clock(recorder.buffer(), failing)
+    assert len(train()) == 2
+    assert instrumented.context.training_thread.busy_with == FREE
+
+
+@pytest.mark.parametrize("interrupts_batch", [False, True], ids=["module", "batch"])
+def test_interrupt_inside_of_a_usual_call_ends_it(instrumented, optimizer, interrupts_batch):
+    class Layer(nn.Linear):
+        interrupts = False
+
+        def forward(self, inputs):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return super().forward(inputs)
+
+    class Batch:
+        def __init__(self, interrupts):
+            self.interrupts = interrupts
+
+        @property
+        def shape(self):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return (2, 2)
+
+    instrumented.loaders = LoaderRegistry()  # which counts the samples of batches
+    layer = Layer(2, 1)
+    batches = iter(DataLoader([Batch(at == 3 and interrupts_batch) for at in range(4)], batch_size=None))
+    for _ in range(3):
+        next(batches)
+        layer(INPUTS).sum().backward()
+        optimizer.step()
+    layer.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        next(batches) if interrupts_batch else layer(INPUTS)
+    assert (instrumented.context.training_thread.busy_with, instrumented.context.detector.calls) == (FREE, [])
+    instrumented.counts()
 
 
 def test_module_hooks_and_keyword_arguments_still_work(instrumented):
@@ -157,7 +220,7 @@ def test_zero_grad_adds_optimizer_time_without_a_step(instrumented, model, optim
 
 
 def test_zero_grad_gets_its_arguments(instrumented, model, optimizer):
-    for _ in range(4):  # the later ones take the fast path
+    for _ in range(4):  # the later ones are usual
         for arguments, named, is_none in (((), {}, True), ((False,), {}, False), ((), {"set_to_none": False}, False)):
             model(INPUTS).sum().backward()
             optimizer.step()
@@ -216,6 +279,25 @@ def test_device_move_is_a_transfer_and_dtype_change_is_not(instrumented, model):
     assert INPUTS.to(torch.float64).dtype == torch.float64
     model.to(torch.float32)
     assert instrumented.counts() == {"data_transfer": 5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "count"),
+    [
+        (("cpu",), {}, 1),
+        ((torch.device("cpu"),), {"non_blocking": True}, 1),
+        ((torch.zeros(1),), {}, 1),
+        ((), {"device": "cpu"}, 1),
+        ((), {"tensor": torch.zeros(1)}, 1),
+        ((), {"device": None, "dtype": torch.float16}, 0),
+        ((torch.float16,), {}, 0),
+        ((), {"memory_format": torch.contiguous_format}, 0),
+    ],
+)
+def test_transfers_name_a_device(instrumented, arguments, named, count):
+    instrumented.context.current_detector()
+    assert torch.ones(3).to(*arguments, **named).sum().item() == 3
+    assert instrumented.counts().get("data_transfer", 0) == count
 
 
 class Moving(torch.optim.SGD):

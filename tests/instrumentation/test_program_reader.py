@@ -27,7 +27,7 @@ def test_optimizer_and_autocast_are_read_once(instrumented):
     assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector
-    assert not {"update_ends", "call_ends", "fast_path_call_begins"} & vars(detector).keys()
+    assert not {"update_ends", "call_ends", "usual_call_begins"} & vars(detector).keys()
 
 
 def test_backward_passes_that_keep_the_graph_are_counted(instrumented):

@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.instrumented import instrumented_torch
-from tests.support.recording import IMPLEMENTATIONS, implementation_of
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 STEPS = 30  # the first of them are inspected
@@ -152,8 +151,7 @@ def moments(training, do):
 
 
 @every_tracer
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_tracer_makes_what_it_makes_without_us(implementation, trace):
+def test_a_tracer_makes_what_it_makes_without_us(trace):
     """Of the model that is trained and of another, with stacks; no frame of ours is on that of a call."""
     model, other = Model(), Model()
     alone = {}
@@ -162,7 +160,7 @@ def test_a_tracer_makes_what_it_makes_without_us(implementation, trace):
             model.train(is_training)
             alone[is_training] = [trace(each) for each in (model, other, model)]
     model.train()
-    with instrumented_torch(implementation_of(implementation)) as instrumented:
+    with instrumented_torch() as instrumented:
 
         def compare():
             model.modules_on_stack.clear()
@@ -175,15 +173,12 @@ def test_a_tracer_makes_what_it_makes_without_us(implementation, trace):
 
 
 @every_tracer
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_nothing_of_a_trace_is_recorded(implementation, trace):
-    assert recorded_with(implementation, lambda model: trace(model)) == recorded_with(
-        implementation, lambda model: None
-    )
+def test_nothing_of_a_trace_is_recorded(trace):
+    assert recorded_with(trace) == recorded_with(lambda model: None)
 
 
-def recorded_with(implementation, do):
-    with instrumented_torch(implementation_of(implementation)) as instrumented:
+def recorded_with(do):
+    with instrumented_torch() as instrumented:
         training = Training(instrumented)
         moments(training, lambda: do(training.model))
         return instrumented.steps, instrumented.counts()
@@ -264,21 +259,6 @@ def test_another_thread_may_trace_while_the_training_goes_on(instrumented):
     assert counts["forward_pass"] >= 12 + STEPS  # those of the three are not seen
 
 
-def test_fronts_come_back_after_the_step():
-    with instrumented_torch(implementation_of("C")) as instrumented:
-        instrumented.place_fronts()
-        training = Training(instrumented)
-        training.run(12)
-        trace_alone(training.model)
-        fronts = instrumented.context.fronts
-        assert not fronts.are_placed
-        assert type(vars(torch.nn.Module)["__call__"]).__name__ == "function"
-        instrumented.context.dynamo.is_idle = True  # whatever else this process has compiled
-        training.run(1)
-        assert fronts.are_placed
-        assert type(vars(torch.nn.Module)["__call__"]).__name__ == "Front"
-
-
 def test_an_instrumentation_that_ends_inside_a_trace_leaves_torch_as_it_was():
     with instrumented_torch() as instrumented:
         training = Training(instrumented)
@@ -315,7 +295,7 @@ def test_a_mode_that_was_entered_before_the_patches_may_be_left_after():
 
 def test_a_trace_by_a_function_that_was_imported_before_the_patches_is_not_recorded():
     trace = torch.jit.trace
-    assert recorded_with("C", lambda model: trace(model, X)) == recorded_with("C", lambda model: None)
+    assert recorded_with(lambda model: trace(model, X)) == recorded_with(lambda model: None)
 
 
 def square_gradient(x):

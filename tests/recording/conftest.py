@@ -1,4 +1,4 @@
-"""Everything about recording holds for the recorder in Python and for the one in C."""
+"""Recorders on a fake clock: the one that is installed, and in ``test_implementations`` each of both."""
 
 import pytest
 
@@ -13,5 +13,5 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
 
 
 @pytest.fixture
-def recorder(clock: FakeClock, implementation: Implementation) -> Recorder:
-    return Recorder(clock=clock, implementation=implementation)
+def recorder(clock: FakeClock) -> Recorder:
+    return Recorder(clock=clock)

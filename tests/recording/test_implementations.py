@@ -264,7 +264,8 @@ def test_an_error_of_the_clock_is_raised_and_leaves_no_half_an_event(implementat
     assert recorder.buffer().events == [1, 1, 2, -1]
 
 
-def test_exit_takes_an_exception_and_no_more(recorder):
+def test_exit_takes_an_exception_and_no_more(implementation):
+    recorder = Recorder(implementation=implementation)
     with recorder.section("a"):
         pass
     with pytest.raises(TypeError):

@@ -12,22 +12,22 @@ from training_profiler import api, api_disabled
 from training_profiler.recording.recorder import Recorder
 
 SECTIONS = {
-    "off": lambda implementation: api_disabled.profile_section("a"),
-    "on": lambda implementation: Recorder(implementation=implementation).section("a"),
-    "before a run": lambda implementation: waiting(implementation).section("a"),
+    "off": lambda: api_disabled.profile_section("a"),
+    "on": lambda: Recorder().section("a"),
+    "before a run": lambda: waiting().section("a"),
 }
 API = ("profile_epoch", "profile_phase", "profile_step", "start_training_profiling", "profile_dataloader", "snapshot")
 
 
-def waiting(implementation):
-    recorder = Recorder(implementation=implementation)
+def waiting():
+    recorder = Recorder()
     recorder.wait_for_first_section(lambda: None)
     return recorder
 
 
 @pytest.fixture(params=SECTIONS)
-def section(request, implementation):
-    return SECTIONS[request.param](implementation)
+def section(request):
+    return SECTIONS[request.param]()
 
 
 def test_with_and_exit_stack_enter_a_section_alike(section):
@@ -67,8 +67,8 @@ def test_disabled_section_survives_pickle(protocol):
     assert pickle.loads(pickle.dumps(section, protocol)) is section
 
 
-def test_section_that_outlives_its_run_records_on_the_thread_that_enters_it(implementation):
-    recorder = waiting(implementation)
+def test_section_that_outlives_its_run_records_on_the_thread_that_enters_it():
+    recorder = waiting()
     section = recorder.section("a")
     recorder.listen(recorder.discard)
     with section, section:
@@ -87,8 +87,8 @@ def test_public_functions_take_the_same_arguments_on_and_off(name):
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
 @pytest.mark.parametrize("state", ["off", "on"])
-def test_decorated_static_and_class_methods_stay_methods(state, kind, implementation):
-    decorate = SECTIONS[state](implementation)
+def test_decorated_static_and_class_methods_stay_methods(state, kind):
+    decorate = SECTIONS[state]()
 
     class Trainer:
         method = decorate(kind(lambda *arguments: len(arguments)))

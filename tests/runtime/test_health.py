@@ -87,16 +87,16 @@ def test_of_two_costs_of_a_section_the_lower_one_counts(again_ns, counted_ns):
 @pytest.mark.parametrize(("apart_us", "of_python"), [(0, 4), (25, 4), (50, 4), (223.6, 8), (1_000, 12), (50_000, 12)])
 def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, of_python):
     assert patch_cost(apart_us * 1e3, is_native=False) == pytest.approx(of_python, abs=0.01)
-    of_c = 6 + (of_python - 4) * 14 / 8
+    of_c = 25 + (of_python - 4) * 15 / 8
     assert patch_cost(apart_us * 1e3, is_native=True) == pytest.approx(of_c, abs=0.02)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("has_patches", [False, True])
-def test_cost_of_sections_counts_the_patches_that_record_them(name, has_patches):
+@pytest.mark.parametrize("patched", [0, 4, 10])
+def test_cost_of_sections_counts_the_patches_that_record_them(name, patched):
     run = FakeRun(implementation=implementation_of(name))
-    cost_ns = {"C": 20_000, "Python": 12_000}[name] if has_patches else 1_000
+    cost_ns = {"C": 40_000, "Python": 12_000}[name]
     totals = Totals(0)
     totals.training_spans, totals.end_ns = 10, 10**9
-    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), has_patches)
-    assert health.sections_ns(totals) == 10 * cost_ns
+    health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: patched)
+    assert health.sections_ns(totals) == patched * cost_ns + (10 - patched) * 1_000

@@ -226,7 +226,7 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
     """Call as patches/module_call.py does: two frames between the caller and the detector, neither a method."""
     world = module.world
     caller = sys._getframe(2)
-    usual = world.detector.fast_path_call_begins(module, inputs, {}, caller)
+    usual = world.detector.usual_call_begins(module, inputs, {}, caller)
     call = usual or world.detector.call_begins(module, inputs, True, caller)
     world.is_busy = not call.is_explored
     try:
@@ -236,7 +236,7 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
         if call.is_plain and module.training:
             world.detector.calls.pop()
             world.detector.forward_ends()
-        else:
+        elif not world.detector.repeated_call_ends(call):
             world.detector.call_ends(call, module)
 
 

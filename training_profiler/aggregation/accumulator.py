@@ -11,23 +11,25 @@ from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
-from training_profiler.aggregation.numpy_sums import NUMPY
 from training_profiler.aggregation.outside_steps import OutsideSteps
 from training_profiler.aggregation.section_rules import InferredSectionFilter
 from training_profiler.aggregation.span_matching import (
     Events,
     moments_in,
     no_events,
+    read_events,
 )
 from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.thread_blocks import (
-    Arithmetic,
     EndedSpans,
     StepTimes,
     ThreadBlock,
+    add_spans,
+    attribute,
     first_span_ns,
+    sum_time,
 )
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.device.device_lanes import HeldStep
@@ -58,9 +60,7 @@ class Accumulator:
         begin_ns: int,
         warmup_steps: int | None = None,
         has_inferred: bool = False,
-        arithmetic: Arithmetic = NUMPY,
     ) -> None:
-        self._arithmetic = arithmetic
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred_filter = InferredSectionFilter(names, has_inferred)
@@ -168,14 +168,12 @@ class Accumulator:
         self.totals.sections.grow(rows)
         events = {}
         for thread in batch.threads:
-            recorded = self.loaders.extract_changes(
-                self._arithmetic.read_events(thread.events), thread.thread_id == training_thread
-            )
+            recorded = self.loaders.extract_changes(read_events(thread.events), thread.thread_id == training_thread)
             events[thread.thread_id] = self.inferred_filter.admit(thread.thread_id, recorded)
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
-        marks = self._arithmetic.read_events(batch.marks)
+        marks = read_events(batch.marks)
         marks = Events(np.maximum(marks.times_ns, self.at_ns), marks.codes)
         last_ns = [*training.times_ns[-1:].tolist(), *marks.times_ns[-1:].tolist()]
         until_ns = max([batch.until_ns, self.at_ns, *last_ns])
@@ -244,7 +242,7 @@ class Accumulator:
         still_open = self._open.pop(thread_id, no_events())
         if first_step is None and not len(events.codes) and not len(still_open.codes):
             return
-        block = self._arithmetic.attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside_steps.current())
+        block = attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside_steps.current())
         self.totals.dropped += block.dropped
         if len(block.still_open.codes):
             self._open[thread_id] = block.still_open
@@ -254,13 +252,13 @@ class Accumulator:
         else:
             self._add_to_steps(block, cuts, first_step)
         self.step_spans.add_spans(thread_id, block.spans)
-        self._arithmetic.add_spans(self.totals.sections, block, cuts.steps + 1, self.warmup_steps or 0)
+        add_spans(self.totals.sections, block, cuts.steps + 1, self.warmup_steps or 0)
         if first_step is not None and self.totals.first_fetch_ns is None:
             self.totals.first_fetch_ns = first_span_ns(block.spans, self._ids_of((DATA_LOADING,)))
 
     def _add_elsewhere(self, block: ThreadBlock, cuts: Cuts) -> None:
         """Add the time of a thread that is not the training thread."""
-        times = self._arithmetic.sum_time(block, np.zeros(len(cuts.steps), np.int64), 0, self._is_forward())
+        times = sum_time(block, np.zeros(len(cuts.steps), np.int64), 0, self._is_forward())
         elsewhere_ns = times.self_ns.sum(axis=0)
         elsewhere_ns[0] = 0
         self.totals.sections.elsewhere_ns += elsewhere_ns
@@ -268,7 +266,7 @@ class Accumulator:
     def _add_to_steps(self, block: ThreadBlock, cuts: Cuts, first_step: int) -> None:
         """Add the time of the training thread, and attribute samples and collections to it."""
         step_rows = self._rows_of_pieces(cuts, first_step)
-        times = self._arithmetic.sum_time(block, step_rows, self._complete, self._is_forward())
+        times = sum_time(block, step_rows, self._complete, self._is_forward())
         row_of, end_ns = step_rows[block.pieces], int(cuts.ends_ns[-1])
 
         def rows_at(times_ns: Ints) -> Ints:

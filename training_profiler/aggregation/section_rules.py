@@ -23,6 +23,7 @@ class InferredSectionFilter:
 
     def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
         self.is_needed = is_needed  # whether this run has inferred sections
+        self.spans = 0  # inferred ones, as many as have ended
         self._open: dict[int, tuple[int, int]] = {}  # thread id -> open manual ones: (step parts, outside steps)
         self._dropped: dict[int, Counter[int]] = {}  # thread id -> dropped enters without an exit so far
         self._kinds = SectionKinds(names, _kind_of)
@@ -34,6 +35,7 @@ class InferredSectionFilter:
         codes = np.abs(events.codes)
         mark = codes & INFERRED
         is_inferred = mark != 0
+        self.spans += int(np.count_nonzero(is_inferred & (events.codes < 0)))
         plain = np.where(events.codes > 0, events.codes - mark, events.codes + mark)
         is_unaffected = thread_id not in self._open and thread_id not in self._dropped
         manual = codes[np.flatnonzero(~is_inferred)] & SECTION_MASK

@@ -88,11 +88,6 @@ class SectionSums:
         first, last = bins_of(np.array([self.min_ns[id], self.max_ns[id]])).tolist()
         return quantiles_ns(self.bins[id, first : last + 1], shares, first)
 
-    def columns_of_spans(self) -> tuple[NDArray[np.int64] | Floats, ...]:
-        """Return what spans are added to, in the order of native/sums.c."""
-        extremes = (self.min_ns, self.max_ns, self.min_step, self.max_step)
-        return (self.count, self.total_ns, self.measured, *extremes, self.bins, self.mean_ns, self.m2)
-
     def add_spans(
         self,
         ids: Ints,
@@ -161,7 +156,7 @@ class SectionSums:
         means[present] = sums[present] / counts_present
         section = np.repeat(present, counts_present)
         distances = durations_ns - means[section]
-        squares = np.bincount(section, distances * distances, self.rows)  # in order of time, as in C
+        squares = np.bincount(section, distances * distances, self.rows)
         m2 = np.asarray(squares, np.float64)
         self._add_moments(counts, means, m2)
         return sums, counts

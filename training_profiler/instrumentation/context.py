@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.dynamo_watch import DynamoWatch
-from training_profiler.instrumentation.fast_path import new_fast_path
-from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
@@ -19,7 +17,6 @@ from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
 
@@ -50,7 +47,7 @@ class WorkerHooks(NamedTuple):
 NO_HOOKS: Final = WorkerHooks()
 
 
-class PatchContext(Fields):
+class PatchContext:
     """The state that all patches of a process share.
 
     Args:
@@ -62,37 +59,10 @@ class PatchContext(Fields):
         read_site: returns the user's line of a stack.
     """
 
-    __slots__ = (
-        "_create_detector",
-        "_recorder",
-        "calls",
-        "captures",
-        "created_graphs",
-        "detector",
-        "dynamo",
-        "fast_path",
-        "fronts",
-        "gradient_sync",
-        "has_optimizer",
-        "installed",
-        "is_compiling",
-        "is_tracing",
-        "kept_graphs",
-        "kept_past_updates",
-        "later_optimizers",
-        "on_error",
-        "open_updates",
-        "optimizers",
-        "sync_points",
-        "training_thread",
-        "updates_on_other_threads",
-        "workers",
-    )
-
-    backward_watch: BackwardWatch | None = field(0)  # in early steps
-    unused_graph: int | None = field(1)  # see created_graphs
-    updates_at_kept: int | None = field(2)  # see kept_past_updates
-    has_grad_scaler: bool = field(3)  # a GradScaler was used, so updates may be skipped
+    backward_watch: BackwardWatch | None  # in early steps
+    unused_graph: int | None  # see created_graphs
+    updates_at_kept: int | None  # see kept_past_updates
+    has_grad_scaler: bool  # a GradScaler was used, so updates may be skipped
 
     def __init__(
         self,
@@ -116,9 +86,7 @@ class PatchContext(Fields):
         self.later_optimizers: Final = LaterOptimizers()
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
-        self.fast_path: Final = new_fast_path(recorder.implementation, self.training_thread, self.open_updates, self)
         self.dynamo: Final = DynamoWatch(recorder.ask_dynamo)
-        self.fronts: Final = Fronts(recorder.implementation, self.fast_path, self.dynamo, on_error)
         self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the
@@ -153,7 +121,6 @@ class PatchContext(Fields):
     def use_detector(self, detector: LoopDetector | None) -> None:
         """Send events to ``detector`` from now on."""
         self.detector = detector
-        self.fast_path.forget()
         self.training_thread.use_detector(None)  # until a gradient or an update confirms the thread
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:

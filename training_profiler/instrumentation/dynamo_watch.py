@@ -1,7 +1,7 @@
 """Says when dynamo, the tracer of ``torch.compile``, traces for the first time.
 
-Nearly all programs that import dynamo never use it: torch's optimizers import it. Until it traces, the profiler need
-not be as dynamo can follow it: sections do not ask whether they are traced, and functions in C may make calls.
+Nearly all programs that import dynamo never use it: torch's optimizers import it. Until it traces, sections do not ask
+whether they are traced.
 """
 
 import functools
@@ -23,12 +23,7 @@ class DynamoWatch:
 
     def __init__(self, ask_dynamo: Callable[[bool], None]) -> None:
         self._ask_dynamo = ask_dynamo
-        self._before_tracing: list[Callable[[], None]] = []
         self.is_idle = False  # it has traced nothing, and says when it begins
-
-    def before_tracing(self, do: Callable[[], None]) -> None:
-        """Call ``do`` before dynamo traces for the first time."""
-        self._before_tracing.append(do)
 
     def begin(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
         """Watch the module ``tracer``, which may have traced before, until the patches are undone."""
@@ -39,12 +34,10 @@ class DynamoWatch:
             self._ask_dynamo(has_traced)
 
     def _end(self) -> None:
-        """Be as dynamo can follow from here on: what it has traced, it may trace again."""
+        """Let sections ask from here on: what dynamo has traced, it may trace again."""
         if self.is_idle:
             self.is_idle = False
             self._ask_dynamo(True)
-            for do in self._before_tracing:
-                do()
 
     def _tracing(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -118,28 +118,19 @@ class EarlySteps:
         return {"update_ends": seen_update_ends, "backward_ends": seen_backward_ends}
 
     def _fetches_of(self, detector: LoopDetector) -> dict[str, Callable[..., Any]]:
-        begins, first_begins, fetch_ends = detector.fast_path_fetch_begins, detector.fetch_begins, detector.fetch_ends
-
-        def seen_fast_path_fetch_begins(iterator: Any) -> Any:
-            with self._looking():
-                self._frozen.fetch_begins(iterator, is_first=False)
-            return begins(iterator)
+        fetch_begins, fetch_ends = detector.fetch_begins, detector.fetch_ends
 
         def seen_fetch_begins(iterator: Any, is_first: bool) -> Any:
             with self._looking():
                 self._frozen.fetch_begins(iterator, is_first)
-            return first_begins(iterator, is_first)
+            return fetch_begins(iterator, is_first)
 
         def seen_fetch_ends(loader_pass: Any) -> None:
             fetch_ends(loader_pass)
             with self._looking():
                 self._frozen.fetch_ends()
 
-        return {
-            "fast_path_fetch_begins": seen_fast_path_fetch_begins,
-            "fetch_begins": seen_fetch_begins,
-            "fetch_ends": seen_fetch_ends,
-        }
+        return {"fetch_begins": seen_fetch_begins, "fetch_ends": seen_fetch_ends}
 
     def _may_be_compiled(self, module: Any) -> bool:
         """Return whether hooks inside a call could make dynamo compile again; looks through a module once."""

@@ -9,7 +9,6 @@ from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.early_steps import EarlySteps
 from training_profiler.instrumentation.flops.counter import COUNTED_BY, Flops
-from training_profiler.instrumentation.fronts import PLACED_AT
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
@@ -151,7 +150,6 @@ class Instrumentation:
         self.early_steps.stop()
         self._keep_work()
         self.context.use_detector(None)
-        self.context.fronts.close()
         for patches in reversed(self._patches.values()):
             patches.undo()
         self._patches.clear()
@@ -163,8 +161,6 @@ class Instrumentation:
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
-        if steps >= PLACED_AT and not self.context.captures.under_way:
-            self.context.guarded(self.context.fronts.place)
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
         if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):
@@ -209,7 +205,6 @@ class Instrumentation:
             pending = PendingEvents(self._recorder)
             codes = SectionCodes(self._recorder.names)
             ends = StepEnds(self._recorder, end_step)
-            self.context.fast_path.use_library(torch.is_grad_enabled, torch.Tensor)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, ends)
             ends.follow(detector.phases.passes)
             detector.phases.passes.use_loaders(self._loader_of)

@@ -3,16 +3,14 @@
 from types import CodeType, FrameType
 from typing import Any
 
-from training_profiler.recording.fields import Fields, hidden_field, number
 
-
-class OpenUpdates(Fields):
+class OpenUpdates:
     """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
 
     # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its locals
     # alive, and the id of one that has ended may be that of a caller's, which has other code.
-    open: list[tuple[int, int, CodeType | None]] = hidden_field()
-    _backwards: int = number(0)  # of the program, at the last update
+    open: list[tuple[int, int, CodeType | None]]
+    _backwards: int  # of the program, at the last update
 
     def __init__(self) -> None:
         self.open = []
@@ -32,10 +30,6 @@ class OpenUpdates(Fields):
             self.open.pop()
             return not self.open
         return False
-
-    def is_alone(self, optimizer: Any) -> bool:
-        """Return whether the update of ``optimizer`` is the only one under way."""
-        return len(self.open) == 1 and self.open[0][0] == id(optimizer)
 
     def follows_backward(self, backwards: int) -> bool:
         """Return whether there are more backward passes than at the last update; remember them for the next."""

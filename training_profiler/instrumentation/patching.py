@@ -139,16 +139,6 @@ class Patches:
         """
         return next((one.original, one.replacement) for one in self._replaced if one[:2] == (owner, name))
 
-    def exchange(self, owner: Any, name: str, function: Any) -> None:
-        """Put ``function`` in front of the replacement of ``owner.name``, or that in its place again.
-
-        An attribute that others have replaced since stays theirs.
-        """
-        for i, one in enumerate(self._replaced):
-            if one[:2] == (owner, name) and one.is_ours():
-                self._replaced[i] = one._replace(in_front=function)
-                setattr(owner, name, function)
-
     def exchange_all(self, is_back: bool) -> None:
         """Put what was there in front of all replacements, or these in its place again."""
         for i, one in enumerate(self._replaced):

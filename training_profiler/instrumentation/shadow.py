@@ -7,17 +7,20 @@ from training_profiler.instrumentation.loop_detection.loop_detector import LoopD
 
 
 class Shadow:
-    """Puts ``methods`` in front of the detector's, by their names. All module calls pass through them: none is fast."""
+    """Puts ``methods`` in front of the detector's, by their names.
+
+    All module calls pass through ``call_begins`` and ``call_ends`` meanwhile, and all fetches through ``fetch_begins``:
+    none is usual.
+    """
 
     def __init__(self, detector: LoopDetector, **methods: Callable[..., Any]) -> None:
-        methods["fast_path_call_begins"] = lambda module, args, kwargs, caller: None
+        methods["usual_call_begins"] = lambda *of_call: None
+        methods["repeated_call_ends"] = lambda call: False
+        methods["usual_fetch_begins"] = lambda iterator: None
         self._detector, self._names = detector, list(methods)
         vars(detector).update(methods)
-        detector.use_shadow(True)
 
     def end(self) -> None:
         """Restore the detector, the first time that it is called: later, another shadow may be there."""
-        if self._names:
-            self._detector.use_shadow(False)
         while self._names:
             vars(self._detector).pop(self._names.pop(), None)

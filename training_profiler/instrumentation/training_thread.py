@@ -7,7 +7,6 @@ from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.recording.fields import Fields, field, hidden_field, number
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -18,18 +17,17 @@ COLLECTIVE: Final = 5  # nothing is recorded inside
 CAPTURE: Final = 6  # of a CUDA graph: nothing is executed, so nothing is recorded inside
 
 
-class TrainingThread(Fields):
+class TrainingThread:
     """The state that every patch reads first.
 
     All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    __slots__ = ("_before_capture", "_owner", "has_called_module", "is_confirmed")
-    busy_with: int = hidden_field()  # the kind of call that the training thread is in
-    ident: int = field(1)  # of the training thread; 0 for none yet
-    confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
-    function: int = number(0)  # of the autograd function under way, negative if it is called without gradients
-    fetching: set[int] = field(3)  # threads in a fetch before confirmation: another thread may train meanwhile
+    busy_with: int  # the kind of call that the training thread is in
+    ident: int  # of the training thread; 0 for none yet
+    confirmed_detector: LoopDetector | None  # of the confirmed thread
+    function: int  # of the autograd function under way, negative if it is called without gradients
+    fetching: set[int]  # threads in a fetch before confirmation: another thread may train meanwhile
 
     def __init__(self) -> None:
         self.busy_with = FREE

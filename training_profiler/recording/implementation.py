@@ -22,10 +22,11 @@ class Implementation(NamedTuple):
     section_writers: Callable[[int, Any, Clock, Callable[[], None]], tuple[Any, Any, Any]]
     lookup: Callable[[Callable[[str], Any]], Any] | None = None  # see SectionLookup in _native.pyi; None in Python
     new_stop: Callable[[], Any] | None = None  # see HandoverLock, for threads that sample; None in Python
-    native: Any = None  # the module in C, which also adds up; None in Python
-    # See FastPath in _native.pyi; None in Python.
-    fast_path: Callable[[Any, Any, Any, Any], Any] | None = None
-    front: Callable[..., Any] | None = None  # see Front in _native.pyi; None in Python, and on Windows
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is the one in C."""
+        return self.lookup is not None
 
     def describe(self) -> str:
         """Return which one it is, and why."""
@@ -37,13 +38,13 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 13  # of native/native.h
+_INTERFACE: Final = 14  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
 
-def native_module() -> Any:
-    """Return the module in C.
+def native_implementation() -> Implementation:
+    """Return the implementation in C.
 
     Raises:
         ImportError: it was not built, or cannot be loaded.
@@ -53,16 +54,6 @@ def native_module() -> Any:
 
     if _native.INTERFACE != _INTERFACE:  # a source tree that has changed since
         raise ImportError("it was built from other sources; install the package again")
-    return _native
-
-
-def native_implementation() -> Implementation:
-    """Return the implementation in C.
-
-    Raises:
-        ImportError: it was not built, or cannot be loaded.
-    """
-    _native = native_module()
 
     def own_clock(clock: Clock) -> Clock | None:
         # A program may have put a clock of its own in this place, such as one that stands still in its tests.
@@ -70,11 +61,11 @@ def native_implementation() -> Implementation:
         return None if is_pythons and _IS_MONOTONIC else clock
 
     def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
-        return _native.event_writer(events, own_clock(clock), code)  # type: ignore[no-any-return]
+        return _native.event_writer(events, own_clock(clock), code)
 
     def section_writers(code: int, buffer: Any, clock: Clock, flush: Callable[[], None]) -> tuple[Any, Any, Any]:
         codes = (code, -code, discarded_exit(code))
-        return _native.section_writers(buffer, own_clock(clock), codes, flush, hide_our_frames)  # type: ignore[no-any-return]
+        return _native.section_writers(buffer, own_clock(clock), codes, flush, hide_our_frames)
 
     return Implementation(
         "C",
@@ -84,9 +75,6 @@ def native_implementation() -> Implementation:
         section_writers,
         _native.SectionLookup,
         _native.HandoverLock,
-        _native,
-        _native.FastPath,
-        getattr(_native, "Front", None),
     )
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
-from training_profiler.recording.fields import Fields, field, number
 from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
@@ -46,7 +45,7 @@ class Batch(NamedTuple):
     marks: list[int]  # time, kind, time, kind, ... of the boundaries of steps and epochs, in time order
 
 
-class Recorder(Fields):
+class Recorder:
     """Takes events from any thread without waiting; ``drain`` hands them out.
 
     A session sets ``has_session`` and two hooks: ``on_full`` is called when a buffer wants to be drained, and
@@ -54,13 +53,13 @@ class Recorder(Fields):
     """
 
     # Later events may still be rewritten and are not drained.
-    watermark_ns: int | None = field(0)
-    marks: list[int] = field(1)  # as in Batch; numbers, because a tuple for each step would set off collections
+    watermark_ns: int | None
+    marks: list[int]  # as in Batch; numbers, because a tuple for each step would set off collections
     # Steps end without the session before this number of them and this time, and are counted here.
-    _step_count: StepCount | None = field(2)
-    _quiet_before: int = number(0)
-    _quiet_until_ns: int = number(1)
-    quiet_end_ns: int = number(2)  # of the last such step
+    _step_count: StepCount | None
+    _quiet_before: int
+    _quiet_until_ns: int
+    quiet_end_ns: int  # of the last such step
 
     def __init__(
         self,
@@ -222,7 +221,7 @@ class Recorder(Fields):
         if self.watermark_ns is not None:
             self.watermark_ns = at_ns
         self.quiet_end_ns = at_ns
-        count.end_step()
+        count.steps += 1
         return True
 
     def drain(self, is_beside: bool = False) -> Batch:

@@ -1,12 +1,10 @@
-"""The number of finished steps, which the fast paths in C count, too."""
-
-from training_profiler.recording.fields import Fields, number
+"""The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
 
 
-class StepCount(Fields):
+class StepCount:
     """``steps`` have ended."""
 
-    steps: int = number(0)
+    steps: int
 
     def __init__(self) -> None:
         self.steps = 0

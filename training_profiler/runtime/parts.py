@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.aggregation.native_sums import arithmetic_of
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
@@ -154,13 +153,7 @@ class Parts:
         self.progress = TrainingProgress(self.recorder.thread_id(), context.awaits_training)
         self.health = self._health()
         names, begin_ns = self.recorder.names, context.begin_ns
-        self.accumulator = Accumulator(
-            names,
-            begin_ns,
-            settings.warmup,
-            has_inferred=True,
-            arithmetic=arithmetic_of(self.recorder.implementation),
-        )
+        self.accumulator = Accumulator(names, begin_ns, settings.warmup, has_inferred=True)
         self.sums = RunSums(names, begin_ns, settings.warmup)
         self._terminal = Terminal(self.rank, self.guard, self.health, settings.stream, lambda: self.progress.steps)
         self._hang_detector = HangDetector(
@@ -193,7 +186,13 @@ class Parts:
         context, measure = self._context, None
         if context.flushes_beside:  # measured on that thread: the training wants the CPU, or Python's lock, as well
             measure = partial(measure_section_cost_ns, self.recorder.implementation, spent=time.thread_time_ns)
-        return ProfilerHealth(self.recorder, context.section_cost_ns, self.guard, has_patches=True, measure=measure)
+        return ProfilerHealth(
+            self.recorder,
+            context.section_cost_ns,
+            self.guard,
+            patched_spans=lambda: self.accumulator.inferred_filter.spans,
+            measure=measure,
+        )
 
     def _costs(self) -> dict[str, Callable[[], float]]:
         """Return functions that return the CPU time so far of each part that cannot wait, in ns."""

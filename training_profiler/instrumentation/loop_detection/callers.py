@@ -7,10 +7,9 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Final
 
-from training_profiler.recording.code_ids import MOST_CODES, code_ids
 from training_profiler.tables.sections import ROLLOUT, SAMPLING
 
-MAX_FRAMES: Final = MOST_CODES
+MAX_FRAMES: Final = 12
 NEAREST: Final = 4
 MAX_CODES: Final = 10_000
 MAX_STACKS: Final = 1_000
@@ -143,6 +142,15 @@ class Callers:
         self._known.clear()
         self._named_at.clear()
         self._hints.clear()
+
+
+def code_ids(frame: FrameType | None, most: int) -> tuple[int, ...]:
+    """Return the ids of the code of ``frame`` and of those around it, outwards, of ``most`` at most."""
+    found: list[int] = []
+    while frame is not None and len(found) < most:
+        found.append(id(frame.f_code))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def nearest(frame: FrameType | None) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from typing import Any, Final
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.loop_detection.shapes import elements_of, largest_shape
-from training_profiler.recording.fields import Fields, number
 from training_profiler.snapshot.program import RowFacts
 
 FEW: Final = 4  # rows
@@ -13,10 +12,10 @@ TRAINING_CALLS: Final = 64  # forward passes of the training that are looked at
 CALLS: Final = 4096  # of evaluations
 
 
-class EvaluatedRows(Fields):
+class EvaluatedRows:
     """Sums over the first forward passes: the rows of the largest input of each, and what a row has of elements."""
 
-    calls: int = number(0)  # of evaluations
+    calls: int  # of evaluations
 
     def __init__(self) -> None:
         self.calls = 0

@@ -9,7 +9,6 @@ from training_profiler.instrumentation.loop_detection.shapes import (
     largest_shape,
     shape_of,
 )
-from training_profiler.recording.fields import Fields, field, number
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later, at least, and a power of two
@@ -18,12 +17,12 @@ MOST_APART: Final = 1024  # updates
 MOST: Final = 4096  # kept until the next ``pop``
 
 
-class InputSizes(Fields):
+class InputSizes:
     """The elements of the largest input of each forward pass that is looked at."""
 
-    is_due: bool = field(0)
-    rows: EvaluatedRows = field(1)
-    next_update: int = number(0)  # after which ``update_ends`` has something to do
+    is_due: bool
+    rows: EvaluatedRows
+    next_update: int  # after which ``update_ends`` has something to do
 
     def __init__(self) -> None:
         self.is_due = True

@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any, Final
 
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches, batch_size
-from training_profiler.recording.fields import Fields, field, number
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 # The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step
@@ -28,31 +27,17 @@ class Phase(Enum):
     EVALUATION = "evaluation"
 
 
-class LoaderPass(Fields):
+class LoaderPass:
     """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
-    __slots__ = (
-        "begin_ns",
-        "counts",
-        "end_ns",
-        "has_ended",
-        "is_evaluated",
-        "is_over",
-        "made_count",
-        "made_cpu_ns",
-        "measured_before",
-        "measured_often",
-        "misses",
-        "trained_before",
-    )
-    iterator: Callable[[], Any] = field(0)
-    kind: Phase = field(1)
-    fetches: int = number(0)
-    loader_id: int = field(2)  # of its counts; 0 for none
-    samples: int | None = field(3)  # in its batches; None if not counted
-    cycle: int = number(1)  # number of updates before its last fetch
-    cycle_begin_ns: int = number(2)  # of the first fetch after that update
-    measured_at: int = number(3)  # batches before the next one whose CPU time is measured
+    iterator: Callable[[], Any]
+    kind: Phase
+    fetches: int
+    loader_id: int  # of its counts; 0 for none
+    samples: int | None  # in its batches; None if not counted
+    cycle: int  # number of updates before its last fetch
+    cycle_begin_ns: int  # of the first fetch after that update
+    measured_at: int  # batches before the next one whose CPU time is measured
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
@@ -96,15 +81,8 @@ class LoaderPass(Fields):
 
     def add_batch(self, batch: object) -> None:
         """Add the samples of a batch; if they cannot be counted, no more are."""
-        self.samples = self.samples_with(batch)
-
-    def samples_with(self, batch: object) -> int | None:
-        """Return the samples with those of another batch; None if they cannot be counted.
-
-        C sets them: had Python set an attribute, the calls of this step would not be expected in the next.
-        """
         count = batch_size(batch)
-        return None if count is None or self.samples is None else self.samples + count
+        self.samples = None if count is None or self.samples is None else self.samples + count
 
     def add_made(self, cpu_ns: int, now_ns: int) -> None:
         """Add a batch that was made on the training thread by ``now_ns``, and choose the next one to be measured."""
@@ -141,10 +119,10 @@ class LoaderPass(Fields):
 _PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
 
 
-class Passes(Fields):
+class Passes:
     """The passes under way. Iterators are held weakly, because workers end with them."""
 
-    latest: LoaderPass | None = field(0)
+    latest: LoaderPass | None
 
     def __init__(self) -> None:
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched

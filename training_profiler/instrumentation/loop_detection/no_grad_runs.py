@@ -15,25 +15,23 @@ from training_profiler.instrumentation.loop_detection.callers import (
 )
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
-from training_profiler.recording.fields import Fields, field, number
 
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
 
 
-class ModuleUse(Fields):
+class ModuleUse:
     """The calls of one module."""
 
-    __slots__ = ("around", "begin_ns")
-    is_evaluated: bool = field(0)
-    module: Callable[[], Any] = field(1)
-    caller: CodeType | None = field(2)  # of the calls that may be repeated
-    call: ModuleCall | None = field(3)  # the same call in all of them
-    kind: type | None = field(4)
-    calls: int = number(0)
-    end_ns: int = number(1)
-    depth: int = number(2)  # of the outermost of the methods of modules that make them, from 1; 0 without one
+    is_evaluated: bool
+    module: Callable[[], Any]
+    caller: CodeType | None  # of the calls that may be repeated
+    call: ModuleCall | None  # the same call in all of them
+    kind: type | None
+    calls: int
+    end_ns: int
+    depth: int  # of the outermost of the methods of modules that make them, from 1; 0 without one
 
     def __init__(self, begin_ns: int, module: Callable[[], Any] = lambda: None) -> None:
         self.module = module  # None once it is gone
@@ -70,13 +68,13 @@ class ModuleUse(Fields):
 _NO_USE: Final = ModuleUse(0)  # until the first call
 
 
-class NoGradRun(Fields):
+class NoGradRun:
     """The calls without gradients since the last training event."""
 
-    key: tuple[int, ...] = field(0)
-    _uses: dict[int, ModuleUse] = field(1)  # by id of the module
-    latest: ModuleUse = field(2)
-    calls: int = number(0)
+    key: tuple[int, ...]
+    _uses: dict[int, ModuleUse]  # by id of the module
+    latest: ModuleUse
+    calls: int
 
     def __init__(
         self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...], hint: Purpose = Purpose.UNKNOWN

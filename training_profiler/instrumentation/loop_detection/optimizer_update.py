@@ -4,30 +4,17 @@ from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field, hidden_field
 
 AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 
 
-class OptimizerUpdate(Fields):
+class OptimizerUpdate:
     """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
 
-    __slots__ = (
-        "_clearing_begins",
-        "_clearing_ends",
-        "_has_piece",
-        "_pending",
-        "_pieces_code",
-        "_plain",
-        "had_closure",
-        "has_closures",
-        "span_begins",
-        "span_ends",
-    )
-    open_code: int = hidden_field()  # of the open span; 0 for none, or while the loss is computed
-    _code: int = field(1)
-    is_scaling: bool = field(2)  # in a method of GradScaler
-    is_in_closure: bool = field(3)
+    open_code: int  # of the open span; 0 for none, or while the loss is computed
+    _code: int
+    is_scaling: bool  # in a method of GradScaler
+    is_in_closure: bool
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
         self.open_code = 0

@@ -19,27 +19,26 @@ from training_profiler.instrumentation.loop_detection.outermost_call import Modu
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields, field, number
 
 _UNKNOWN: Final = Phase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
-class PhaseDetector(Fields):
+class PhaseDetector:
     """Records evaluation as ``validation_epoch`` and acting as ``rollout``, rewriting pending events if it shows late.
 
     Both lie between two training events: a forward pass with gradients in train mode, a backward pass, or an
     update. ``is_unresolved`` is whether the next training event has anything to decide.
     """
 
-    is_unresolved: bool = field(0)
-    cycle: int = number(0)  # number of updates so far
-    passes: Passes = field(1)
-    _run: NoGradRun | None = field(2)  # calls without gradients since the last training event
-    _before: NoGradRun | None = field(4)  # the last of these that were a part of a step
-    is_open: bool = field(3)  # validation_epoch has been entered
-    forwards_without_grad: int = number(1)
-    _run_end_ns: int = number(2)
+    is_unresolved: bool
+    cycle: int  # number of updates so far
+    passes: Passes
+    _run: NoGradRun | None  # calls without gradients since the last training event
+    _before: NoGradRun | None  # the last of these that were a part of a step
+    is_open: bool  # validation_epoch has been entered
+    forwards_without_grad: int
+    _run_end_ns: int
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, was_trained: Callable[[int], bool] = lambda module: False

@@ -3,22 +3,20 @@
 from collections.abc import Callable
 
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes
-from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.recorder import Recorder
 
 
-class StepEnds(Fields):
+class StepEnds:
     """Called at the end of each step, with its time.
 
     The session is asked only where something may be due: at the steps and times that it has set in the recorder, and
     where the batches come from another pass than at the last step, for an epoch may begin there. In a step of 0.25 ms,
-    which evicts them from the caches, the session's functions take several microseconds. native/update_calls.c has the
-    same.
+    which evicts them from the caches, the session's functions take several microseconds.
     """
 
-    _recorder: Recorder = field(0)
-    _passes: Passes | None = field(1)
-    _latest: object = field(2)  # the pass at the last step
+    _recorder: Recorder
+    _passes: Passes | None
+    _latest: object  # the pass at the last step
 
     def __init__(self, recorder: Recorder, end_step: Callable[[int], None]) -> None:
         self._recorder, self._passes, self._end_step = recorder, None, end_step

@@ -1,7 +1,6 @@
 """Patch: gradients, computed by ``backward`` or by ``torch.autograd.grad``."""
 
 import functools
-import inspect
 import sys
 from threading import get_ident
 from types import FrameType
@@ -13,26 +12,8 @@ from training_profiler.instrumentation.patching import Patches, hidden_from_warn
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
-KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph; create_graph follows
-CREATES_GRAPH: Final = {True: KEEPS_GRAPH + 1, False: 4}  # where create_graph is passed, of backward and of grad
-
-
-def note_graph(context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> None:
-    """Show the context a gradient that has a graph of its own, or that may use the graph of an earlier one."""
-    try:
-        at = CREATES_GRAPH[trains]
-        creates = (args[at] if len(args) > at else kwargs.get("create_graph")) is True
-        if creates or context.unused_graph is not None:
-            detector = context.detector
-            if detector is not None and get_ident() == context.training_thread.ident:
-                context.gradient_begins(detector.updates, creates)
-    except Exception as error:
-        context.on_error(error)
-
-
-def keeps_graph(args: tuple[Any, ...]) -> bool:
-    """Return whether a backward pass keeps its graph, and makes none of its gradients."""
-    return len(args) > KEEPS_GRAPH + 1 and bool(args[KEEPS_GRAPH]) and not args[KEEPS_GRAPH + 1]
+KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph
+CREATES_GRAPH: Final = {True: 3, False: 4}  # where create_graph is passed, of backward and of grad
 
 
 def look_for_update(
@@ -63,7 +44,12 @@ def _begins(
             if trains:
                 capture.gradients_begin()
             return None
-    note_graph(context, args, kwargs, trains)
+    at = CREATES_GRAPH[trains]
+    creates_graph = args[at] if len(args) > at else kwargs.get("create_graph")
+    if creates_graph is True or context.unused_graph is not None:
+        detector = context.detector
+        if detector is not None and get_ident() == training_thread.ident:
+            context.gradient_begins(detector.updates, creates_graph is True)
     if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
         return None
     detector = training_thread.confirmed_detector
@@ -76,8 +62,9 @@ def _begins(
         training_thread.busy_with = FREE
     if detector.inferred is not None:
         look_for_update(context, detector, args, kwargs, trains)
-    if trains:
-        context.note_backward(detector.updates, keeps_graph(args))
+    keeps_graph = args[KEEPS_GRAPH] if len(args) > KEEPS_GRAPH else kwargs.get("retain_graph")
+    if trains and (keeps_graph or context.updates_at_kept is not None):
+        context.note_backward(detector.updates, bool(keeps_graph) and not creates_graph)
     if context.backward_watch is not None:
         context.backward_watch.backward_begins(args, kwargs, frame, trains)
     detector.backward_begins()
@@ -88,98 +75,36 @@ def _begins(
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
     # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
-    patches.replace(torch.autograd, "backward", functools.partial(_training, context))
-    patches.replace(torch.autograd, "grad", functools.partial(_of_any_arguments, context, trains=False))
+    patches.replace(torch.autograd, "backward", functools.partial(_computing, context, trains=True))
+    patches.replace(torch.autograd, "grad", functools.partial(_computing, context, trains=False))
 
 
-def _arguments_of(function: Any) -> list[tuple[str, Any, Any]] | None:
-    """Return the name, the kind and the default of each; None if that is not known."""
-    try:
-        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    return [(each.name, each.kind, each.default) for each in parameters]
-
-
-def _training(context: PatchContext, original: Any) -> Any:
-    captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
-    begins, ends, any_backward = context.fast_path.backward_begins, context.fast_path.backward_ends, _any(original)
-
-    # Arguments with names, because a tuple and a dictionary of them take longer than the rest in short steps.
-    @functools.wraps(original)
-    def backward(
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: Any = None,
-        create_graph: Any = False,
-        grad_variables: Any = None,
-        inputs: Any = None,
-    ) -> Any:
-        if is_compiling():
-            return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-        try:
-            try:
-                detector = None if captured else begins(retain_graph, create_graph)
-            except Exception as error:
-                context.on_error(error)
-                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-            if detector is None:
-                args = (tensors, grad_tensors, retain_graph, create_graph)
-                kwargs = {"grad_variables": grad_variables, "inputs": inputs}
-                return any_backward(context, args, kwargs, True, frame_of(1))
-            try:
-                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-            finally:
-                try:
-                    ends(detector)
-                except Exception as error:
-                    context.on_error(error)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-
-    if _arguments_of(original) != _arguments_of(backward):  # not torch's own, or that of another version
-        return _of_any_arguments(context, original, trains=True)
-    return hidden_from_warnings(backward)
-
-
-def _of_any_arguments(context: PatchContext, original: Any, trains: bool) -> Any:
-    is_compiling, any_gradient, frame_of = context.is_compiling, _any(original), sys._getframe
+def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
+    training_thread, is_compiling, frame_of = context.training_thread, context.is_compiling, sys._getframe
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         try:
-            return any_gradient(context, args, kwargs, trains, frame_of(1))
+            begun = None
+            try:
+                begun = _begins(context, args, kwargs, trains, frame_of(1))
+            except Exception as error:
+                context.on_error(error)
+            if begun is None:
+                return original(*args, **kwargs)
+            detector, busy_before = begun
+            try:
+                return original(*args, **kwargs)
+            finally:
+                training_thread.busy_with = busy_before
+                try:
+                    detector.backward_ends()
+                except Exception as error:
+                    context.on_error(error)
         except BaseException as error:
             hide_our_frames(error)
             raise
 
     return hidden_from_warnings(gradient)
-
-
-def _any(original: Any) -> Any:
-    """Return a function that computes and records a gradient of any kind."""
-
-    def compute(
-        context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool, frame: FrameType
-    ) -> Any:
-        training_thread, begun = context.training_thread, None
-        try:
-            begun = _begins(context, args, kwargs, trains, frame)
-        except Exception as error:
-            context.on_error(error)
-        if begun is None:
-            return original(*args, **kwargs)
-        detector, busy_before = begun
-        try:
-            return original(*args, **kwargs)
-        finally:
-            training_thread.busy_with = busy_before
-            try:
-                detector.backward_ends()
-            except Exception as error:
-                context.on_error(error)
-
-    return hidden_from_warnings(compute)

@@ -10,7 +10,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FORWARD, FREE, TrainingThread
+from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -19,29 +19,27 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record each fetch. Loaders of every class share one ``__next__`` of their iterators."""
     module = torch.utils.data.dataloader
     patches.replace(module._BaseDataLoaderIter, "__next__", functools.partial(_fetching, context))
-    context.fronts.offer_attribute(
-        patches, module._BaseDataLoaderIter, "__next__", "fetch", functools.partial(_fails, context.training_thread)
-    )
     patches.replace(module._MultiProcessingDataLoaderIter, "__init__", functools.partial(_starting, context))
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread, any_begins = context.training_thread, functools.partial(_any_begins, context, original)
-    fetch_begins, fetch_ends = context.fast_path.fetch_begins, context.fast_path.fetch_ends
+    training_thread = context.training_thread
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         try:
-            detector, fetch = training_thread.confirmed_detector, original
-            try:
-                loader_pass = fetch_begins(self)
-            except Exception as error:
-                context.on_error(error)
-                return original(self)
+            loader_pass, detector, fetch = None, training_thread.confirmed_detector, original
+            if detector is not None and training_thread.busy_with <= FORWARD and training_thread.ident == get_ident():
+                try:  # as nearly all fetches
+                    loader_pass = detector.usual_fetch_begins(self)
+                except Exception as error:
+                    context.on_error(error)
+            if loader_pass is not None:
+                training_thread.busy_with = FETCH
+            else:
+                loader_pass, detector, fetch = _begins(context, original, self)
             if loader_pass is None or detector is None:
-                loader_pass, detector, fetch = any_begins(self)
-                if loader_pass is None or detector is None:
-                    return fetch(self)
+                return fetch(self)
             has_batch = is_over = False
             try:
                 batch = fetch(self)
@@ -52,10 +50,15 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 raise
             finally:
                 try:
+                    training_thread.fetch_ends(get_ident())
                     if has_batch:
-                        fetch_ends(loader_pass, detector, batch)
+                        try:
+                            if loader_pass.samples is not None:
+                                loader_pass.add_batch(batch)
+                        finally:
+                            detector.fetch_ends(loader_pass)
                     else:
-                        _fails(training_thread, loader_pass, detector, is_over)
+                        detector.fetch_fails(loader_pass, is_over)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
@@ -65,16 +68,10 @@ def _fetching(context: PatchContext, original: Any) -> Any:
     return hidden_from_warnings(__next__)
 
 
-def _fails(training_thread: TrainingThread, loader_pass: LoaderPass, detector: LoopDetector, is_over: bool) -> None:
-    """Record the end of a fetch that has returned no batch."""
-    training_thread.fetch_ends(get_ident())
-    detector.fetch_fails(loader_pass, is_over)
-
-
-def _any_begins(
+def _begins(
     context: PatchContext, original: Any, iterator: Any
 ) -> tuple[LoaderPass | None, LoopDetector | None, Callable[[Any], Any]]:
-    """Record the begin of a fetch of any kind; return its pass and detector, and how the batch is fetched.
+    """Record the begin of a fetch; return its pass and detector, and how the batch is fetched.
 
     A fetch without a pass has no end to be recorded.
     """
@@ -105,10 +102,7 @@ def _begin_any(context: PatchContext, detector: LoopDetector, iterator: Any) -> 
     try:
         if detector.calls:
             detector.trains_within()
-        is_first = getattr(iterator, "_num_yielded", 1) == 0
-        loader_pass = None if is_first else detector.fast_path_fetch_begins(iterator)
-        if loader_pass is None:
-            loader_pass = detector.fetch_begins(iterator, is_first)
+        loader_pass = detector.fetch_begins(iterator, is_first=getattr(iterator, "_num_yielded", 1) == 0)
     except Exception as error:
         context.on_error(error)
         return None

@@ -25,7 +25,6 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     is_known = is_known_call(torch, original)
     patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
     if is_known:
-        context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", "module", ends)
         context.after_import("torch._dynamo.variables.nn_module", functools.partial(_inline, patches, torch), patches)
 
 
@@ -44,8 +43,7 @@ def _recorded(
     ends: Callable[..., None],
 ) -> Any:
     """Return the replacement of ``Module.__call__``, which ``is_known_call`` knows or not."""
-    training_thread, is_compiling = context.training_thread, context.is_compiling
-    call_begins, call_ends, frame_of = context.fast_path.call_begins, context.fast_path.call_ends, sys._getframe
+    training_thread, is_compiling, frame_of = context.training_thread, context.is_compiling, sys._getframe
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # is_compiling comes first: for dynamo it is a constant, while busy_with would need a guard.
@@ -69,25 +67,19 @@ def _recorded(
                 if self._compiled_call_impl is not None:
                     return self._compiled_call_impl(*args, **kwargs)
                 return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
-            # Nearly all outermost calls take this fast path.
-            detector = training_thread.confirmed_detector
-            try:
-                call = call_begins(self, args, kwargs, frame_of(1))
-            except Exception as error:
-                context.on_error(error)
-                call = None
-            if call is None or detector is None:
+            detector, call = training_thread.confirmed_detector, None
+            if detector is not None and training_thread.ident == get_ident() and self._compiled_call_impl is None:
+                try:  # as nearly all outermost calls
+                    call = detector.usual_call_begins(self, args, kwargs, frame_of(1), training_thread.function)
+                except Exception as error:
+                    context.on_error(error)
+            if detector is None or call is None:
                 return outermost(self, args, kwargs)
+            training_thread.busy_with = FORWARD
             try:
                 return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
             finally:
-                try:
-                    has_ended = call_ends(call, self, detector)
-                except Exception as error:
-                    context.on_error(error)
-                else:
-                    if not has_ended:
-                        ends(detector, call, self)
+                ends(detector, call, self)
         except BaseException as error:
             hide_our_frames(error)
             raise
@@ -132,7 +124,12 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
         if context.detector is detector:  # otherwise another thread has become the training thread meanwhile
             training_thread.busy_with = FREE
         try:
-            detector.call_ends(call, module)
+            calls = detector.calls
+            if call.is_plain and calls and calls[-1] is call and module.training:
+                calls.pop()
+                detector.forward_ends()
+            elif not detector.repeated_call_ends(call):
+                detector.call_ends(call, module)
         except Exception as error:
             context.on_error(error)
 

@@ -36,26 +36,11 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record updates and ``zero_grad``. Both hooks are called for every subclass of torch's Optimizer."""
     updates = context.open_updates
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
-    for kind, hook, register in (
-        ("before update", _beginning(context, updates), module.register_optimizer_step_pre_hook),
-        ("after update", _ending(context, updates), module.register_optimizer_step_post_hook),
-    ):
-        handle = register(hook)
-        patches.keep(handle.remove)
-        put = functools.partial(_put_hook, handle)
-        context.fronts.offer(put, kind, hook, hook, captured=context.captures.under_way)
+    patches.keep(module.register_optimizer_step_pre_hook(_beginning(context, updates)).remove)
+    patches.keep(module.register_optimizer_step_post_hook(_ending(context, updates)).remove)
     patches.replace(module.Optimizer, "__init__", functools.partial(_creating, context))
     patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
-    for owner in (module.Optimizer, torch.nn.Module):
-        context.fronts.offer_attribute(patches, owner, "zero_grad", "clearing")
-
-
-def _put_hook(handle: Any, hook: Callable[..., None]) -> None:
-    """Have ``hook`` called in place of what was registered, if that still is."""
-    hooks = handle.hooks_dict_ref()
-    if hooks is not None and handle.id in hooks:
-        hooks[handle.id] = hook
 
 
 def _creating(context: PatchContext, original: Any) -> Any:
@@ -76,16 +61,26 @@ def _creating(context: PatchContext, original: Any) -> Any:
 
 
 def _beginning(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    captured, is_compiling, frame_of = context.captures.under_way, context.is_compiling, sys._getframe
-    update_begins, any_begins = context.fast_path.update_begins, _any_update_begins
+    training_thread, captured = context.training_thread, context.captures.under_way
+    is_compiling, frame_of = context.is_compiling, sys._getframe
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
         try:
-            frame = frame_of(1)
-            if captured or not update_begins(optimizer, frame):
-                any_begins(context, updates, optimizer, frame)
+            detector, frame = training_thread.confirmed_detector, frame_of(1)
+            if (
+                detector is None
+                or updates.open
+                or detector.calls
+                or captured
+                or training_thread.busy_with == FETCH
+                or training_thread.ident != get_ident()
+            ):
+                _any_update_begins(context, updates, optimizer, frame)
+            else:
+                updates.open.append((id(optimizer), id(frame), frame.f_code))
+                detector.update_begins()
         except Exception as error:
             context.on_error(error)
 
@@ -118,15 +113,26 @@ def _any_update_begins(context: PatchContext, updates: OpenUpdates, optimizer: A
 
 
 def _ending(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    captured, is_compiling = context.captures.under_way, context.is_compiling
-    update_ends, any_ends = context.fast_path.update_ends, _any_update_ends
+    training_thread, captured, is_compiling = context.training_thread, context.captures.under_way, context.is_compiling
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
         try:
-            if captured or not update_ends(optimizer):
-                any_ends(context, updates, optimizer)
+            detector = training_thread.confirmed_detector
+            if (
+                detector is None
+                or captured
+                or context.has_grad_scaler
+                or training_thread.ident != get_ident()
+                or len(updates.open) != 1
+                or updates.open[0][0] != id(optimizer)
+                or not updates.follows_backward(detector.backwards)
+            ):
+                _any_update_ends(context, updates, optimizer)
+            else:
+                updates.open.clear()
+                detector.update_ends(optimizer)
         except Exception as error:
             context.on_error(error)
 
@@ -153,8 +159,7 @@ def _any_update_ends(context: PatchContext, updates: OpenUpdates, optimizer: Any
 
 
 def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
-    training_thread, is_compiling = context.training_thread, context.is_compiling
-    begins, ends = context.fast_path.clearing_begins, context.fast_path.clearing_ends
+    is_compiling = context.is_compiling
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,20 +169,18 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
         if has_arguments:
             context.calls.add_zero_grad(*args, **kwargs)
         try:
-            detector, code = training_thread.confirmed_detector, 0
+            detector, code = None, 0
             try:
-                code = begins()
-                if not code:
-                    detector, code = _any_clearing_begins(context, updates, is_of_optimizer)
+                detector, code = _clearing_begins(context, updates, is_of_optimizer)
             except Exception as error:
                 context.on_error(error)
-            if detector is None or not code:
+            if detector is None:
                 return original(self, *args, **kwargs)
             try:
                 return original(self, *args, **kwargs) if has_arguments else original(self)
             finally:
                 try:
-                    ends(code, detector)
+                    detector.update.clearing_ends(code)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
@@ -187,7 +190,7 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
     return zero_grad
 
 
-def _any_clearing_begins(
+def _clearing_begins(
     context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
 ) -> tuple[LoopDetector | None, int]:
     training_thread = context.training_thread

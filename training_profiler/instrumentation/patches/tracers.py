@@ -31,7 +31,6 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
         if not (tracers or context.is_tracing()):  # dynamo may have to find the patches again
             tracers.add(end)
             end.callback(tracers.discard, end)
-            context.fronts.withdraw()  # until a step ends
             for name, other in context.installed.items():  # tracers name values after variables, and keep stacks
                 if name not in ("compiler", "tracers"):
                     end.callback(other.exchange_all, is_back=True)

@@ -7,15 +7,14 @@ from typing import Any
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import OTHER_PATCH
+from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.tables.backends import BACKENDS
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record ``to`` and ``cuda`` as ``data_transfer`` if they name a device. A new dtype alone is not a transfer."""
-    training_thread, fast_path = context.training_thread, context.fast_path
-    is_compiling = context.is_compiling
+    training_thread, is_compiling = context.training_thread, context.is_compiling
     device_kinds = (str, torch.device, int, torch.Tensor)
 
     def names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -41,7 +40,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                     try:
                         return original(self, *args, **kwargs)
                     finally:
-                        fast_path.transfer_ends(detector)
+                        training_thread.busy_with = FREE
+                        detector.transfer_ends()
                 except BaseException as error:
                     hide_our_frames(error)
                     raise
@@ -58,19 +58,14 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             patches.replace(
                 owner, name, _named(owner, name, make(is_transfer, name if owner is torch.Tensor else None))
             )
-            if owner is torch.Tensor:
-                kind = "to" if name == "to" else "transfer"
-                context.fronts.offer_attribute(patches, owner, name, kind, classes=(owner, torch.device))
 
 
 def _begin(context: PatchContext) -> LoopDetector | None:
     """Record the begin of a transfer, and return the detector that has done it; None where it is not the training's."""
-    if context.is_tracing():
+    training_thread, detector = context.training_thread, context.detector
+    if context.is_tracing() or detector is None or not training_thread.is_current():
         return None
-    training_thread, detector = context.training_thread, context.fast_path.transfer_begins()
-    if detector is not None or context.detector is None or not training_thread.is_current():
-        return detector
-    detector, update = context.detector, context.detector.update
+    update = detector.update
     # In an update, a closure moves batches; others move a learning rate, or whether a gradient is finite.
     if update.is_scaling or (context.open_updates.open and not update.has_closures):
         return None

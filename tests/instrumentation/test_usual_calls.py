@@ -133,14 +133,14 @@ def trained(program, is_fast):
     """Return the figures of a training, the sizes of its inputs, and how many calls took the short way."""
     training = FakeTraining()
     detector, taken = training.detector, []
-    begins = detector.fast_path_call_begins
+    begins = detector.usual_call_begins
 
     def counted(*call):
         found = begins(*call) if is_fast else None
         taken.append(found is not None)
         return found
 
-    detector.fast_path_call_begins = counted
+    detector.usual_call_begins = counted
     step, optimizer = program(training), FakeOptimizer()
     for number, _ in enumerate(FakeLoader(training, STEPS)):
         step(Batch(number + 1))

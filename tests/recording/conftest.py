@@ -1,4 +1,4 @@
-"""Recorders on a fake clock: the one that is installed, and in ``test_implementations`` each of both."""
+"""Recorders on a fake clock: the default recorder, and each of the two for ``test_implementations``."""
 
 import pytest
 

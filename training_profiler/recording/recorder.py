@@ -221,7 +221,7 @@ class Recorder:
         if self.watermark_ns is not None:
             self.watermark_ns = at_ns
         self.quiet_end_ns = at_ns
-        count.steps += 1
+        count.end_step()
         return True
 
     def drain(self, is_beside: bool = False) -> Batch:

@@ -20,7 +20,8 @@ CALIBRATION_ROUNDS, CALIBRATION_SPANS = 5, 400  # about 1 ms together
 # Cost of a patched call in empty sections of the same recorder, by the time between two such calls. Measured with the
 # recorder in Python: 2 to 5 where they are 30 us apart (an agent that acts; the smallest step of benchmarks.patches).
 # With longer steps the training evicts the code of the patches from the caches: 8 to 18 (benchmarks.switched). The
-# recorder in C writes an event in less time, and the patches are the same: 25 of its sections, and 40 where evicted.
+# recorder in C writes an event in less time, and the patches are the same: 25 of its sections, with warm caches on a
+# busy machine. The 40 where they are evicted is an estimate: 12 in Python, times what a section there takes more.
 PATCH_COSTS: Final = {  # is it of C -> apart, in ns -> sections; in between by its logarithm
     True: {50_000: 25.0, 1_000_000: 40.0},
     False: {50_000: 4.0, 1_000_000: 12.0},

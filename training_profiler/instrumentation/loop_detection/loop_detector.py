@@ -201,9 +201,8 @@ class LoopDetector(ModuleCalls):
         self.frame = None
         if self.phases.is_unresolved:
             self._training_event_begins(self.pending.host_clock())
-        update = self.update
-        update.open_code = self._update_code
-        update.span_begins()
+        self.update.open_code = self._update_code
+        self.update.span_begins()
 
     def transfer_begins(self) -> None:
         """Record that tensors begin to move to a device."""
@@ -220,13 +219,12 @@ class LoopDetector(ModuleCalls):
 
     def update_ends(self, optimizer: Any, has_updated: bool = True) -> None:
         """Record the end of an optimizer update, or of one that was skipped."""
-        update = self.update
-        if update.open_code == self._update_code:
-            update.open_code = 0
-            update.span_ends()
+        if self.update.open_code == self._update_code:
+            self.update.open_code = 0
+            self.update.span_ends()
             now_ns = self._events[-2]
         else:  # its closure computed the loss
-            now_ns = update.end()
+            now_ns = self.update.end()
         if has_updated:
             self.update_is_recorded(optimizer, now_ns)
 

@@ -21,7 +21,7 @@ TESTS ?=
 # The recorder in C is built by an installation, and by no test; see setup.py.
 NATIVE := setup.py $(wildcard native/*)
 
-.PHONY: profile test test-versions test-programs test-chaos test-native fuzz test-gpu test-integrations lint house bench docs dist audit dev venv clean
+.PHONY: profile test test-versions test-programs test-chaos test-native fuzz test-gpu test-integrations golden lint house bench docs dist audit dev venv clean
 
 profile: venv
 	RECTIFIED_FLOW_PROFILE=1 $(VENV)/bin/python profile_training.py
@@ -78,6 +78,10 @@ test-gpu: venv
 # Frameworks that bring many packages stay out of the environment of `make test`.
 test-integrations: $(INTEGRATIONS)/.made
 	$(INTEGRATIONS)/bin/python -m pytest $(SHARED) -m integrations tests/integrations
+
+# Texts of findings, after a change of one: read the difference before it is committed.
+golden: venv
+	$(VENV)/bin/python -m tests.diagnosis.cases
 
 lint: venv
 	$(VENV)/bin/ruff check .

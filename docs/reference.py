@@ -17,7 +17,7 @@ from pathlib import Path
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
-from training_profiler.findings.losses import ADVISED, Price
+from training_profiler.findings.losses import ADVISED, Change
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings import settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
@@ -133,7 +133,7 @@ def treatments_page() -> str:
     for table_head, rows in (
         (TREATMENTS_HEAD, map(_treatment_row, tried)),
         (CEILINGS_HEAD, ceilings),
-        (ADVISED_HEAD, map(_price_row, ADVISED)),
+        (ADVISED_HEAD, map(_change_row, ADVISED)),
     ):
         text = replaced_table(TREATMENTS_PAGE, text, table_head, rows)
     return text
@@ -145,8 +145,8 @@ def _treatment_row(treatments: list[Treatment]) -> str:
     return f"| `{first.family}` | `{first.label}`{more} | {first.effect} |"
 
 
-def _price_row(price: Price) -> str:
-    return f"| {price.change} | {price.text} |"
+def _change_row(change: Change) -> str:
+    return f"| {change.label} | {change.text} |"
 
 
 def with_table(page: Path, table_head: str, rows: Iterable[str]) -> str:

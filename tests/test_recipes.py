@@ -82,27 +82,37 @@ def copy(tmp_path: Path) -> Copy:
     return Copy(tmp_path)
 
 
-def test_rule_is_one_function(copy: Copy) -> None:
+def test_rule_is_one_row_and_one_function(copy: Copy) -> None:
     copy.append(
         "diagnosis/steps.py",
         '''
 
-@RULES.rule("always", threshold=0.0)
+@RULES.rule(
+    "always", 0.5, label="SLOW SLEEP", claims=(FORWARD_PASS,), is_cause=True, saves=(0.4, 1.2), changes=(Change.DETACH,)
+)  # of step time
 def always(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Fire in every run."""
-    return Finding("always", "this rule always fires", {"threshold": threshold}, 0.005, "leave it")
+    """Flag a forward pass that takes over half of the step."""
+    share, seconds = snapshot.share_of_step(FORWARD_PASS), snapshot.total_of_step_s(FORWARD_PASS)
+    if share is None or seconds is None or share <= threshold or seconds < MIN_SAVING_S:
+        return None
+    evidence = {"share_of_step": share, "threshold": threshold}
+    return Finding("always", "The forward pass sleeps", evidence, seconds, "Do not sleep in it")
 ''',
     )
-    assert "this rule always fires" in copy.run_steps()
+    output = " ".join(copy.run_steps().split())
+    assert "SLOW SLEEP: The forward pass sleeps" in output  # the label of the verdict
+    assert ", likely " in output  # the range of the saving
+    assert "Do not sleep in it. Losses: same bit for bit" in output  # what the change does to the losses
+    assert "is spent in the forward pass" not in output  # its seconds are claimed by their cause
     assert copy.changed_files() == {"diagnosis/steps.py"}
-    assert "this rule always fires" in copy.run_steps("thresholds={'always': 1.0}")
+    assert "The forward pass sleeps" not in copy.run_steps("thresholds={'always': 1.0}")
 
 
 def test_rule_on_a_share_is_one_row(copy: Copy) -> None:
     copy.insert(
         "diagnosis/shares.py",
         '    StepShare(\n        code="data-loading-bound",\n',
-        '    StepShare(code="any", section=FORWARD_PASS, threshold=0.01, activity="in any pass", fix="none"),\n',
+        '    StepShare(code="any", section=FORWARD_PASS, threshold=0.01, activity="in any pass", fix=Fix("none")),\n',
     )
     assert "% of step time is spent in any pass (forward_pass" in " ".join(copy.run_steps().split())
     assert copy.changed_files() == {"diagnosis/shares.py"}

@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.compute_fixes import busy_part
-from training_profiler.diagnosis.device_waits import within_idle_time
+from training_profiler.diagnosis.device import within_idle_time
 from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 

@@ -7,9 +7,8 @@ import pytest
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.claims import section_of
-from training_profiler.diagnosis.page_faults import page_fault_time
-from training_profiler.diagnosis.pauses import pauses
+from training_profiler.diagnosis.pauses import page_fault_time, pauses
+from training_profiler.diagnosis.registry import section_of
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 

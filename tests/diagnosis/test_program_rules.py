@@ -6,9 +6,8 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.claims import section_of
-from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
-from training_profiler.diagnosis.worth import with_uncertainty
+from training_profiler.diagnosis.registry import section_of
+from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import (

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.diagnosis.test_backward_rules import CALL, SGD, findings_of, run_with
+from tests.diagnosis.cases import CALL, PLAIN, backward, finding_of
+from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.in_python import in_python
-from training_profiler.snapshot.program import CompileFacts, ProgramFacts
+from training_profiler.snapshot.program import CompileFacts
 from training_profiler.snapshot.snapshot import LineStats
 
 
@@ -43,9 +44,8 @@ def test_arithmetic_beside_other_calls_may_be_torchs(lines, seconds):
 
 
 def test_numpy_in_the_backward_pass_of_an_own_function_is_found():
-    found = findings_of(run_with(TANH, line(23, 0.1, np_exp=0.01), CALL))
-    assert next(iter(found)) == "python-in-backward"
-    finding = found["python-in-backward"]
+    finding = diagnose(backward(TANH, line(23, 0.1, np_exp=0.01), CALL))[0]
+    assert finding.code == "python-in-backward"
     assert (
         "run Python or other libraries for 30% of step time (30.0 ms per step), above all in ops.py:22"
         in finding.message
@@ -57,16 +57,16 @@ def test_numpy_in_the_backward_pass_of_an_own_function_is_found():
 @pytest.mark.parametrize(
     "run",
     [
-        run_with(line(22, 0.3, torch_sign=0.3), CALL),
-        run_with(line(22, 0.1, np_tanh=0.1), CALL),
-        run_with(line(22, 0.3, samples=19, np_tanh=0.3), CALL),
-        run_with(line(22, 0.3, phase="backward hook", np_tanh=0.3), CALL),
-        run_with(line(22, 0.3, phase="recomputation", np_tanh=0.3), CALL),
-        run_with(TANH, facts=ProgramFacts(SGD._replace(devices=("cuda",)))),
-        run_with(TANH, facts=ProgramFacts(SGD, compiled=CompileFacts(1, 2.0))),
-        run_with(TANH, steps=9),
+        backward(line(22, 0.3, torch_sign=0.3), CALL),
+        backward(line(22, 0.1, np_tanh=0.1), CALL),
+        backward(line(22, 0.3, samples=19, np_tanh=0.3), CALL),
+        backward(line(22, 0.3, phase="backward hook", np_tanh=0.3), CALL),
+        backward(line(22, 0.3, phase="recomputation", np_tanh=0.3), CALL),
+        backward(TANH, optimizer=PLAIN._replace(devices=("cuda",))),
+        backward(TANH, compiled=CompileFacts(1, 2.0)),
+        backward(TANH, steps=9),
     ],
     ids=["torch", "at the threshold", "few samples", "a hook", "recomputed", "a GPU", "compiled", "few steps"],
 )
 def test_other_backward_passes_run_no_python(run):
-    assert "python-in-backward" not in findings_of(run)
+    assert finding_of("python-in-backward", run) is None

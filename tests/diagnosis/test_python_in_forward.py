@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.diagnosis.test_program_rules import ADAM, CPU, LONG, findings_of, run_with
-from training_profiler.diagnosis.loops import loops
+from training_profiler.diagnosis.in_python import loops
 from training_profiler.snapshot.program import CompileFacts, ForwardFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 

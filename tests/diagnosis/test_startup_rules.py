@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.startup import slow_startup
+from training_profiler.diagnosis.outside_steps import slow_startup
 from training_profiler.snapshot.snapshot import StartupPart, StartupStats
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.diagnosis.test_program_rules import ADAM, CPU, findings_of, run_with
-from training_profiler.diagnosis.time_steps import AROUND_TAKES, saved_by_whole_sequences
+from training_profiler.diagnosis.small_operators import AROUND_TAKES, saved_by_whole_sequences
 from training_profiler.snapshot.program import CompileFacts, ForwardFacts, ProgramFacts, RecurrentFacts
 
 LITTLE, MUCH = 50_000, 500_000

@@ -1,96 +1,48 @@
 """Each fix of a rule about runs says what it does to the losses, from one table."""
 
-import ast
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from training_profiler import diagnosis
-from training_profiler.findings.losses import PRICE_OF, PRICES, Losses, losses_text
-
-# Fixes that name no change of the training: where to look, and what to do on the machine.
-NO_CHANGE = (
-    "check ",
-    "look ",
-    "nothing",
-    "free memory",
-    "fix ",
-    "first fix",
-    "use a machine",
-    "batches are",
-    "a different rank",
-    "the usual switches",
-)
-FILLED_IN = (
-    "X (X)",
-    "X: X",
-    "XX: X",
-    "Use X, or X",
-    "X.to(device, non_blocking=True); prefetch batches to the device",
-)  # made of texts that are fixes themselves
-
-
-def fixes() -> list[str]:
-    """Return the texts in the rules that are given as a fix, with a placeholder for what a run fills in."""
-    found = []
-    for path in sorted(Path(diagnosis.__file__).parent.glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.keyword) and node.arg == "fix":
-                found.append(text_of(node.value))
-            if isinstance(node, ast.Assign) and any(ast.unparse(target) == "fix" for target in node.targets):
-                found.append(text_of(node.value))
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_FIXES" and node.value is not None:
-                found += [text_of(value) for value in node.value.values]
-            if isinstance(node, ast.FunctionDef) and node.name.endswith("_fix"):
-                found += [text_of(each.value) for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
-    return [text for text in found if len(text) > 2]
-
-
-def text_of(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) if isinstance(part, ast.Constant) else "X" for part in node.values)
-    return ""
-
-
-def test_each_fix_has_its_price():
-    assert len(fixes()) > 40
-    unpriced = [
-        fix
-        for fix in fixes()
-        if not losses_text(fix) and not fix.lower().startswith(NO_CHANGE) and fix not in FILLED_IN
-    ]
-    assert unpriced == []
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import diagnose
+from training_profiler.findings.finding import Fix, joined
+from training_profiler.findings.losses import Change, Losses, losses_text
+from training_profiler.snapshot.snapshot import LineStats, LoaderStats
 
 
 @pytest.mark.parametrize(
-    ("advice", "expected"),
+    ("changes", "expected"),
     [
-        ("Set DataLoader(num_workers=4), now 0", "same bit for bit, if samples draw no random numbers"),
-        ("Pass foreach=True to Adam", "same bit for bit, on the CPU"),
-        (
-            "Pass fused=True to Adam, or accumulate gradients over several batches",
-            "fused: differ by rounding; accumulated gradients: differ",
-        ),
-        ("More workers would not help: all 2 CPUs are busy", ""),
-        ("Adam is fused already: train fewer parameters", "differ"),
-        (
-            "Validate or generate samples less often, on less data, or with a larger batch size",
-            "same bit for bit, if it draws no random numbers",
-        ),
-        ("or average every n-th step with a decay to match", "same bit for bit, if no loss uses the average"),
-        ("Validate less often, or with a larger batch size", "same bit for bit, if it draws no random numbers"),
-        ("Save less often", "same bit for bit"),
+        ((), ""),
+        ((Change.NUM_WORKERS,), "same bit for bit, if samples draw no random numbers"),
+        ((Change.OTHER_MODEL, Change.ACCUMULATION), "differ"),
+        ((Change.ACCUMULATION, Change.FUSED), "fused: differ by rounding; accumulated gradients: differ"),
     ],
 )
-def test_what_is_advised_is_what_is_priced(advice, expected):
-    assert losses_text(advice) == expected
+def test_changes_that_do_not_do_the_same_are_named_in_the_order_of_the_table(changes, expected):
+    assert losses_text(changes) == expected
 
 
-def test_rows_are_unique_and_conditions_are_those_of_their_kind():
-    assert len(PRICE_OF) == len(PRICES)
-    for price in PRICES:
-        assert bool(price.condition) or price.losses is not Losses.EXACT_IF, price.change
-        assert not price.condition or price.losses is not Losses.EXACT, price.change
+def test_joined_fixes_name_the_changes_of_all():
+    first, second = Fix("Do this", (Change.FUSED,)), Fix("Do that", (Change.BATCHED,))
+    assert joined([first, second.as_next]) == Fix("Do this; do that", (Change.FUSED, Change.BATCHED))
+
+
+@pytest.mark.parametrize("file", ["autocast_data.py", "accumulate_inference_mode.py"])
+def test_names_of_the_users_files_say_nothing_about_losses(file):
+    line = LineStats(file, 7, "Data.__getitem__", 0.7, 90, phase="fetch", called={"Image.open": 0.7})
+    loader = LoaderStats("0", 100, 3200, 7.0, "train", num_workers=0)
+    run = snapshot_of({"data_loading": 0.7, "backward_pass": 0.3})
+    run = replace(run, loaders=(loader,), lines={"data_loading": (line,)})
+    (found,) = (each for each in diagnose(run) if each.code == "data-loading-bound")
+    assert file in found.message
+    assert "autocast" not in found.losses
+    assert "no gradients" not in found.losses
+    assert found.losses == "same bit for bit, if samples draw no random numbers"
+
+
+def test_conditions_are_those_of_their_kind():
+    for change in Change:
+        assert bool(change.condition) or change.losses is not Losses.EXACT_IF, change.label
+        assert not change.condition or change.losses is not Losses.EXACT, change.label

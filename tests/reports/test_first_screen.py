@@ -242,7 +242,7 @@ def test_memory_risks_are_changes_without_a_known_saving():
 
 
 def test_unknown_rules_go_by_their_own_code():
-    assert verdict(gpu_run(), [finding("new-rule", "others used 90%")]).headline == "NEW-RULE: others used 90%"
+    assert verdict(gpu_run(), [finding("new-rule", "others used 90%")]).headline == "NEW RULE: others used 90%"
 
 
 def test_compute_bound_run_without_findings():

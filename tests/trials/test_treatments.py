@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from training_profiler.findings.losses import PRICE_OF, Losses
+from training_profiler.diagnosis.rules import RULES
+from training_profiler.findings.losses import Change, Losses
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.trials.treatments import FAMILIES, TREATMENTS, WORTH_TRYING
+from training_profiler.trials.treatments import FAMILIES, TREATMENTS
 
 BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
 CLOSE = 1e-4  # relative; float32 has 7 digits, and a few steps let them grow
@@ -211,7 +212,7 @@ def test_channels_last_changes_losses_by_rounding_and_what_dropout_draws():
     assert BY_NAME["channels_last"].losses is Losses.CLOSE
     assert distance(losses(dropout=0.0), under("channels_last", dropout=0.0)) < CLOSE
     assert distance(unchanged(), under("channels_last")) > CLOSE
-    assert "dropout" in PRICE_OF["channels_last"].text
+    assert "dropout" in Change.CHANNELS_LAST.text
 
 
 def test_autocast_changes_losses():
@@ -411,10 +412,9 @@ def test_an_allocator_is_loaded_by_the_environment():
 
 def test_names_are_unique_and_every_suggested_family_exists():
     assert len(BY_NAME) == len(TREATMENTS)
-    assert {family for families in WORTH_TRYING.values() for family in families} <= set(FAMILIES)
+    assert {family for rule in RULES for family in rule.try_} <= set(FAMILIES)
 
 
 def test_no_treatment_changes_what_is_learned_by_design():
     words = ("batch_size", "lr", "accumul", "augment")
     assert not [name for name in BY_NAME if any(word in name for word in words)]
-    assert set(PRICE_OF) >= {"num_workers", "fused"}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import ProfilerError, TraceError
 from training_profiler.base.text import encodable, printable_data, printable_lines
-from training_profiler.findings.thresholds import read_thresholds
+from training_profiler.findings.registry import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_lookup import run_named

@@ -1,23 +1,44 @@
-"""The rule about batches so small that a step would take hardly longer with more samples."""
+"""Rules about batches so small that more samples would take hardly longer."""
 
 from typing import Final, NamedTuple
 
+from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
+from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.program import RowFacts
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.tables.sections import (
+    BACKWARD_PASS,
+    DATA_LOADING,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
+    VALIDATION_EPOCH,
+    WITHIN,
+)
 
-TINY_BATCHES: Final = "tiny-batches"
 TINY: Final = 4.0  # samples
 LARGER: Final = 8.0  # times, with which it is compared
 BATCHES_NEEDED: Final = 10
 STEPS_NEEDED: Final = 5
 MANY_SLICES: Final = 4.0  # a step; fewer may be parts that fit in memory
 MOST_OF_THEM: Final = 0.9  # of the training's batches: from one loader
+FEW_LOADED: Final = 4.0  # samples of a batch
+CALLS_NEEDED: Final = 32
+TRAINING_LARGER: Final = 8.0  # times the samples: those of a forward pass of the training
+NEARLY_ALL_CALLS: Final = 0.9
+AFTER_MOST: Final = 0.8  # of the batches: otherwise it may be one sample that is made, as a text or an image
+EVENLY: Final = 4.0  # times the mean, at most, after one batch
+ALIKE: Final = 1.5  # times the numbers in a row
+CLOSE: Final = 0.25
+AGAIN: Final = 1.5  # calls for each sample: such as one for each token
 
 
-@RULES.rule(TINY_BATCHES, threshold=0.25)  # of step time
+@RULES.rule(
+    "tiny-batches", 0.25, claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP), is_cause=True, saves=(0.5, 1.1)
+)  # of step time
 def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training on the CPU with at most 4 samples, or parts of a batch, at once, whose operators hardly compute.
 
@@ -38,7 +59,7 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     return Finding(
-        code=TINY_BATCHES,
+        code="tiny-batches",
         message=f"{parts.text}: an operator takes {shortest_s / operators * 1e6:.1f} us, and starting one "
         f"{cpu.operator_s * 1e6:.1f} us, so {parts.effect}",
         evidence={
@@ -51,7 +72,8 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
             "lines": parts.place,
         },
         potential_saving_s=potential_saving_s,
-        fix=parts.fix,
+        fix=parts.fix.text,
+        changes=parts.fix.changes,
     )
 
 
@@ -63,7 +85,7 @@ class _Parts(NamedTuple):
     text: str
     effect: str
     place: str
-    fix: str
+    fix: Fix
     update_s: float  # of the optimizer, if fewer updates are part of the fix
     times: float  # as many samples could go through it at once
 
@@ -81,8 +103,11 @@ def _parts(snapshot: Snapshot) -> _Parts | None:
             f"{at}",
             f"one call with {min(LARGER, facts.of_rows / facts.rows):.3g} times the samples would take about as long",
             facts.place,
-            "Compute a whole batch or sequence at once instead of looping over it in Python: torch.func.vmap where "
-            "each sample needs a gradient of its own",
+            Fix(
+                "Compute a whole batch or sequence at once instead of looping over it in Python: torch.func.vmap where "
+                "each sample needs a gradient of its own",
+                (Change.WHOLE_TENSORS,),
+            ),
             0.0,
             facts.of_rows / facts.rows,
         )
@@ -96,8 +121,11 @@ def _parts(snapshot: Snapshot) -> _Parts | None:
         f"Batches of {_samples(samples)}{where}",
         f"a step with {LARGER:.0f} times the samples would take about as long",
         loader.made_at,
-        "Use larger batches if the training allows them: the same samples then make fewer updates, usually with "
-        "another learning rate",
+        Fix(
+            "Use larger batches if the training allows them: the same samples then make fewer updates, usually with "
+            "another learning rate",
+            (Change.OTHER_BATCHES,),
+        ),
         snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0,
         LARGER,
     )
@@ -125,3 +153,110 @@ def _shortest_s(snapshot: Snapshot) -> float:
             return 0.0
         shortest_s += section.min_s * per_step(snapshot, name)
     return shortest_s
+
+
+@RULES.rule(
+    "validation-tiny-batches",
+    threshold=0.05,  # of the run
+    saving=Saving.RUN,
+    label="TINY VALIDATION BATCHES",
+    claims=(VALIDATION_EPOCH,),
+    is_cause=True,
+    saves=(0.5, 1.1),
+    changes=(Change.LARGER_EVALUATION,),
+)
+def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag validations whose forward passes get at most 4 samples, where those of the training get many times that.
+
+    The saving compares a sample with one of the training. None where samples are larger than there, and without a
+    loader: then it may be one sample that is made step by step, as a text or an image.
+    """
+    facts, whole = snapshot.program.rows, snapshot.sections.get(VALIDATION_EPOCH)
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "val" and loader.samples]
+    if facts is None or whole is None or not loaders or not snapshot.wall_s or not has_enough_steps(snapshot):
+        return None
+    batches, samples = sum(loader.batches for loader in loaders), sum(loader.samples or 0 for loader in loaders)
+    passes = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{FORWARD_PASS}")
+    rows = 0.0 if passes is None else passes.count * facts.rows
+    training_s = _training_s(snapshot, facts)
+    if passes is None or not rows or training_s is None or batches < 2 * whole.count or not _is_one_by_one(facts):
+        return None
+    now_s = passes.total_s / rows
+    if abs(facts.calls / facts.batches * batches / passes.count - 1) > CLOSE or training_s > now_s / 2:
+        return None
+    # A pass with many rows takes at least as long as one with few.
+    passes_s = rows * (training_s + now_s * facts.rows / facts.training_rows)
+    saving_s = max(0.0, passes.total_s - passes_s) + whole.self_s * (1 - facts.rows / facts.training_rows)
+    is_loaded_so = samples <= FEW_LOADED * batches
+    if is_loaded_so:
+        saving_s += _saved_loading_s(snapshot, loaders)
+    share = saving_s / snapshot.wall_s
+    if share <= threshold or saving_s < MIN_SAVING_S:
+        return None
+    times = rows / samples
+    again = f", {times:.3g} times for each" if times > AGAIN else ""
+    at_once = "1 sample" if round(facts.rows, 1) == 1 else f"{facts.rows:.2g} samples"
+    many = f"{facts.training_rows:.0f}"
+    return Finding(
+        code="validation-tiny-batches",
+        message=f"Validation calls the model on {at_once} at a time{again}: a forward pass takes {ms_text(now_s)} a "
+        f"sample, and {ms_text(training_s)} in the training, on {many}",
+        evidence={
+            "share_of_run": share,
+            "threshold": threshold,
+            "rows": facts.rows,
+            "training_rows": facts.training_rows,
+            "seconds_per_sample": now_s,
+            "training_seconds_per_sample": training_s,
+            "calls_per_sample": times,
+        },
+        potential_saving_s=saving_s,
+        fix=_fix_of_validation(loaders, is_loaded_so, times > AGAIN, many),
+    )
+
+
+def _is_one_by_one(facts: RowFacts) -> bool:
+    return (
+        facts.calls >= CALLS_NEEDED
+        and facts.batches > 0
+        and facts.few >= NEARLY_ALL_CALLS * facts.calls
+        and facts.few_batches >= AFTER_MOST * facts.batches
+        and facts.most * facts.batches <= EVENLY * facts.calls
+        and facts.training_rows >= TRAINING_LARGER * facts.rows
+        and facts.elements <= ALIKE * facts.training_elements
+    )
+
+
+def _training_s(snapshot: Snapshot, facts: RowFacts) -> float | None:
+    """Return the time of a forward pass of the training for each sample; None if its batches are not known."""
+    step, total_s = snapshot.step, snapshot.total_of_step_s(FORWARD_PASS)
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "train" and loader.samples]
+    batches = sum(loader.batches for loader in loaders)
+    if step is None or not step.settled_count or not total_s or not batches:
+        return None
+    loaded = sum(loader.samples or 0 for loader in loaders) / batches
+    if abs(facts.training_rows / loaded - 1) > CLOSE:  # the first dimension may be another one
+        return None
+    return total_s / step.settled_count / (max(1.0, per_step(snapshot, FORWARD_PASS)) * facts.training_rows)
+
+
+def _saved_loading_s(snapshot: Snapshot, loaders: list[LoaderStats]) -> float:
+    """Return what loading as large batches as the training has would save, without workers."""
+    loading = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{DATA_LOADING}")
+    training = [loader for loader in snapshot.loaders if loader.phase == "train" and loader.samples]
+    if loading is None or any(loader.num_workers != 0 for loader in (*loaders, *training)):
+        return 0.0
+    waited_s, samples = sum(loader.wait_s for loader in training), sum(loader.samples or 0 for loader in training)
+    loaded = sum(loader.samples or 0 for loader in loaders)
+    return max(0.0, loading.total_s - waited_s / samples * loaded)
+
+
+def _fix_of_validation(loaders: list[LoaderStats], is_loaded_so: bool, is_again: bool, many: str) -> str:
+    """Return what to change; ``many`` is how many samples the training has at once."""
+    most = max(loaders, key=lambda loader: loader.batches)
+    at = f" ({most.made_at})" if most.made_at else ""
+    loader = f": batch_size={many} for its DataLoader{at}" if is_loaded_so else ""
+    again = "; go through all samples of a batch together, until the last of them has ended" if is_again else ""
+    return (
+        f"Compute as many samples at once in validation as in the training{loader}{again}; pad samples of other lengths"
+    )

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from training_profiler.findings.finding import Fix
+from training_profiler.findings.losses import Change
 from training_profiler.snapshot.lines import READ_BY_FUNCTION
 from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
 
@@ -22,7 +24,7 @@ class Activity(NamedTuple):
 
     text: str  # "most of it spent ..."
     functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
-    fix: str
+    fix: Fix
     of: tuple[str, ...] = ()  # all functions of these objects and modules
     exactly: frozenset[str] = frozenset()  # functions, and no methods of these names
 
@@ -36,27 +38,38 @@ class Activity(NamedTuple):
 MAKING_TENSORS: Final = Activity(
     "making tensors of lists and arrays",
     frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
-    "Make tensors of the data once, ahead of time, and take batches of them by index",
+    Fix("Make tensors of the data once, ahead of time, and take batches of them by index", (Change.AHEAD_OF_TIME,)),
 )
+COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
 COPYING: Final = Activity(
     "copying objects",
     frozenset({"deepcopy", "clone", "state_dict", "load_state_dict"}),
-    "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
-    "Tensor.copy_ for a backup",
+    Fix(
+        "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
+        "Tensor.copy_ for a backup",
+        (Change.FOREACH_AVERAGE,),
+    ),
 )
 ACTIVITIES: Final = (
     Activity(
         "in loops and functions of Python",
         frozenset({PYTHON}),
-        "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
+        Fix(
+            "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
+            (Change.WHOLE_TENSORS,),
+        ),
     ),
     Activity(
         "drawing figures",
         frozenset({"savefig", "tight_layout", "imshow", "add_figure"}),
-        "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
+        Fix(
+            "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each "
+            "time",
+            (Change.LESS_OFTEN,),
+        ),
         of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
     ),
-    Activity("pausing", frozenset({"sleep"}), "Remove the pauses, or pause in a thread of its own"),
+    Activity("pausing", frozenset({"sleep"}), Fix("Remove the pauses, or pause in a thread of its own")),
     COPYING,
     Activity(
         "printing and writing",
@@ -77,7 +90,7 @@ ACTIVITIES: Final = (
                 ),
             )
         ),
-        "Write every n-th step, and only what is new",
+        Fix("Write every n-th step, and only what is new", (Change.LESS_OUTPUT,)),
     ),
     Activity(
         "opening and reading files",
@@ -87,7 +100,7 @@ ACTIVITIES: Final = (
                 *("json.load", "torch.load", "np.load", "numpy.load", "pickle.load", "yaml.safe_load"),
             )
         ),
-        "Open and read files once, before the loop",
+        Fix("Open and read files once, before the loop"),
     ),
     Activity(
         "computing metrics",
@@ -99,7 +112,11 @@ ACTIVITIES: Final = (
                 *("spearmanr", "matthews_corrcoef", "precision_recall_fscore_support"),
             )
         ),
-        "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
+        Fix(
+            "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the "
+            "data",
+            (Change.LESS_OFTEN, Change.DETACH),
+        ),
     ),
     MAKING_TENSORS,
     Activity(
@@ -110,12 +127,18 @@ ACTIVITIES: Final = (
                 *("CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau", "LinearLR", "SequentialLR"),
             )
         ),
-        "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
+        Fix(
+            "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
+            (Change.ONE_OPTIMIZER,),
+        ),
     ),
     Activity(
         "checking the arguments of probability distributions",
         frozenset({CHECKS}),
-        "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
+        Fix(
+            "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
+            (Change.NO_ARGUMENT_CHECKS,),
+        ),
     ),
     Activity(
         "making and asking probability distributions",
@@ -125,23 +148,33 @@ ACTIVITIES: Final = (
                 *("Independent", "TransformedDistribution", "log_prob", "kl_divergence"),
             )
         ),
-        "Where a step makes several, make one distribution for a whole batch",
+        Fix("Where a step makes several, make one distribution for a whole batch", (Change.ONE_DISTRIBUTION,)),
     ),
     Activity(
         "filling tensors with zeros",
         frozenset(("zeros_like", "zero_")),
-        "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",
+        Fix(
+            "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with "
+            "zeros",
+            (Change.SET_TO_NONE,),
+        ),
     ),
     Activity(
         "changing tensors in place",
         frozenset(("mul_", "add_", "sub_", "div_", "lerp_", "addcmul_", "addcdiv_")),
-        "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
-        "weights, torch._foreach_add_ for an update",
+        Fix(
+            "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
+            "weights, torch._foreach_add_ for an update",
+            (Change.FOREACH, Change.FOREACH_AVERAGE),
+        ),
     ),
     Activity(
         "emptying the cache of torch's allocator",
         frozenset({"empty_cache"}),
-        "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
+        Fix(
+            "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
+            (Change.KEPT_CACHE,),
+        ),
     ),
     Activity(
         "waiting for the network",
@@ -151,12 +184,15 @@ ACTIVITIES: Final = (
                 *("requests.post", "requests.put", "session.get", "session.post", "client.get", "client.post"),
             )
         ),
-        "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
+        Fix(
+            "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
+            (Change.LESS_OFTEN,),
+        ),
     ),
     Activity(
         "reading numbers out of tensors",
         frozenset({"item", "tolist", "numpy", "cpu"}),
-        "Keep tensors (.detach()) and read them every n-th step",
+        Fix("Keep tensors (.detach()) and read them every n-th step", (Change.LESS_OFTEN, Change.DETACH)),
         exactly=READ_BY_FUNCTION,  # ``mask.bool()`` reads nothing
     ),
     Activity(
@@ -164,8 +200,12 @@ ACTIVITIES: Final = (
         frozenset(
             ("norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose", "std", "var", "median")
         ),
-        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips all "
-        "gradients at once and returns their norm",
+        Fix(
+            "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips "
+            "all "
+            "gradients at once and returns their norm",
+            (Change.FOREACH, Change.LESS_OFTEN),
+        ),
     ),
 )
 

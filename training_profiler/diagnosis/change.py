@@ -1,11 +1,15 @@
 """The rule about steps that take longer from one of them on, and what changed there."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import time_text
+from training_profiler.diagnosis.claims import claimed_in_steps_s, moves_with
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
+    MACHINE_BUSY,
     MEMORY,
     OTHERS,
     QUOTA,
@@ -14,7 +18,8 @@ from training_profiler.diagnosis.machine import (
     cpu_loss,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import (
     OTHER,
@@ -26,15 +31,15 @@ from training_profiler.snapshot.snapshot import (
     StepChange,
 )
 
-SLOWER_SINCE: Final = "slower-since"
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
 SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance
 CONFIDENCE: Final = 2.0  # standard errors of a number of samples
 CLOCK_FELL: Final = 0.05  # of the clock before
 PUT_TOGETHER: Final = frozenset(("cat", "concat", "concatenate", "stack", "vstack", "hstack"))
-COPIED: Final = (
+COPIED: Final = Fix(
     "A tensor that grows by one piece is copied as a whole each time: make it once with room for all, and write rows "
-    "into it; or keep the pieces in a list (.detach()) and put them together once"
+    "into it; or keep the pieces in a list (.detach()) and put them together once",
+    (Change.DETACH, Change.ROOM_FOR_ALL),
 )
 STILL_BUSY: Final = 0.9  # of the utilization before: a device that waits lowers its clock, too
 CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
@@ -64,7 +69,26 @@ _FIXES: Final = {
 }
 
 
-@RULES.rule(SLOWER_SINCE, threshold=0.05)  # of the step time before
+def rest_of_rise(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
+    """Return what a rise costs beyond the claimed sections: it lies in them as much as in the others.
+
+    Where the machine is the cause, its finding has the seconds, and this one the step.
+    """
+    settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
+    if not settled_s:
+        return finding
+    _, explained = moves_with(finding, snapshot)
+    left = 1 - min(1.0, claimed_in_steps_s(others) / settled_s)
+    finding = replace(finding, potential_saving_s=finding.potential_saving_s * (explained + (1 - explained) * left))
+    is_of_machine = finding.evidence.get("moves_with") == THE_MACHINE
+    if is_of_machine and any(each.code == MACHINE_BUSY for each in others):
+        return finding
+    return finding if finding.potential_saving_s >= MIN_SAVING_S else None
+
+
+@RULES.rule(
+    "slower-since", 0.05, label="SLOWING DOWN", is_uneven=True, is_rise=True, rest=rest_of_rise
+)  # of the step time before
 def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times that rise by over 5 % from one step on, more as a jump than as a trend; None below 100 steps.
 
@@ -79,6 +103,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     if potential_saving_s < MIN_SAVING_S:
         return None
     cause, reason = cause_of(change)
+    fix = COPIED if copies_all(change) else Fix(_where_to_look(change, cause, reason))
     evidence: dict[str, float | int | str] = {
         "rise": rise,
         "threshold": threshold,
@@ -91,12 +116,13 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     if cause:
         evidence["moves_with"] = cause
     return Finding(
-        code=SLOWER_SINCE,
+        code="slower-since",
         message=f"Steps take {rise:.0%} longer since {when_text(change)} ({time_text(change.before_s)} before, "
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=COPIED if copies_all(change) else _where_to_look(change, cause, reason),
+        fix=fix.text,
+        changes=fix.changes,
     )
 
 

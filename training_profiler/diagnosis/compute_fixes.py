@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from training_profiler.findings.finding import Fix
+from training_profiler.findings.losses import Change
 from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.backends import CUDA
@@ -26,6 +28,7 @@ OTHERWISE_SAVES: Final = 0.5
 OWN_SAVES: Final = 0.7
 ALL_AT_ONCE_SAVES: Final = 0.9  # on CUDA beside foreach=False, which launches several kernels for each tensor
 MOST_OF_IT: Final = 0.5
+COMPUTING_TRIALS: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
 IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 
 
@@ -51,54 +54,65 @@ def _utilization(snapshot: Snapshot) -> float | None:
     return None if busy is None else busy[0]
 
 
-def forward_fix(snapshot: Snapshot) -> str:
+def forward_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the forward pass takes most of the step."""
     program, rates = snapshot.program, snapshot.throughput
     dtypes = set(() if program.optimizer is None else program.optimizer.dtypes) | {"" if rates is None else rates.dtype}
     devices = () if program.optimizer is None else program.optimizer.devices
-    words = []
+    words, changes = [], [Change.OTHER_MODEL]
     # A CPU without units for bfloat16 becomes slower. A device that waits for the host gains nothing: the conversions
     # are more work for the host.
     is_slow_host = devices == ("cpu",) or is_device_idle(snapshot)
     if not program.autocast and not dtypes & set(HALF) and not is_slow_host:
         words.append("mixed precision (torch.autocast)")
+        changes.append(Change.AUTOCAST)
     if program.compiled is None:
         words.append("torch.compile")
+        changes.append(Change.COMPILE)
     words.append("a smaller model, or a faster one of the same quality")
-    if len(words) == 1:
-        return f"The usual switches are set already; use {words[0]}"
-    return f"Use {', '.join(words[:-1])}, or {words[-1]}"
+    text = f"Use {', '.join(words[:-1])}, or {words[-1]}"
+    return Fix(text if len(words) > 1 else f"The usual switches are set already; use {words[0]}", tuple(changes))
 
 
-def optimizer_fix(snapshot: Snapshot) -> str:
+def optimizer_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the optimizer takes long."""
     facts = snapshot.program.optimizer
     accumulate = "accumulate gradients over several batches"
     if facts is None:
-        return f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}"
+        return Fix(
+            f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}",
+            (Change.FUSED, Change.FOREACH, Change.OTHER_MODEL, Change.ACCUMULATION),
+        )
     if facts.name == LBFGS:
-        return "LBFGS goes through its history for each evaluation: lower history_size, or train fewer parameters"
+        return Fix(
+            "LBFGS goes through its history for each evaluation: lower history_size, or train fewer parameters",
+            (Change.SHORTER_HISTORY, Change.OTHER_MODEL),
+        )
     if not _is_in_updates(snapshot):
-        return (
+        return Fix(
             f"Most of it is not in {facts.name}'s updates: an optimizer that evaluates a closure, such as LBFGS, goes "
             "through its history for each evaluation (lower history_size), and clearing gradients takes time with "
-            "set_to_none=False"
+            "set_to_none=False",
+            (Change.SHORTER_HISTORY, Change.SET_TO_NONE),
         )
-    if facts.fused:
-        return f"{facts.name} is fused already: {accumulate}, or train fewer parameters"
-    if can_fuse(facts):
-        return f"Pass fused=True to {facts.name}, or {accumulate}"
-    if _can_use_foreach(facts):
-        return f"Pass foreach=True to {facts.name}: it has no fused form for these parameters; or {accumulate}"
-    if _is_own(facts):
-        at_once = "use torch._foreach functions in it"
+    if not facts.fused and can_fuse(facts):
+        return Fix(f"Pass fused=True to {facts.name}, or {accumulate}", (Change.FUSED, Change.ACCUMULATION))
+    if not facts.fused and _can_use_foreach(facts):
+        return Fix(
+            f"Pass foreach=True to {facts.name}: it has no fused form for these parameters; or {accumulate}",
+            (Change.FOREACH, Change.ACCUMULATION),
+        )
+    if not facts.fused and _is_own(facts):
+        at_once, change = "use torch._foreach functions in it", Change.FOREACH
         if "cpu" in facts.devices and not _has_small_tensors(facts):
-            at_once = "compute in place in it (mul_, addcmul_)"
-        return (
+            at_once, change = "compute in place in it (mul_, addcmul_)", Change.IN_PLACE
+        return Fix(
             f"{facts.name} updates {facts.tensors} tensors one by one: {at_once}, or an optimizer of torch.optim with "
-            f"fused=True, or {accumulate}"
+            f"fused=True, or {accumulate}",
+            (change, Change.FUSED, Change.OTHER_MODEL, Change.ACCUMULATION),
         )
-    return f"Nothing is left to set in {facts.name}: {accumulate}, or train fewer parameters"
+    so_far = f"{facts.name} is fused already" if facts.fused else f"Nothing is left to set in {facts.name}"
+    return Fix(f"{so_far}: {accumulate}, or train fewer parameters", (Change.ACCUMULATION, Change.OTHER_MODEL))
 
 
 def optimizer_saves(snapshot: Snapshot) -> float:

@@ -1,43 +1,107 @@
-"""Rules about how busy accelerators are."""
+"""Rules about how busy accelerators are, and what the host's time costs while they work."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.memory import SAMPLES_NEEDED
-from training_profiler.diagnosis.registry import RULES, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of
 from training_profiler.findings.finding import Finding, brief
-from training_profiler.snapshot.snapshot import PROFILER, Snapshot
+from training_profiler.findings.losses import Change
+from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.snapshot import PROFILER, Snapshot, StepStats
 
+MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
+IN_SOME_STEPS: Final = 1.25  # of the latter: where more is waited, it is in each step, as far as samples show
+IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
 CPU_BOTTLENECK: Final = 0.70
 SERIOUS: Final = 0.50
 MOST_OF_IT: Final = 0.5  # of the idle time
 GPU_UTILIZATION: Final = "gpu-utilization"
 SHARED_GPU: Final = "shared-gpu"
-CAUSES: Final = (  # codes of findings that explain an idle device
-    "data-loading-bound",
-    "data-generation-bound",
-    "data-transfer",
-    "waits-for-device",
-    "unexplained",
-    "metrics-heavy",
-    "logging-heavy",
-    "ema-heavy",
-    "checkpointing-heavy",
-    "synchronization-heavy",
-    "recompiles",
-    "garbage-collection",
-    "lock-held-by-thread",
-    "python-in-forward",
-    "small-operators",
-    "time-step-loop",
-    "parameter-loop",
-    "forward-hooks",
-    "backward-hooks",
-    "anomaly-detection",
+
+
+def trains_on_cpu(snapshot: Snapshot) -> bool:
+    """Return whether it is known that no accelerator trains."""
+    optimizer = snapshot.program.optimizer
+    return snapshot.device is None and optimizer is not None and optimizer.devices == ("cpu",)
+
+
+def waited_s(snapshot: Snapshot, name: str) -> float:
+    """Return for how long Python waited for the device in a section, or in no section, by its lines; in s."""
+    return sum(line.waiting_share for line in snapshot.lines.get(name, ())) * snapshot.wall_s
+
+
+def host_runs_ahead(snapshot: Snapshot) -> bool:
+    """Return whether steps are long where Python waits for an accelerator, in some steps and not in each.
+
+    The others only queue their work, and the long one takes as long as the device needs for all of it: ``.item()`` in
+    every tenth step. Waiting in each step is in the median, too, so it is more than what long steps take beyond it.
+    """
+    step = snapshot.step
+    if step is None or trains_on_cpu(snapshot):
+        return False
+    waits_s, beyond_s = waited_s(snapshot, varies_most(step)[0]), (step.avg_s - step.median_s) * step.settled_count
+    return MOSTLY * beyond_s <= waits_s <= IN_SOME_STEPS * beyond_s and waits_s > 0
+
+
+def varies_most(step: StepStats) -> tuple[str, float]:
+    """Return the section that explains most of the variance of step time, and that part; ("", 0.0) if unknown."""
+    return max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def idle_time_s(snapshot: Snapshot) -> float | None:
+    """Return how long the accelerator of this training was idle from the first step on, in s; None if unknown."""
+    if snapshot.machine is None or snapshot.machine.samples < SAMPLES_NEEDED or trains_on_cpu(snapshot):
+        return None
+    return snapshot.idle_loop_s()
+
+
+def within_idle_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings; the host's time saves no more than the time in which the accelerator was idle.
+
+    A host that is ahead may lose time and still queue work before the device needs it. A finding is dropped when less
+    than a tenth of its saving is left.
+    """
+    idle_s = idle_time_s(snapshot)
+    if idle_s is None:
+        return findings
+    left = []
+    for finding in findings:
+        lost_s = finding.potential_saving_s or float(finding.evidence.get("lost_s", 0.0))
+        if not row_of(finding).is_of_host or lost_s <= idle_s:
+            left.append(finding)
+        elif idle_s >= max(MIN_SAVING_S, IDLE_AT_LEAST * lost_s):
+            left.append(replace(finding, potential_saving_s=min(finding.potential_saving_s, idle_s)))
+    return left
+
+
+def _with_cause(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding:
+    """Return the finding; the fix for an idle device is that for its cause, where one makes up most of it."""
+    causes = [each for each in findings if row_of(each).explains_idle]
+    cause = max(causes, key=lambda each: each.potential_saving_s, default=None)
+    if cause is None or cause.potential_saving_s < MOST_OF_IT * finding.potential_saving_s:
+        return finding
+    # The whole fix stands beside the cause, which is listed as well.
+    return replace(finding, fix=f"First fix what keeps it waiting: {brief(cause.message)}", changes=())
+
+
+def _without_causes(finding: Finding, others: Sequence[Finding], _: Snapshot) -> Finding:
+    """Return the finding with what its causes leave of its saving."""
+    rows = ((each, row_of(each)) for each in others)
+    claimed_s = sum(each.potential_saving_s for each, row in rows if row.claims and row.explains_idle)
+    return replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - claimed_s))
+
+
+@RULES.rule(
+    "gpu-utilization",
+    threshold=0.80,
+    label="GPU IDLE",
+    saves=(0.1, 1.0),
+    changes=(Change.COMPILE, Change.OTHER_BATCHES, Change.LARGER_COLLECTIVES),
+    beside=_with_cause,
+    rest=_without_causes,
 )
-
-
-@RULES.rule(GPU_UTILIZATION, threshold=0.80)
 def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag devices that run a kernel less than 80 % of the time; None below 5 samples of the system monitor.
 
@@ -59,7 +123,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     else:
         verdict = "could be higher"
     return Finding(
-        code=GPU_UTILIZATION,
+        code="gpu-utilization",
         message=f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
         evidence={"gpu": index, "utilization": utilization, "threshold": threshold},
         potential_saving_s=idle * step.settled_s,
@@ -67,7 +131,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule(SHARED_GPU, threshold=0.10)
+@RULES.rule("shared-gpu", 0.10, label="GPU SHARED", saves=(0.0, 1.0), changes=(Change.OTHER_GPU,), is_first=True)
 def shared_gpu(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a device of which processes of other programs take over 10 % of the time; None below 5 samples.
 
@@ -82,7 +146,7 @@ def shared_gpu(snapshot: Snapshot, threshold: float) -> Finding | None:
     others, gpu = machine.most_shared
     most = 2 if gpu.processes is None else max(2, round(gpu.processes.max))
     return Finding(
-        code=SHARED_GPU,
+        code="shared-gpu",
         message=f"Other programs use GPU {gpu.index}, too: their kernels run {others:.0%} of the time "
         f"({most} processes in all), and work on it waits for them",
         evidence={"gpu": gpu.index, "others": others, "processes": most, "threshold": threshold},
@@ -100,15 +164,32 @@ def _between_steps_s(snapshot: Snapshot) -> float:
     return max(0.0, snapshot.wall_s - (snapshot.step.before_s or 0.0) - snapshot.step.total_s - own_s)
 
 
-def with_cause(findings: list[Finding]) -> list[Finding]:
-    """Return the findings; the fix for an idle device is that for its cause, where one makes up most of it."""
-    idle = next((finding for finding in findings if finding.code == GPU_UTILIZATION), None)
-    causes = [finding for finding in findings if finding.code in CAUSES]
-    if idle is None or not causes:
-        return findings
-    cause = max(causes, key=lambda finding: finding.potential_saving_s)
-    if cause.potential_saving_s < MOST_OF_IT * idle.potential_saving_s:
-        return findings
-    # The whole fix stands beside the cause, which is listed as well.
-    fix = f"First fix what keeps it waiting: {brief(cause.message)}"
-    return [replace(finding, fix=fix) if finding.code == GPU_UTILIZATION else finding for finding in findings]
+@RULES.rule(
+    "profiler-records",
+    threshold=0.5,  # of the samples
+    saving=Saving.UNKNOWN,
+    label="UNDER A PROFILER",
+    changes=(Change.FEWER_RECORDED,),
+    is_first=True,
+    is_risk=True,
+)
+def profiler_records(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a program whose own torch.profiler records for more than half of the time after the first steps.
+
+    What it costs is not known: it is in every operator, and in what is done with the events at its end.
+    """
+    machine = snapshot.machine
+    recorded = None if machine is None or machine.samples < SAMPLES_NEEDED else machine.recorded
+    if recorded is None or recorded.mean <= threshold or not has_enough_steps(snapshot):
+        return None
+    share = recorded.mean
+    return Finding(
+        code="profiler-records",
+        message=f"A profiler of torch that the program starts records {share:.0%} of the time, which makes each "
+        "operator longer; all times below contain that",
+        evidence={"share_of_samples": share, "threshold": threshold},
+        potential_saving_s=0.0,
+        fix="Record a few steps only: torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=1, "
+        "active=3, repeat=1)) with its step() after each training step; or train without torch.profiler, emit_nvtx and "
+        "emit_itt",
+    )

@@ -1,4 +1,4 @@
-"""Which lines of forward and backward passes run Python or other libraries, instead of operators of torch."""
+"""Which lines run Python or other libraries, instead of operators of torch."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
-from training_profiler.snapshot.snapshot import PYTHON, LineStats
+from training_profiler.snapshot.lines import hottest_places
+from training_profiler.snapshot.snapshot import PYTHON, LineStats, Snapshot
+from training_profiler.tables.sections import FORWARD_PASS
 
 # By the names under which programs import them.
 OTHER_LIBRARIES: Final = frozenset(
@@ -20,6 +22,9 @@ RANDOM: Final = "random"  # np.random takes no arrays: what is between its calls
 OF_EITHER: Final = ("numpy", "from_numpy", "detach", "cpu")  # between tensors and arrays
 MOSTLY_ARRAYS: Final = 0.8  # of the time in calls of a function
 LEAST_OF_ARRAYS: Final = 3  # samples of its calls; fewer may be chance
+LOOPS: Final = 0.15  # of a function's time between calls, at the turns of its loops
+GOOD_PART: Final = 0.2
+SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 
 
 def runs_python(name: str) -> bool:
@@ -67,3 +72,33 @@ def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
         for function, share in arrays.items()
         if share >= MOSTLY_ARRAYS * (share + others[function]) and samples[function] >= LEAST_OF_ARRAYS
     }
+
+
+def loops(snapshot: Snapshot) -> list[LineStats]:
+    """Return the lines of forward passes in functions that loop in Python: without calls, with operators in between."""
+    lines = [line for line in snapshot.lines_of_steps(FORWARD_PASS) if not line.inside]
+    whole: defaultdict[tuple[str, str], float] = defaultdict(float)
+    turns: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for line in lines:
+        whole[line.file, line.function] += _without_calls(line)
+        turns[line.file, line.function] += line.called.get(PYTHON, 0.0)
+    return [
+        replace(line, share=_without_calls(line))
+        for line in lines
+        if _without_calls(line) and turns[line.file, line.function] >= LOOPS * whole[line.file, line.function]
+    ]
+
+
+def _without_calls(line: LineStats) -> float:
+    """Return the share of a line without the functions that it calls: ``mask[i, j] = 0`` calls none."""
+    return max(0.0, line.share - sum(share for name, share in line.called.items() if name != PYTHON))
+
+
+def place_of_most(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, str]:
+    """Return the place with most of these lines' time, as evidence; empty where they have little time."""
+    section = snapshot.sections.get(FORWARD_PASS)
+    samples = sum(line.samples for line in snapshot.lines_of_steps(FORWARD_PASS))
+    if section is None or samples < SAMPLES_NEEDED or sum(line.share for line in lines) < GOOD_PART * section.share:
+        return {}
+    places = [f"{place.place} {place.what}" for place in hottest_places(sorted(lines, key=lambda line: -line.share))]
+    return {"lines": places[0]} if places else {}

@@ -1,39 +1,48 @@
-"""Rules that name lines of the user's code."""
+"""Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.called_functions import COPYING, activities, spent_text, without_losses
-from training_profiler.diagnosis.claims import COPYING_S, UNKNOWN_S, section_of
-from training_profiler.diagnosis.device_waits import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
-from training_profiler.diagnosis.loader_fixes import as_next, slowest_loader
+from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, activities, spent_text, without_losses
+from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
+from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
-from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.findings.finding import Evidence, Finding, Fix, joined
+from training_profiler.findings.losses import Change
 from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts
+from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot, WorkerLineStats, WorkerStats
 from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 WAITS_FOR_DEVICE: Final = "waits-for-device"
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
-ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 MAKES_BATCHES: Final = (DATA_LOADING, FIRST_FETCH)
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
+UNKNOWN_S: Final = "unknown_s"  # of the evidence: time without a cause, so whether it can be saved is not known
 SHOWN_FROM: Final = 0.05  # of the unattributed time: less is not worth a word
 TRANSFORMERS: Final = "transformers/"  # files of Hugging Face's trainer
 # Few samples do not show whose loop it is.
-OWN_SECTIONS: Final = (
+OWN_SECTIONS: Final = Fix(
     'Wrap the parts of the loop that have no section yet in profile_section("..."); if a library runs the loop, try '
-    "without some of its callbacks"
+    "without some of its callbacks",
+    (Change.SECTIONS, Change.FEWER_CALLBACKS),
 )
-IN_A_LIBRARY: Final = "It lies in a library's own loop: try without some of its callbacks, and let it log less often"
+CHEAPER_LINES: Final = Fix(
+    'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately',
+    (Change.CHEAPER_LINES,),
+)
+IN_A_LIBRARY: Final = Fix(
+    "It lies in a library's own loop: try without some of its callbacks, and let it log less often",
+    (Change.FEWER_CALLBACKS,),
+)
 
 
-@RULES.rule(WAITS_FOR_DEVICE, threshold=0.05)
+@RULES.rule("waits-for-device", 0.05, label="SYNC-BOUND", explains_idle=True)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
@@ -65,28 +74,39 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     if trains_on_cpu(snapshot):
         what = f"Reading numbers out of tensors takes {share:.1%} of step time"
         why = "each .item() reads one number, .tolist() all of them at once"
+    fix = _reading_fix(waiting[0])
     return Finding(
         code=WAITS_FOR_DEVICE,
         message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=f"{_reading_fix(waiting[0])}: {why}",
+        fix=f"{fix.text}: {why}",
+        changes=fix.changes,
     )
 
 
-def _reading_fix(line: LineStats) -> str:
+def _reading_fix(line: LineStats) -> Fix:
     """Return how fewer numbers are read at a line; in a library it is not the user's own."""
     if not line.inside:
-        return "Keep the tensor (.detach()) and read it every n-th step"
+        return Fix("Keep the tensor (.detach()) and read it every n-th step", (Change.LESS_OFTEN, Change.DETACH))
     text = "A library reads numbers there: let it log every n-th step"
-    if line.inside.startswith(TRANSFORMERS):
-        text += (
-            ", and pass logging_nan_inf_filter=False to TrainingArguments, else it asks of each loss if it is finite"
-        )
-    return text
+    if not line.inside.startswith(TRANSFORMERS):
+        return Fix(text, (Change.LESS_OUTPUT,))
+    return Fix(
+        f"{text}, and pass logging_nan_inf_filter=False to TrainingArguments, else it asks of each loss if it is "
+        "finite",
+        (Change.LESS_OUTPUT, Change.NAN_FILTER),
+    )
 
 
-@RULES.rule("unexplained", threshold=0.10)
+def _saves(finding: Finding, _: Snapshot) -> tuple[float, float]:
+    """Return the range: lines without a known activity may do what a step needs, other time may have a remedy, too."""
+    if "spent_on" not in finding.evidence:
+        return 0.0, 1.1
+    return 0.5, max(1.1, float(finding.evidence["seconds"]) / finding.potential_saving_s)
+
+
+@RULES.rule("unexplained", 0.10, label="UNATTRIBUTED", claims=(OTHER,), saves=_saves, explains_idle=True)
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
@@ -116,13 +136,12 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
-    recording = ""
+    fix, recording = IN_A_LIBRARY if snapshot.phases else OWN_SECTIONS, ""
     if recording_s >= SHOWN_FROM * total_s:
         evidence["recording_s"] = recording_s
         recording = f", up to {ms_text(recording_s / snapshot.step.settled_count)} of it the profiler's own"
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording}){beside}"
-    fix = IN_A_LIBRARY if snapshot.phases else OWN_SECTIONS
     of_run = max(0.0, other.share - loss)
     spent = activities(of_run, its_lines, has_forward)
     if spent:
@@ -133,20 +152,20 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if lines:
         evidence["lines"] = lines
         message += f": {lines}"
-        fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
+        fix = CHEAPER_LINES
     saving_s = total_s
     if has_forward:
         message += "; it includes the forward pass, because no call of a module was seen"
         saving_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     if spent:
-        fix, *others = (each.activity.fix for each in spent)
-        fix = "; ".join([fix, *map(as_next, others)])
+        first, *others = (each.activity.fix for each in spent)
+        fix = joined([first, *(other.as_next for other in others)])
         saving_s = min(saving_s, sum(each.lines_part for each in spent) * (total_s + recording_s))
         if copying := sum(each.part for each in spent if each.activity is COPYING):
             evidence[COPYING_S] = copying * total_s
     elif not lines:  # a saving needs a cause
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    return Finding("unexplained", message, evidence, potential_saving_s=saving_s, fix=fix)
+    return Finding("unexplained", message, evidence, saving_s, fix.text, changes=fix.changes)
 
 
 def _reported_waits_s(snapshot: Snapshot) -> float:
@@ -184,7 +203,7 @@ def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     places, whole = _with_nested(name, snapshot)
     if not whole:
         return finding
-    if finding.code in ABOUT_WORKERS and (in_workers := _lines_in_workers(finding, snapshot)):
+    if row_of(finding).is_of_workers and (in_workers := _lines_in_workers(finding, snapshot)):
         return in_workers
     texts = [
         f"{place.place} {place.what} ({of_it(place, whole)})" for place in places if place.share >= GUILTY_FROM * whole
@@ -241,3 +260,36 @@ def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:
         if line.waiting_share > 0
     ]
     return sorted(lines, key=lambda line: -line.waiting_share)
+
+
+def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return the finding; its fix ends with the call that has to change, if exactly one call is meant."""
+    calls = list(_calls(finding, snapshot))
+    if len(calls) != 1 or not finding.fix:
+        return finding
+    text = calls[0].text
+    return replace(finding, fix=f"{finding.fix} ({text})", evidence={**finding.evidence, "call": text})
+
+
+def _calls(finding: Finding, snapshot: Snapshot) -> Iterator[CallFacts]:
+    kind = row_of(finding).call_of(finding)
+    loader = _loader(finding, snapshot) if kind == LOADER else None
+    for call in snapshot.program.calls:
+        if call.kind != kind:
+            continue
+        if loader is not None and loader.made_at and call.site.place != loader.made_at:
+            continue
+        if kind == OPTIMIZER and not _is_main_optimizer(call, snapshot):
+            continue
+        yield call
+
+
+def _loader(finding: Finding, snapshot: Snapshot) -> LoaderStats | None:
+    named = [loader for loader in snapshot.loaders if loader.name == finding.evidence.get("loader")]
+    return named[0] if named else slowest_loader(snapshot)
+
+
+def _is_main_optimizer(call: CallFacts, snapshot: Snapshot) -> bool:
+    """Return whether the call made the optimizer with the most parameters, as far as its class shows."""
+    facts = snapshot.program.optimizer
+    return facts is not None and call.function == facts.name

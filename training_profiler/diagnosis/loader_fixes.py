@@ -6,12 +6,14 @@ from typing import Final
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
-from training_profiler.findings.finding import Evidence
+from training_profiler.findings.finding import Evidence, Fix, joined
+from training_profiler.findings.losses import Change
 from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
 from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 from training_profiler.tables.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 
+LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with
 BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
@@ -24,17 +26,22 @@ QUICK_BATCH_S: Final = 0.001
 SAVED_OF_QUICK: Final = 0.5
 MOSTLY_TENSORS: Final = 0.5  # of the waiting, making tensors
 SAMPLES_NEEDED: Final = 40  # of lines; the error of a part of a half is then below 0.08
-UNKNOWN_LOADER: Final = (
+UNKNOWN_LOADER: Final = Fix(
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
-    "prefetch_factor; otherwise use faster storage or preprocess less"
+    "prefetch_factor; otherwise use faster storage or preprocess less",
+    (Change.NUM_WORKERS, Change.PIN_MEMORY, Change.PERSISTENT_WORKERS, Change.PREFETCH_FACTOR),
 )
-WHOLE_BATCHES: Final = (
+WHOLE_BATCHES: Final = Fix(
     "Take the tensors of a whole batch at once instead of sample by sample: DataLoader(dataset, batch_size=None, "
     "sampler=BatchSampler(sampler, batch_size, drop_last)) with the order as it is: sampler is RandomSampler(dataset) "
-    "for shuffle=True, else SequentialSampler(dataset)"
+    "for shuffle=True, else SequentialSampler(dataset)",
+    (Change.BATCHED,),
 )
 MANY_COPIES: Final = 8  # a step; the batch of a language model has up to six tensors
-REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
+REMADE: Final = Fix(
+    "Make the DataLoader once, before the loop: the program makes a new one for each pass", (Change.ONE_LOADER,)
+)
+THEN_KEPT: Final = Fix("then persistent_workers=True keeps its workers", (Change.PERSISTENT_WORKERS,))
 
 
 def slowest_loader(snapshot: Snapshot) -> LoaderStats | None:
@@ -56,37 +63,41 @@ def free_cpus(snapshot: Snapshot) -> float | None:
     return max(0.0, min(free))
 
 
-def waiting_fix(snapshot: Snapshot) -> str:
+def waiting_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where steps wait for batches; nothing that is set already, or cannot help."""
     loader = slowest_loader(snapshot)
     if loader is None:
         return UNKNOWN_LOADER
     if (locked := _lock_in_the_way(snapshot)) is not None:
-        return f"Shorten what holds the lock that {locked.place} waits for"
+        return Fix(f"Shorten what holds the lock that {locked.place} waits for", (Change.SHORTER_LOCK,))
     if _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
-        return plan.text()
+        return plan.fix
     if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
-        return "; ".join([first_batch_fix(snapshot), as_next(plan.text())])  # batches are not late, but new workers are
+        return joined([first_batch_fix(snapshot), plan.fix.as_next])  # batches are not late, but new workers are
     if quick_s := _quick_batch_s(snapshot, loader):
-        return (
+        return Fix(
             f"A batch takes {ms_text(quick_s)} to make, and a worker about as long to hand it over: do less per "
-            "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)"
+            "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)",
+            (Change.BATCHED,),
         )
-    words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
-    is_said = words[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
+    fixes = [_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)]
+    is_said = fixes[0].text.endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
-        words = [f"{REMADE}, with new workers", *(as_next(word) for word in words if word != as_next(REMADE))]
+        once = Fix(f"{REMADE.text}, with new workers", REMADE.changes)
+        fixes = [once, *(each.as_next for each in fixes if each != REMADE.as_next)]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
     if line is not None and _makes_tensors(line) * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
         made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
-        return "; ".join([*words, made])
-    if line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
-        return "; ".join([*words, f"less work in {line.place} can save more"])
-    if plan is not None and plan.cpu_s >= MOSTLY_COMPUTES * plan.making_s:  # it waits for no storage
-        return "; ".join([*words, *([] if is_said else ["otherwise preprocess less"])])
-    return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
+        fixes.append(Fix(made, (Change.AHEAD_OF_TIME,)))
+    elif line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
+        fixes.append(Fix(f"less work in {line.place} can save more", (Change.LESS_PREPROCESSING,)))
+    elif plan is not None and plan.cpu_s >= MOSTLY_COMPUTES * plan.making_s:  # it waits for no storage
+        fixes += [] if is_said else [Fix("otherwise preprocess less")]
+    else:
+        fixes.append(Fix("otherwise use faster storage" + ("" if is_said else " or preprocess less")))
+    return joined(fixes)
 
 
 def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:
@@ -175,35 +186,40 @@ def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
     return worker_plan(snapshot, loader, None if free is None else free / ranks)
 
 
-def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
+def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> Fix:
     plan = _plan(snapshot, loader)
     if plan is not None:
-        return plan.text()
+        return plan.fix
     free, now = free_cpus(snapshot), loader.num_workers or 0
     if free is None:
-        return f"Raise DataLoader(num_workers=...) from {now}"
+        return Fix(f"Raise DataLoader(num_workers=...) from {now}", (Change.NUM_WORKERS,))
     if free < FREE_CPUS:
         cores = "" if snapshot.machine is None else f"all {snapshot.machine.cores:g} CPUs are busy"
-        return f"More workers would not help: {cores}. {PREPROCESS_LESS}"
+        return Fix(f"More workers would not help: {cores}. {PREPROCESS_LESS}", (Change.LESS_PREPROCESSING,))
     wanted = min(MOST_WORKERS, now + max(1, round(free)))
-    return f"Set DataLoader(num_workers={wanted}), now {now}: {free:.1f} CPUs are free"
+    return Fix(f"Set DataLoader(num_workers={wanted}), now {now}: {free:.1f} CPUs are free", (Change.NUM_WORKERS,))
 
 
-def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
+def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[Fix]:
     if loader.num_workers == 0 and loader.is_map_style is False:
-        yield "divide the samples among them (torch.utils.data.get_worker_info), or each repeats the whole data set"
+        yield Fix(
+            "divide the samples among them (torch.utils.data.get_worker_info), or each repeats the whole data set"
+        )
     if snapshot.device is not None and loader.pin_memory is False:
-        yield "set pin_memory=True"
+        yield Fix("set pin_memory=True", (Change.PIN_MEMORY,))
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
-        yield as_next(REMADE) if loader.is_remade else "set persistent_workers=True"
+        keep = Fix("set persistent_workers=True", (Change.PERSISTENT_WORKERS,))
+        yield REMADE.as_next if loader.is_remade else keep
     workers = loader.workers
     if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
-        yield (
+        yield Fix(
             f"set in_order=False if batches may come in another order: in {workers.held:.0%} of the waiting, later "
-            f"ones were ready"
+            f"ones were ready",
+            (Change.OTHER_ORDER,),
         )
     if loader.num_workers and loader.prefetch_factor is not None:
-        yield f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
+        text = f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
+        yield Fix(text, (Change.PREFETCH_FACTOR,))
 
 
 def _begins_often(snapshot: Snapshot) -> bool:
@@ -215,56 +231,59 @@ def _begins_often(snapshot: Snapshot) -> bool:
     return first_s >= BEGINS_FROM * waited_s > 0
 
 
-def as_next(sentence: str) -> str:
-    """Return a sentence as a part of another one."""
-    return sentence[0].lower() + sentence[1:]
-
-
-def stalls_fix(snapshot: Snapshot) -> str:
+def stalls_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where some batches are waited for much longer than others."""
     loader, free = slowest_loader(snapshot), free_cpus(snapshot)
     if loader is not None and _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
     plan = None if loader is None else _plan(snapshot, loader)
     if plan is not None and plan.is_better_without:
-        return plan.text()
+        return plan.fix
     has_cpus = (free is None or free >= FREE_CPUS) and (plan is None or plan.lock is None)
     if loader is not None and not loader.num_workers:
         if has_cpus:
-            return "Avoid data stalls: batches made in workers (num_workers), samples of more even cost"
-        return "Avoid data stalls: preprocess less per sample, above all in the slowest samples"
+            text = "Avoid data stalls: batches made in workers (num_workers), samples of more even cost"
+            return Fix(text, (Change.NUM_WORKERS,))
+        text = "Avoid data stalls: preprocess less per sample, above all in the slowest samples"
+        return Fix(text, (Change.LESS_PREPROCESSING,))
     if has_cpus:
-        return "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost"
-    return "Avoid data stalls: a larger prefetch_factor, samples of more even cost"
+        text = "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost"
+        return Fix(text, (Change.NUM_WORKERS, Change.PREFETCH_FACTOR))
+    return Fix("Avoid data stalls: a larger prefetch_factor, samples of more even cost", (Change.PREFETCH_FACTOR,))
 
 
-def transfer_fix(snapshot: Snapshot) -> str:
+def transfer_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where moving batches to the device takes long."""
     loader, copies = slowest_loader(snapshot), snapshot.sections.get(DATA_TRANSFER)
     fetched = sum(loader.batches for loader in snapshot.loaders if loader.phase == "train")
+    is_pinned = bool(fetched and loader is not None and loader.pin_memory)
+    changes = (Change.NON_BLOCKING,) if is_pinned else (Change.PIN_MEMORY, Change.NON_BLOCKING)
     if not fetched:
         how = "Copy from pinned memory (pin_memory() of a tensor that is used again and again) by "
     else:
-        how = "Use " if loader is not None and loader.pin_memory else "Set pin_memory=True in the DataLoader and use "
+        how = "Use " if is_pinned else "Set pin_memory=True in the DataLoader and use "
     fix = f"{how}.to(device, non_blocking=True); prefetch batches to the device"
     batches = max(snapshot.steps, fetched)
     if copies is None or not batches or copies.count < MANY_COPIES * batches:
-        return fix
-    return (
+        return Fix(fix, changes)
+    return Fix(
         f"{fix}; copy at once what belongs together ({copies.count / batches:.0f} copies a step), and make constants "
-        "and random numbers where they are used (device=...)"
+        "and random numbers where they are used (device=...)",
+        (*changes, Change.FEWER_COPIES),
     )
 
 
-def first_batch_fix(snapshot: Snapshot) -> str:
+def first_batch_fix(snapshot: Snapshot) -> Fix:
     """Return what to change where the first batch of each pass is slow."""
     loader = slowest_loader(snapshot)
     if loader is None:
-        return "Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next"
+        text = "Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next"
+        return Fix(text, (Change.PERSISTENT_WORKERS,))
     if not loader.num_workers:
-        return "Check what the data set and its sampler do when a pass begins: there are no workers to start"
+        return Fix("Check what the data set and its sampler do when a pass begins: there are no workers to start")
     if loader.is_remade:
-        return f"{REMADE}; then persistent_workers=True keeps its workers"
+        return joined([REMADE, THEN_KEPT])
     if loader.persistent_workers:
-        return "Check what the sampler does when a pass begins, and the first sample: the workers are kept already"
-    return "Set persistent_workers=True: it keeps the workers from one epoch to the next"
+        return Fix("Check what the sampler does when a pass begins, and the first sample: the workers are kept already")
+    text = "Set persistent_workers=True: it keeps the workers from one epoch to the next"
+    return Fix(text, (Change.PERSISTENT_WORKERS,))

@@ -1,15 +1,18 @@
-"""Rules about several data loaders: which one is slow, and whether their mix is the configured one."""
+"""Rules about data loaders and their samplers."""
 
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.program import LOADER
 from training_profiler.snapshot.snapshot import OTHER, LoaderStats, Snapshot
+from training_profiler.tables.framework_frames import SAMPLER
 from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 
-LOADER_RESTARTED: Final = "loader-restarted"
 PASSES_NEEDED: Final = 10
 NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass
 BATCHES_NEEDED: Final = 8  # of a loader before its mean is compared: the first batches fill queues
@@ -17,9 +20,20 @@ SLOW_SHARE: Final = 0.01  # of the run, spent waiting for the loader
 BEGINS_A_PASS: Final = ("iter", "next")  # calls that make an iterator, and drop the one before
 OUTSIDE_FETCHES_S: Final = "outside_fetches_s"  # of the evidence
 CHANCE: Final = 3.0  # standard deviations of a random mix; exceeded by chance in 0.3 % of runs
+SAMPLER_SAMPLES_NEEDED: Final = 10  # of lines in a sampler; fewer may be chance
+_FETCHING: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)  # sections in which a loader asks its sampler
 
 
-@RULES.rule("loader-slow", threshold=2.0)  # x the mean of the others
+@RULES.rule(
+    "loader-slow",
+    threshold=2.0,  # x the mean of the others
+    label="INPUT-BOUND",
+    claims=(DATA_LOADING,),
+    changes=(Change.NUM_WORKERS, Change.PREFETCH_FACTOR, Change.LESS_PREPROCESSING),
+    try_=LOADING_TRIALS,
+    call=LOADER,
+    is_of_workers=True,
+)
 def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a loader whose batches take over twice as long as the others', and over 1 % of the run in total."""
     known = [(loader.data_avg_s, loader) for loader in _training(snapshot) if loader.data_avg_s is not None]
@@ -60,7 +74,21 @@ class _Restarts(NamedTuple):
     loader: str = ""  # its name; "" for all
 
 
-@RULES.rule(LOADER_RESTARTED, threshold=0.05)  # of step time
+def _sections_of(finding: Finding) -> tuple[str, ...]:
+    return (DATA_LOADING, OTHER) if OUTSIDE_FETCHES_S in finding.evidence else (DATA_LOADING,)
+
+
+@RULES.rule(
+    "loader-restarted",
+    threshold=0.05,  # of step time
+    label="INPUT-BOUND",
+    claims=_sections_of,
+    is_cause=True,
+    saves=(0.5, 1.3),
+    changes=(Change.WHOLE_PASSES,),
+    call=LOADER,
+    is_of_host=True,
+)
 def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a loader that begins a pass for each batch, as `next(iter(loader))` does, over 5 % of step time.
 
@@ -81,7 +109,7 @@ def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence = {**evidence, OUTSIDE_FETCHES_S: outside_s}
     of = f" of loader {restarts.loader}" if restarts.loader else ""
     return Finding(
-        code=LOADER_RESTARTED,
+        code="loader-restarted",
         message=f"{passes} of {batches} batches{of} are the first of a new pass over the data loader, as "
         f"next(iter(loader)) makes it: {ms_text(share * step.total_s / passes)} each, {share:.0%} of step time. A pass "
         f"begins with {'starting workers' if restarts.starts_workers else 'an order of all samples'}",
@@ -131,7 +159,7 @@ def _restarts_of_one(snapshot: Snapshot) -> _Restarts | None:
     return _Restarts(loader.cut_passes, loader.batches, loader.wait_s + start_s, start_s > 0, loader.name)
 
 
-@RULES.rule("loader-mix", threshold=0.01, saving=Saving.UNKNOWN)  # of all batches
+@RULES.rule("loader-mix", 0.01, saving=Saving.UNKNOWN)  # of all batches
 def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag loaders whose share of the batches is not the configured one: by over 1 point, and more than by chance."""
     loaders = _training(snapshot)
@@ -159,3 +187,41 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _training(snapshot: Snapshot) -> list[LoaderStats]:
     return [loader for loader in snapshot.loaders if loader.phase == "train" and loader.batches >= BATCHES_NEEDED]
+
+
+@RULES.rule(
+    "sampler-slow",
+    threshold=0.05,  # of step time
+    label="INPUT-BOUND",
+    claims=(DATA_LOADING,),
+    is_cause=True,
+    changes=(Change.AHEAD_OF_TIME,),
+    is_of_host=True,
+)
+def sampler_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a sampler or batch sampler that takes over 5 % of step time; None below 10 samples of its lines."""
+    step = snapshot.step
+    lines = [line for name in _FETCHING for line in snapshot.lines.get(name, ()) if line.phase == SAMPLER]
+    if step is None or not has_enough_steps(snapshot) or not step.total_s or not lines:
+        return None
+    if loader_restarted(snapshot, snapshot.thresholds) is not None:  # the cause
+        return None
+    if sum(line.samples for line in lines) < SAMPLER_SAMPLES_NEEDED:
+        return None
+    spent_s = sum(line.share for line in lines) * snapshot.wall_s
+    share = min(1.0, spent_s / step.total_s)
+    potential_saving_s = share * step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    hottest = max(lines, key=lambda line: line.share)
+    part = hottest.share / sum(line.share for line in lines)
+    place = f"{hottest.place} {hottest.what} ({part:.0%} of it)"
+    return Finding(
+        code="sampler-slow",
+        message=f"The sampler of a data loader takes {share:.1%} of step time ({ms_text(spent_s / step.count)} per "
+        f"step) to choose samples, above all in {place}",
+        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": place},
+        potential_saving_s=potential_saving_s,
+        fix="Compute the order once, ahead of time, or with torch or NumPy: the sampler runs in the training process, "
+        "so DataLoader workers cannot take it over",
+    )

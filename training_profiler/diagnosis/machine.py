@@ -4,40 +4,35 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.base.units import duration_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, threshold_of
-from training_profiler.findings.finding import Finding
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, row_of, threshold_of
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import THREADS
 from training_profiler.snapshot.snapshot import Snapshot
 
 MACHINE_BUSY: Final = "machine-busy"
-OVERSUBSCRIBED: Final = "cpu-oversubscribed"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
 THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
 NEARLY_ALL: Final = 0.9  # of the run
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
-# Rules about time that comes and goes, as it does on a busy machine whatever the program does.
-ABOUT_UNEVEN_TIME: Final = (
-    "step-time-varies",
-    "slower-since",
-    "slowing-down",
-    "first-batch-slow",
-    "backward-slow",
-    "warm-up",
-)
-# Rules that have the loss itself, or have taken it off.
-WITHOUT_LOSS: Final = (MACHINE_BUSY, OVERSUBSCRIBED, "lock-held-by-thread")
 MANY_THREADS: Final = 1.5  # times the CPUs
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
 _FIXES: Final = {
-    OTHERS: "Run it again on a quiet machine, or give it CPUs of its own, before changing code: all times contain the "
-    "waiting",
-    QUOTA: "Raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu), or use fewer threads and workers",
-    HYPERVISOR: "Use a machine with dedicated CPUs: all times contain the waiting",
-    MEMORY: "Free memory on this machine: programs that wait for memory pages make no progress",
+    OTHERS: Fix(
+        "Run it again on a quiet machine, or give it CPUs of its own, before changing code: all times contain the "
+        "waiting",
+        (Change.OTHER_MACHINE,),
+    ),
+    QUOTA: Fix(
+        "Raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu), or use fewer threads and workers",
+        (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
+    ),
+    HYPERVISOR: Fix("Use a machine with dedicated CPUs: all times contain the waiting", (Change.OTHER_MACHINE,)),
+    MEMORY: Fix("Free memory on this machine: programs that wait for memory pages make no progress"),
 }
 
 
@@ -100,7 +95,16 @@ def _mean(level: Level | None) -> float:
     return 0.0 if level is None else level.mean
 
 
-@RULES.rule(MACHINE_BUSY, threshold=0.10, saving=Saving.RUN)  # of the run
+def _saves(finding: Finding, snapshot: Snapshot) -> tuple[float, float]:
+    """Return the range: threads of an operation wait for one without a CPU, which no counter shows."""
+    step = snapshot.step
+    longer_s = 0.0 if step is None else (step.avg_s - step.median_s) * step.settled_count
+    return 0.7, max(1.1, longer_s / finding.potential_saving_s)
+
+
+@RULES.rule(
+    "machine-busy", 0.10, saving=Saving.RUN, saves=_saves, is_of_host=True, has_loss=True, is_first=True
+)  # of the run
 def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a run that lost over 10 % of its time to other programs, a CPU quota, a hypervisor or memory pressure."""
     machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
@@ -118,7 +122,7 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
         MEMORY: f"This machine ran short of memory: {waited} for memory pages",
     }[cause]
     return Finding(
-        code=MACHINE_BUSY,
+        code="machine-busy",
         message=message,
         evidence={
             "lost_share": loss.to_others,
@@ -131,11 +135,20 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
             "of_memory": loss.memory,
         },
         potential_saving_s=lost_s,
-        fix=_FIXES[cause],
+        fix=_FIXES[cause].text,
+        changes=_FIXES[cause].changes,
     )
 
 
-@RULES.rule(OVERSUBSCRIBED, threshold=0.20, saving=Saving.UNKNOWN)  # of the run
+@RULES.rule(
+    "cpu-oversubscribed",
+    threshold=0.20,  # of the run
+    saving=Saving.UNKNOWN,
+    label="TOO FEW CPUS",
+    try_=("num_threads", "num_workers"),
+    is_of_host=True,
+    has_loss=True,
+)
 def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training that waited over 20 % of the run for CPUs that its own threads and processes had."""
     machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
@@ -147,13 +160,14 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
         return _too_many_threads(snapshot, machine.cores, loss, threshold)
     each = f", in each of the {machine.local_ranks} processes" if machine.local_ranks > 1 else ""
     return Finding(
-        code=OVERSUBSCRIBED,
+        code="cpu-oversubscribed",
         message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
         f"waited {_lost_text(snapshot, loss.own)} for one",
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
         potential_saving_s=0.0,
         fix="Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
         f"or fewer workers{each}",
+        changes=(Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
     )
 
 
@@ -163,7 +177,7 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
     places = snapshot.program.places_of(THREADS)
     where = f" (set at {places})" if places else ""
     return Finding(
-        code=OVERSUBSCRIBED,
+        code="cpu-oversubscribed",
         message=f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
         f"training thread waited {_lost_text(snapshot, loss.own)} for one",
         evidence={
@@ -177,6 +191,7 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
         potential_saving_s=lost_s,
         fix=f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small "
         "operations are fastest with one",
+        changes=(Change.NUM_THREADS,),
     )
 
 
@@ -213,9 +228,10 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
 
 
 def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
-    if finding.code in WITHOUT_LOSS:
+    row = row_of(finding)
+    if row.has_loss:
         return finding
-    if finding.code not in ABOUT_UNEVEN_TIME:
+    if not row.is_uneven:
         return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
     if finding.evidence.get("moves_with") == THE_MACHINE:
         return replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - lost_s))

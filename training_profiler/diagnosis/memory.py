@@ -7,6 +7,7 @@ from training_profiler.diagnosis.change import when_text, work_of
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MemoryChange, Snapshot
 from training_profiler.tables.sections import DATA_LOADING
@@ -19,7 +20,6 @@ RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a tr
 JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
 GROWTH_NEEDS: Final = 10  # points
 GROWTH_P_VALUE: Final = 0.001
-KEPT_GRAPHS: Final = "kept-graphs"
 GRAPHS_NEEDED: Final = 10
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 # In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
@@ -27,7 +27,20 @@ SHORT_S: Final = 60.0
 SHORT_AT_LEAST: Final = 64 * 2**20
 
 
-@RULES.rule("host-memory", threshold=0.85, saving=Saving.UNKNOWN)
+@RULES.rule(
+    "host-memory",
+    threshold=0.85,
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(
+        Change.PREFETCH_FACTOR,
+        Change.FEWER_WORKERS,
+        Change.MAPPED_DATA,
+        Change.OTHER_BATCHES,
+        Change.ACCUMULATION,
+    ),
+    is_risk=True,
+)
 def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a peak above 85 % of the container's memory limit, or of the host's memory without such a limit."""
     machine = snapshot.machine
@@ -47,7 +60,14 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN)
+@RULES.rule(
+    "gpu-memory-high",
+    threshold=0.90,
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.AUTOCAST, Change.OTHER_BATCHES, Change.CHECKPOINTING),
+    is_risk=True,
+)
 def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a device with peak memory above 90 %; above 98 % it may run out."""
     fullest_gpu = fullest(snapshot)
@@ -69,7 +89,7 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
+@RULES.rule("gpu-memory-low", 0.50, saving=Saving.UNKNOWN, changes=(Change.OTHER_BATCHES,))
 def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a run in which no device used half its memory; None below 10 steps or 5 samples.
 
@@ -92,7 +112,13 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("allocator-retries", threshold=0.01, saving=Saving.UNKNOWN)  # in a step
+@RULES.rule(
+    "allocator-retries",
+    threshold=0.01,  # in a step
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.OTHER_BATCHES, Change.CHECKPOINTING),
+)
 def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a device whose allocator had to free its cache and try again in over one of 100 steps, three times or more.
 
@@ -116,7 +142,19 @@ def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of the mean
+def _after_graphs(_: Finding, other: Finding) -> bool:
+    return other.code == "kept-graphs"
+
+
+@RULES.rule(
+    "memory-growth",
+    threshold=0.05,  # of the mean
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.DETACH,),
+    is_risk=True,
+    follows=_after_graphs,
+)
 def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process.
 
@@ -137,7 +175,9 @@ def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
     return None
 
 
-@RULES.rule("memory-rises-since", threshold=0.05, saving=Saving.UNKNOWN)  # of the memory before
+@RULES.rule(
+    "memory-rises-since", 0.05, saving=Saving.UNKNOWN, label="MEMORY", changes=(Change.DETACH,), follows=_after_graphs
+)  # of the memory before
 def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag memory that grows by over 5 % from one step on, or is a quarter more; None where ``memory-growth`` fires.
 
@@ -213,7 +253,9 @@ def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: flo
     )
 
 
-@RULES.rule(KEPT_GRAPHS, threshold=0.9, saving=Saving.UNKNOWN)  # of the graphs that were followed
+@RULES.rule(
+    "kept-graphs", 0.9, saving=Saving.UNKNOWN, label="MEMORY", changes=(Change.DETACH,), is_risk=True
+)  # of the graphs that were followed
 def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a program that keeps the graphs of earlier losses or outputs; None where fewer than 10 were followed."""
     facts = snapshot.program.graphs
@@ -222,7 +264,7 @@ def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     where = f"; their backward passes begin at {facts.backward}" if facts.backward else ""
     where = f": {facts.place}" if facts.place else where
     return Finding(
-        code=KEPT_GRAPHS,
+        code="kept-graphs",
         message=f"The program keeps the graphs of earlier steps: {facts.kept} of {facts.steps} losses or outputs "
         f"still had theirs {facts.after} steps later{where}",
         evidence={

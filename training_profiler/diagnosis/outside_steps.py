@@ -1,16 +1,22 @@
-"""The rule about a run whose time lies outside its training steps, as with an agent that acts for long between them."""
+"""Rules about time outside of training steps: before the first one, and between them."""
 
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
+from training_profiler.sampling.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, Snapshot
 from training_profiler.tables.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
 
-MOSTLY_OUTSIDE: Final = "outside-steps"
+SHORT_STARTUP_S: Final = 10.0  # a trial of a few steps has it, too
+# Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.
+PREPARED: Final = (DATA_SET, MODEL, REST)
+PURPOSES: Final = {DATA_SET: " on its data set", MODEL: " on its model"}
 SHORT_S: Final = 10.0
 NOTICED: Final = 0.15  # share of the run, of time in no section
 SHORT_REST_S: Final = 3.0
@@ -21,7 +27,36 @@ NAMED_FROM: Final = 0.01  # of the run
 MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those of that time
 
 
-@RULES.rule(MOSTLY_OUTSIDE, threshold=0.40, saving=Saving.RUN)  # share of the run
+@RULES.rule(
+    "slow-startup", 0.50, saving=Saving.RUN, label="SLOW START", changes=(Change.KEPT_RESULTS,)
+)  # share of the run
+def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag preparations that take half of the run before the first step; None for 10 s or less.
+
+    Only lines of the program count, up to three of one kind of preparation.
+    """
+    startup = snapshot.startup
+    if startup is None or not startup.has_steps or not snapshot.wall_s:
+        return None
+    prepared = [(sum(each[1] for each in part.lines), part) for part in startup.parts if part.name in PREPARED]
+    seconds, part = max(prepared, key=lambda each: each[0], default=(0.0, None))
+    share = seconds / snapshot.wall_s
+    if part is None or seconds <= SHORT_STARTUP_S or share <= threshold:
+        return None
+    lines = ", ".join(line for line, _ in part.lines)
+    return Finding(
+        "slow-startup",
+        f"Before its first step the program spends {duration_text(seconds)}{PURPOSES.get(part.name, '')}, {share:.0%} "
+        f"of the run so far: {lines}",
+        {"share_of_run": share, "threshold": threshold, "seconds": seconds, "lines": lines, "part": part.name},
+        seconds,
+        "If each run repeats it, keep its result in a file and load that",
+    )
+
+
+@RULES.rule(
+    "outside-steps", 0.40, saving=Saving.RUN, saves=(0.0, 1.0), changes=(Change.CHEAPER_LINES,)
+)  # share of the run
 def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag time after the first step in no section or in forward passes, but in no step: over 40 % of the run and 10 s.
 
@@ -61,7 +96,7 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not text:
         return None
     return Finding(
-        MOSTLY_OUTSIDE,
+        "outside-steps",
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
         {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
         (rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),

@@ -1,23 +1,230 @@
-"""Time in which the training stood still within its steps, by cause. Each second is in one of them."""
+"""Time in which the training stood still within its steps, by cause, and the rules about two of the causes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.garbage import GARBAGE_COLLECTION
+from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.called_functions import COPYING_S
+from training_profiler.diagnosis.claims import SAYS_MORE_FROM
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.diagnosis.page_faults import page_fault_time
-from training_profiler.diagnosis.registry import has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.diagnosis.threads import lock_wait
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
 from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.pauses import Pause
+from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 
+GARBAGE_COLLECTION: Final = "garbage collection"  # as the cause of uneven steps, where others have a section
+STEPS_WITH: Final = 3  # single steps with a collection may be chance
+OFTEN: Final = 0.9  # of the steps: then a collection is part of each step
+FREEZE: Final = Fix(
+    "Call gc.collect() and gc.freeze() once after the first steps: later collections leave out all objects made until "
+    "then (training-profiler try measures what it brings). Objects that are made later, as in a buffer of lists, cost "
+    "less as tensors or arrays",
+    (Change.GC_FREEZE,),
+)
+_ASK_LESS: Final = Fix(
+    "Call gc.collect() less often, such as every 100th step: it goes through all objects", (Change.FEWER_COLLECTIONS,)
+)
+_COLLECTS: Final = "gc.collect"
+_FEWER: Final = Fix(
+    "Make fewer objects of Python that outlive a line (lists of numbers, dicts, tuples: use tensors), or collect less "
+    "often: gc.set_threshold(50_000, 20, 20)",
+    (Change.FEWER_COLLECTIONS,),
+)
+NEW_MEMORY: Final = "page faults"  # as a cause
+# Of the cost of a page of new memory, the least that a fault costs: that cost includes giving the page back, a quarter
+# of it, and the kernel need not clear a page of a file.
+LEAST_COST: Final = 0.5
+TICK_S: Final = 0.01  # in which Linux samples whether a thread is in the kernel, or shorter
+MOST_OF_THEM: Final = 0.7
+LINE_SAMPLES: Final = 40
+CONFIDENCE: Final = 2.0  # standard errors of a number of ticks
+FAULTS_OF_COPIES: Final = 0.5  # of the time of a copy, which fills new memory
 LOCK: Final = "Python's lock"
 DISK: Final = "disk"
 _SYNCS: Final = ("fsync", "fdatasync")  # calls that wait until a disk has what was written
 SYNCS_NEEDED: Final = 10  # samples; fewer may be chance
-CONFIDENCE: Final = 2.0  # standard errors of a number of samples
+
+
+@RULES.rule(
+    "garbage-collection",
+    threshold=0.03,  # of step time
+    claims=(GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
+    is_cause=True,
+    saves=(0.0, 1.0),
+    try_=("gc_freeze",),
+    explains_idle=True,
+    is_of_host=True,
+)
+def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag garbage collections that take over 3 % of step time after the first ten steps, in three steps or more."""
+    step, garbage = snapshot.step, snapshot.garbage
+    if step is None or garbage is None or not has_enough_steps(snapshot):
+        return None
+    seconds = garbage.share_of_step * step.settled_s
+    kinds = {
+        "full": (garbage.of(FULL), FREEZE),
+        "of gc.collect()": (garbage.of(ASKED), _ASK_LESS),
+        "young": (garbage.of(*YOUNG), _FEWER),
+    }
+    kind = max(kinds, key=lambda kind: kinds[kind][0].step_total_s)
+    stats, fix = kinds[kind]
+    if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < STEPS_WITH:
+        return None
+    part = stats.step_total_s / garbage.step_total_s
+    place = _asked_at(snapshot) if fix == _ASK_LESS else ""
+    return Finding(
+        code="garbage-collection",
+        message=f"Garbage collection takes {garbage.share_of_step:.0%} of step time "
+        f"({ms_text(seconds / step.settled_count)} per step): {_text_of_collections(kind, stats, garbage.steps)}"
+        + (f"; above all at {place}" if place else ""),
+        evidence={
+            "share_of_step": garbage.share_of_step,
+            "threshold": threshold,
+            "seconds": seconds,
+            "kind": kind,
+            "collections": stats.step_count,
+            "steps": stats.steps,
+            "longest_s": stats.longest_s,
+            "longest_step": stats.longest_step,
+            "explained": garbage.explained,
+            "lines": place,
+        },
+        potential_saving_s=part * seconds,
+        fix=fix.text,
+        changes=fix.changes,
+    )
+
+
+def _asked_at(snapshot: Snapshot) -> str:
+    """Return the line that spends most time in ``gc.collect()``; "" if it was never sampled there."""
+    shares = {
+        f"{line.place} {line.what}": line.called.get(_COLLECTS, 0.0)
+        for lines in snapshot.lines.values()
+        for line in lines
+    }
+    place = max(shares, key=lambda place: shares[place], default="")
+    return place if shares.get(place) else ""
+
+
+def _text_of_collections(kind: str, stats: CollectionStats, steps: int) -> str:
+    count, mean_s = stats.step_count, stats.step_total_s / stats.step_count
+    often = "nearly every step" if stats.steps >= OFTEN * steps else f"{stats.steps} of {steps} steps"
+    return (
+        f"{count} {kind}, {ms_text(mean_s)} each, in {often} (longest {ms_text(stats.longest_s)} at step "
+        f"{stats.longest_step})"
+    )
+
+
+def page_fault_time(snapshot: Snapshot) -> Pause | None:
+    """Return the time within steps of the page faults that read no disk; None where it is unknown.
+
+    It is their number times the cost of a page of new memory. All of it is CPU time in the kernel, which is the most.
+    Both are known for the loop, so the least leaves out what may lie between steps.
+    """
+    step, machine = snapshot.step, snapshot.machine
+    if step is None or not has_enough_steps(snapshot) or not step.total_s:
+        return None
+    before_s = 0.0 if step.before_s is None or snapshot.first_step else step.before_s
+    loop_s = max(step.total_s, snapshot.wall_s - before_s)
+    part = _part_of_loop(machine, loop_s)
+    if part is None:
+        return None
+    likely, least, most = part
+    between_s = loop_s - step.total_s
+    return Pause(
+        NEW_MEMORY,
+        likely * step.total_s,
+        max(0.0, least * loop_s - between_s),
+        min(most * loop_s, step.total_s),
+    )
+
+
+def _part_of_loop(machine: MachineStats | None, loop_s: float) -> tuple[float, float, float] | None:
+    """Return the part of the loop that page faults take: the likely, the least and the most."""
+    if machine is None or machine.page_cost_s is None or machine.samples < SAMPLES_NEEDED:
+        return None
+    if machine.page_faults is None or machine.cpu_kernel is None or not loop_s:
+        return None
+    kernel = machine.cpu_kernel.mean
+    most = min(1.0, kernel + CONFIDENCE * (kernel * TICK_S / loop_s) ** 0.5)
+    likely = min(most, machine.page_faults.mean * machine.page_cost_s)
+    return likely, LEAST_COST * likely, most
+
+
+def _without_copies(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding | None:
+    """Return the finding without the faults of copies in no section, which are gone with the copies."""
+    copying_s = sum(float(each.evidence.get(COPYING_S, 0.0)) for each in findings)
+    if not copying_s:
+        return finding
+    left_s = finding.potential_saving_s - FAULTS_OF_COPIES * copying_s
+    if left_s < max(MIN_SAVING_S, SAYS_MORE_FROM * finding.potential_saving_s):
+        return None
+    return replace(finding, potential_saving_s=left_s)
+
+
+@RULES.rule(
+    "page-faults",
+    threshold=0.05,  # of step time
+    claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    is_anywhere=True,
+    is_cause=True,
+    saves=(0.3, 1.5),
+    changes=(Change.ALLOCATOR, Change.REUSED_MEMORY),
+    try_=("jemalloc", "tcmalloc"),
+    is_of_host=True,
+    beside=_without_copies,
+)
+def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag steps that surely spend over 5 % on page faults: the least that these may take counts."""
+    step, pause = snapshot.step, page_fault_time(snapshot)
+    if step is None or pause is None or snapshot.machine is None or snapshot.machine.page_faults is None:
+        return None
+    share = pause.seconds / step.total_s
+    if pause.least_s <= threshold * step.total_s or pause.seconds < MIN_SAVING_S:
+        return None
+    each = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
+    pages = snapshot.machine.page_faults.mean * step.total_s / step.count
+    line, where = _line_of_most(snapshot, share)
+    return Finding(
+        code="page-faults",
+        message=f"Page faults take about {share:.0%} of step time ({each[0]} per step, {each[1]} to {each[2]}): about "
+        f"{pages:,.0f} pages of memory are new in each step{where}",
+        evidence={
+            **line,
+            "share_of_step": share,
+            "threshold": threshold,
+            "seconds": pause.seconds,
+            "least_s": pause.least_s,
+            "most_s": pause.most_s,
+            "pages_per_step": pages,
+        },
+        potential_saving_s=pause.seconds * step.settled_s / step.total_s,
+        fix="Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors on the CPU, "
+        "set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load jemalloc or "
+        "tcmalloc by LD_PRELOAD: they keep freed memory",
+    )
+
+
+def _line_of_most(snapshot: Snapshot, share: float) -> tuple[dict[str, str], str]:
+    """Return the line that surely has most page faults, as evidence and text; empty where there is none.
+
+    Only their number in all steps is known. If they take 70 % of these and a line takes 90 %, at least 60 % is both.
+    """
+    step = snapshot.step
+    if step is None or not step.total_s:
+        return {}, ""
+    for name in (FORWARD_PASS, OTHER):
+        for line in snapshot.lines_of_steps(name)[:1]:
+            part = min(1.0, line.share * snapshot.wall_s / step.total_s)
+            if line.samples >= LINE_SAMPLES and part + share - 1 >= MOST_OF_THEM * share:
+                place = f"{line.place} {line.what}"
+                return {"lines": place}, f"; most of them at {place}, which takes {part:.0%} of step time"
+    return {}, ""
 
 
 def pauses(snapshot: Snapshot) -> list[Pause]:

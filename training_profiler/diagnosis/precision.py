@@ -1,4 +1,4 @@
-"""Rules about the data type of the arithmetic: too slow on this CPU, or slower than this accelerator can."""
+"""Rules about the data type of the arithmetic, and the order of its tensors."""
 
 from typing import Final
 
@@ -6,20 +6,61 @@ from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import Change
 from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.tables.backends import CUDA
 from training_profiler.tables.peaks import peak_of
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 
-SLOW_PRECISION: Final = "slow-precision"
 SLOWER: Final = 2.0  # times float32; less may be other work of the machine
 USUAL_PART: Final = 0.25  # of the speed of matrix products: what small layers reach in float32
-
-FULL_PRECISION: Final = "full-precision"
 SINGLE: Final = ("float32", "tf32")
 BFLOAT16: Final = "bfloat16"
 FASTER: Final = 2.0  # the peak in bfloat16 over that of what the model computes in
+TENSOR_CORES: Final = ("tf32", *HALF)
+MAKER: Final = "nvidia"  # cuDNN computes in NHWC; of other libraries nothing was measured
+DENSE: Final = 0.03  # of the device's peak: a model below it hardly computes convolutions on tensor cores
+SAVES: Final = 0.3  # of the passes: 29 % of a ResNet-50 in tf32 and 46 % of it with autocast, on an H200
+FEW: Final = 2  # convolutions
 
 
-@RULES.rule(SLOW_PRECISION, threshold=0.10)  # of step time
+@RULES.rule(
+    "double-precision",
+    threshold=0.10,  # of step time
+    label="FLOAT64",
+    claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
+    is_cause=True,
+    saves=(0.6, 1.3),
+    changes=(Change.SINGLE_FOR_DOUBLE,),
+)
+def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a model that computes mostly in float64; None where its data type is unknown."""
+    rates, step = snapshot.throughput, snapshot.step
+    if rates is None or rates.dtype != "float64" or step is None or not has_enough_steps(snapshot):
+        return None
+    computing_s = snapshot.computing_s() + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
+    potential_saving_s = computing_s / 2  # half of the bytes, and twice the numbers in each instruction
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code="double-precision",
+        message="The model computes in float64, which takes twice the time of float32 or more",
+        evidence={"share_of_step": share, "threshold": threshold, "computing_s": computing_s},
+        potential_saving_s=potential_saving_s,
+        fix="If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
+        "torch.set_default_dtype make parameters so",
+    )
+
+
+@RULES.rule(
+    "slow-precision",
+    threshold=0.10,  # of step time
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    is_cause=True,
+    saves=(0.6, 1.2),
+    changes=(Change.SINGLE_FOR_HALF,),
+)
 def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a model that computes in half precision on a CPU whose matrix products take twice the time in it, or more.
 
@@ -39,7 +80,7 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     change = "without torch.autocast" if snapshot.program.autocast else "model.float(), and its data"
     return Finding(
-        code=SLOW_PRECISION,
+        code="slow-precision",
         message=f"The model computes in {cpu.dtype}, in which this CPU does {three_digits(cpu.gflops)} GFLOP/s; in "
         f"float32 it does {three_digits(cpu.float32_gflops)}",
         evidence={
@@ -53,7 +94,15 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule(FULL_PRECISION, threshold=0.10)  # of step time
+@RULES.rule(
+    "full-precision",
+    threshold=0.10,  # of step time
+    label="COMPUTE-BOUND",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    is_cause=True,
+    saves=(0.8, 1.3),
+    try_=("matmul_precision", "autocast"),
+)
 def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a busy accelerator that computes in float32 or tf32 what it does twice as fast in bfloat16, or faster.
 
@@ -72,9 +121,10 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    tf32 = 'Call torch.set_float32_matmul_precision("high") for tf32, or use' if rates.dtype == "float32" else "Use"
+    uses_tf32 = rates.dtype != "float32"
+    tf32 = 'Call torch.set_float32_matmul_precision("high") for tf32, or use' if not uses_tf32 else "Use"
     return Finding(
-        code=FULL_PRECISION,
+        code="full-precision",
         message=f"The model computes in {rates.dtype}, at {three_digits(rates.tflops)} of at most "
         f"{three_digits(peaks[0][0])} TFLOP/s; in bfloat16 this device does up to {three_digits(peaks[1][0])}",
         evidence={
@@ -87,4 +137,43 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         },
         potential_saving_s=potential_saving_s,
         fix=f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',
+        changes=(Change.AUTOCAST,) if uses_tf32 else (Change.MATMUL_PRECISION, Change.AUTOCAST),
+    )
+
+
+@RULES.rule(
+    "channels-first",
+    threshold=0.10,  # of step time
+    label="COMPUTE-BOUND",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    is_cause=True,
+    saves=(0.1, 1.6),
+    try_=("channels_last", "autocast"),
+)
+def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a busy NVIDIA GPU whose convolutions get NCHW tensors, which cuDNN converts to NHWC for tensor cores."""
+    facts, optimizer = snapshot.program.convolutions, snapshot.program.optimizer
+    rates, step = snapshot.throughput, snapshot.step
+    if facts is None or rates is None or step is None or optimizer is None or not has_enough_steps(snapshot):
+        return None
+    if facts.channels_first < FEW or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
+        return None
+    if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in TENSOR_CORES:
+        return None
+    if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE or not step.settled_s:
+        return None
+    potential_saving_s = SAVES * snapshot.computing_s()
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    is_half = rates.dtype in HALF
+    also = "" if is_half else "; then use torch.autocast, which brings more with it than before"
+    return Finding(
+        code="channels-first",
+        message=f"{facts.channels_first} convolutions get their tensors in NCHW order; tensor cores compute in NHWC, "
+        "so cuDNN converts them",
+        evidence={"share_of_step": share, "threshold": threshold, "convolutions": facts.channels_first},
+        potential_saving_s=potential_saving_s,
+        fix=f"Call .to(memory_format=torch.channels_last) on the model, and on its inputs{also}",
+        changes=(Change.CHANNELS_LAST,) if is_half else (Change.CHANNELS_LAST, Change.AUTOCAST),
     )

@@ -1,14 +1,70 @@
-"""The rules about a run, and what they have in common."""
+"""The rules about a run: what a row holds, and what the rules have in common."""
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Registry, Saving
+from training_profiler.findings.losses import Change
+from training_profiler.findings.registry import DEFAULTS, Registry, Rule, Saving
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS
 
-RULES: Final[Registry[Snapshot]] = Registry()
+Sections = tuple[str, ...]
+Range = tuple[float, float]
+# Returns what is left of a finding beside all of a run; None if nothing is.
+Left = Callable[[Finding, Sequence[Finding], Snapshot], Finding | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRule(Rule[Snapshot]):
+    """A row: everything that claims, reports and trials must know of a rule about runs."""
+
+    label: str = ""  # in the verdict; "" is the code in capitals
+    claims: Sections | Callable[[Finding], Sections] = ()  # whose seconds a finding has; the first has its line
+    lies_in: Callable[[Finding], Sections] | None = None  # the same, of seconds that no other finding can have
+    is_anywhere: bool = False  # in which of its sections its seconds lie is not measured
+    is_cause: bool = False  # it is measured, and named before what only says where the time lies
+    saves: Range | Callable[[Finding, Snapshot], Range] = (0.5, 1.0)  # least and most of the estimate that a fix saves
+    changes: tuple[Change, ...] = ()  # that the fix names, where it is the same in all runs
+    try_: tuple[str, ...] = ()  # families of treatments that may help
+    call: str | Callable[[Finding], str] = ""  # the kind of call whose arguments the fix is about
+    explains_idle: bool = False  # why a device is idle
+    is_of_host: bool = False  # time in which the host queues nothing; whatever else it does may be work of the device
+    is_uneven: bool = False  # time that comes and goes, as on a busy machine whatever the program does
+    has_loss: bool = False  # it has the time lost on a busy machine itself, or has taken it off
+    is_rise: bool = False  # of step time
+    is_of_other_rank: bool = False  # what a rank waits for another one lies in the sections in which ranks meet
+    is_of_workers: bool = False  # its lines are those of the loader's workers
+    is_first: bool = False  # before all others: the run fails, or every other time is in doubt
+    is_risk: bool = False  # it matters although no time that it costs is known
+    is_harmless: bool = False  # a run with no other finding is healthy
+    beside: Left | None = None  # before seconds are claimed
+    rest: Left | None = None  # after that: of a finding about all sections, beside those about single ones
+    follows: Callable[[Finding, Finding], bool] | None = None  # whether another finding is its cause, and comes first
+
+    def __call__(self, measured: Snapshot, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
+        """Return the rule's finding, with the row's changes where its own fix names none."""
+        finding = Rule.__call__(self, measured, thresholds)
+        return finding if finding is None or finding.changes else replace(finding, changes=self.changes)
+
+    def sections_of(self, finding: Finding) -> Sections:
+        """Return the sections that have the seconds of a finding; none where it is about all."""
+        if self.lies_in is not None:
+            return self.lies_in(finding)
+        return self.claims(finding) if callable(self.claims) else self.claims
+
+    def call_of(self, finding: Finding) -> str:
+        """Return the kind of call whose arguments the fix of a finding is about; "" for none."""
+        return self.call(finding) if callable(self.call) else self.call
+
+    def range_of(self, finding: Finding, snapshot: Snapshot) -> Range:
+        """Return the least and the most that the fix of a finding saves, as parts of its saving."""
+        return self.saves(finding, snapshot) if callable(self.saves) else self.saves
+
+
+RULES: Final[Registry[Snapshot, RunRule]] = Registry(RunRule)
+REMARK: Final = RunRule("", 0.0)  # stands for the row of a finding without a rule
 
 # Steps after warm-up. A share of fewer steps means little, unless they are long: with LBFGS, or accumulated gradients.
 STEPS_NEEDED: Final = 10
@@ -17,6 +73,17 @@ PASSES_NEEDED: Final = 20  # backward passes in them
 # A saving of less than this over the whole run is not reported, whatever its share.
 MIN_SAVING_S: Final = 0.02
 WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundreds vary by much and cost nothing
+
+
+def row_of(finding: Finding) -> RunRule:
+    """Return the row of a finding's rule; of a remark, one without any facts."""
+    return RULES.get(finding.code) or REMARK
+
+
+def section_of(finding: Finding) -> str | None:
+    """Return the section whose line a finding is about; None if it is about none, or if that is unknown."""
+    row = row_of(finding)
+    return None if row.is_anywhere else next(iter(row.sections_of(finding)), None)
 
 
 def has_enough_steps(snapshot: Snapshot) -> bool:

@@ -6,49 +6,38 @@ from typing import Final
 
 from training_profiler.base.units import counted, time_text
 from training_profiler.diagnosis import (  # noqa: F401
-    anomaly,
+    backward,
     batches,
-    calls,
     change,
     claims,
-    created_graphs,
     device,
-    embeddings,
-    few_threads,
-    frozen_forward,
-    garbage,
-    hooks,
-    layout,
+    forward,
     lines,
     loaders,
     machine,
     memory,
     outside_steps,
-    page_faults,
-    parameter_loop,
+    pauses,
+    precision,
     program,
-    python_in_backward,
     ranks,
-    recomputation,
-    recorded,
-    repeated_forward,
-    samplers,
     shares,
-    startup,
+    small_operators,
     steps,
-    stragglers,
     threads,
-    time_steps,
-    unused_gradients,
-    unused_graphs,
     validation,
-    worker_starts,
-    worth,
 )
-from training_profiler.diagnosis.device_waits import host_runs_ahead, within_idle_time
-from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
+from training_profiler.diagnosis.device import host_runs_ahead, within_idle_time
+from training_profiler.diagnosis.registry import (
+    RULES,
+    STEPS_NEEDED,
+    has_enough_steps,
+    row_of,
+    threshold_of,
+    with_step_time,
+)
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.losses import losses_text
+from training_profiler.findings.registry import Saving
 
 # Importing a module of rules registers them.
 from training_profiler.recording.section_names import name_of
@@ -63,10 +52,8 @@ from training_profiler.tables.sections import (
 )
 
 THRESHOLDS: Final = RULES.thresholds()
-# Before all others: a lost rank saves no known time, but fails the run; under another
-# profiler, on a busy machine and on a shared device every other time is in doubt.
-FIRST: Final = ("rank-silent", recorded.PROFILER_RECORDS, machine.MACHINE_BUSY, device.SHARED_GPU)
-HARMLESS: Final = ("warm-up", "steps-do-more")  # a run with no other finding is healthy
+CONFIDENCE: Final = 2.0  # standard errors of the mean step
+HEALTHY: Final = "healthy"
 COMPUTES_SLOWLY: Final = "computes-slowly"
 SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth
 NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
@@ -76,25 +63,32 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     left = within_idle_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = machine.without_lost_time(left, snapshot)
-    left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
-    findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = [
-        calls.with_call(finding if finding.code in HARMLESS else _with_losses(finding), snapshot)
-        for finding in lines.with_lines(findings, snapshot)
-    ]
-    problems = [finding for finding in findings if finding.code not in HARMLESS]
+    left = claims.each_second_once(left, snapshot)
+    findings = [with_step_time(with_uncertainty(finding, snapshot), snapshot) for finding in left]
+    findings = [lines.with_call(finding, snapshot) for finding in lines.with_lines(findings, snapshot)]
+    problems = [finding for finding in findings if not row_of(finding).is_harmless]
     remarks = [
         None if problems else _healthy(snapshot),
         _slowest_component(snapshot, problems),
         _data_loading_efficient(snapshot, problems),
     ]
-    findings.sort(key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s))
+    findings.sort(key=lambda finding: (not row_of(finding).is_first, -finding.potential_saving_s))
     findings = claims.cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
 
 
-def _with_losses(finding: Finding) -> Finding:
-    return replace(finding, losses=losses_text(finding.fix))
+def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return the finding with the range of its saving, from its row and how much steps vary; as it is without one."""
+    saving_s, step, row = finding.potential_saving_s, snapshot.step, row_of(finding)
+    if not saving_s or not snapshot.wall_s:
+        return finding
+    error, limit_s = 0.0, snapshot.wall_s
+    if row.saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
+        error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
+        limit_s = max(saving_s, step.total_s)
+    least, most = row.range_of(finding, snapshot)
+    low_s, high_s = saving_s * max(0.0, least - error), min(limit_s, saving_s * (most + error))
+    return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))
 
 
 def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding | None:
@@ -181,7 +175,7 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
     why = why if variation > threshold_of("step-time-varies", snapshot) else ""
     varying = f", varying by {variation:.0%}{why}" if step.count > 1 else ""
     return Finding(
-        code="healthy",
+        code=HEALTHY,
         message=f"No bottleneck found ({counted(step.count, 'step')}, mean {time_text(step.avg_s)}{varying}){checked}",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         potential_saving_s=0.0,

@@ -1,24 +1,26 @@
 """Rules about sections that take too much of the step, or of the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text, time_text
-from training_profiler.diagnosis.compute_fixes import forward_fix, is_device_idle, optimizer_fix, optimizer_saves
+from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, forward_fix, optimizer_fix, optimizer_saves
 from training_profiler.diagnosis.loader_fixes import (
+    LOADING_TRIALS,
     free_cpus,
     plan_of_workers,
     transfer_fix,
     waiting_fix,
     waiting_saved,
 )
-from training_profiler.diagnosis.page_faults import page_fault_time
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, RunRule, has_enough_steps, row_of
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
-from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.findings.registry import Rule, Saving
-from training_profiler.snapshot.snapshot import OTHER, LineStats, SectionStats, Snapshot
+from training_profiler.findings.finding import Evidence, Finding, Fix
+from training_profiler.findings.losses import Change
+from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.program import LOADER, OPTIMIZER
+from training_profiler.snapshot.snapshot import SectionStats, Snapshot
 from training_profiler.tables.backends import CUDA
 from training_profiler.tables.sections import (
     BACKWARD_PASS,
@@ -40,10 +42,9 @@ from training_profiler.tables.sections import (
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
-A_TRIFLE: Final = 0.1  # of the forward pass
 ABOUT_ONCE: Final = 1.2  # times in a step
-BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
 Text = str | Callable[[Snapshot], str]  # of a rule, for all runs or for each
+Advice = Fix | Callable[[Snapshot], Fix]
 
 
 def _waits_in_passes(snapshot: Snapshot) -> float:
@@ -54,15 +55,13 @@ def _waits_in_passes(snapshot: Snapshot) -> float:
     return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepShare:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare(RunRule):
     """A row of the table of rules about one section's share of step time."""
 
-    code: str
     section: str
-    threshold: float
     activity: str  # "% of step time is spent ..."
-    fix: Text
+    fix: Advice
     saved: float | Callable[[Snapshot], float] = 1.0  # the part of the section's time that a realistic change saves
     fires_at_threshold: bool = False
     has_severity: bool = False
@@ -101,25 +100,26 @@ class StepShare:
             evidence["severity"] = severity_of(share, threshold)
         if self.more_evidence is not None:
             evidence |= self.more_evidence(snapshot)
+        fix = _fix_for(snapshot, self.fix)
         return Finding(
             code=self.code,
             message=f"{share:.1%} of step time is spent {self.activity} "
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
             potential_saving_s=saved * total_s,
-            fix=_text_for(snapshot, self.fix),
+            fix=fix.text,
+            changes=fix.changes,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RunShare:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShare(RunRule):
     """A row of the table of rules about work between steps: one section's share of the whole run."""
 
-    code: str
     section: str
-    threshold: float
     activity: Text  # "% of the run is spent ..."
-    fix: Text
+    fix: Advice
+    saving: Saving = Saving.RUN
     least_count: int = 1  # fewer times than this cannot be less often
     needed_count: int = 0  # of its times; 0 if that is not known
     # Returns the section without what another rule is about.
@@ -134,6 +134,7 @@ class RunShare:
         share = section.total_s / snapshot.wall_s
         if share <= threshold or section.total_s < MIN_SAVING_S or section.count < max(1, self.least_count):
             return None
+        fix = _fix_for(snapshot, self.fix)
         return Finding(
             code=self.code,
             message=f"{share:.1%} of the run is spent {_text_for(snapshot, self.activity)} "
@@ -145,7 +146,8 @@ class RunShare:
                 "count": section.count,
             },
             potential_saving_s=section.total_s * self._saved(snapshot, section),
-            fix=_text_for(snapshot, self.fix),
+            fix=fix.text,
+            changes=fix.changes,
         )
 
     def _saved(self, snapshot: Snapshot, section: SectionStats) -> float:
@@ -157,6 +159,10 @@ class RunShare:
 
 def _text_for(snapshot: Snapshot, text: Text) -> str:
     return text if isinstance(text, str) else text(snapshot)
+
+
+def _fix_for(snapshot: Snapshot, fix: Advice) -> Fix:
+    return fix if isinstance(fix, Fix) else fix(snapshot)
 
 
 def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
@@ -192,16 +198,20 @@ def _waiting_of_validation(snapshot: Snapshot) -> str:
     return f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
 
 
-def _less_validation(snapshot: Snapshot) -> str:
+def _less_validation(snapshot: Snapshot) -> Fix:
     if waiting := _waiting_of_validation(snapshot):
         free = free_cpus(snapshot)
         workers = "" if free is not None and free < FREE_CPUS else "raise num_workers of its loader, "
-        return f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
+        text = f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
+        return Fix(text, (Change.LESS_VALIDATION,))
     if snapshot.sections[VALIDATION_EPOCH].count == 1:
-        return "It ran once: use fewer batches or a larger batch size, or keep its results in a file for the next run"
+        return Fix(
+            "It ran once: use fewer batches or a larger batch size, or keep its results in a file for the next run"
+        )
     if _may_be_sampling(snapshot):
-        return "Validate or generate samples less often, on less data, or with a larger batch size"
-    return "Validate less often, on fewer batches, or with a larger batch size"
+        text = "Validate or generate samples less often, on less data, or with a larger batch size"
+        return Fix(text, (Change.LESS_VALIDATION,))
+    return Fix("Validate less often, on fewer batches, or with a larger batch size", (Change.LESS_VALIDATION,))
 
 
 def _clips_with_foreach(snapshot: Snapshot) -> bool:
@@ -210,10 +220,12 @@ def _clips_with_foreach(snapshot: Snapshot) -> bool:
     return facts is not None and facts.devices == (CUDA.kind,)
 
 
-def _fewer_metrics(snapshot: Snapshot) -> str:
+def _fewer_metrics(snapshot: Snapshot) -> Fix:
     """Return the fix for norms and metrics. Clipping is part of the training, so it cannot be done less often."""
-    clip = "Pass foreach=True to clip_grad_norm_ and use" if not _clips_with_foreach(snapshot) else "Use"
-    return f"{clip} the norm that clip_grad_norm_ returns; compute other norms and metrics every n-th step"
+    rest = "the norm that clip_grad_norm_ returns; compute other norms and metrics every n-th step"
+    if _clips_with_foreach(snapshot):
+        return Fix(f"Use {rest}", (Change.LESS_OFTEN,))
+    return Fix(f"Pass foreach=True to clip_grad_norm_ and use {rest}", (Change.FOREACH, Change.LESS_OFTEN))
 
 
 def _metrics_saved(snapshot: Snapshot) -> float:
@@ -225,6 +237,33 @@ def _metrics_saved(snapshot: Snapshot) -> float:
     return 0.0 if is_once and _clips_with_foreach(snapshot) else 0.5
 
 
+def _saves_of_waiting(finding: Finding, _: Snapshot) -> tuple[float, float]:
+    """Return the range: a faster data set saves all waiting, more workers a part."""
+    waited_s = float(finding.evidence["seconds_per_step"]) * int(finding.evidence["steps"])
+    return 0.5, max(1.0, waited_s / finding.potential_saving_s)
+
+
+def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding:
+    """Return the finding; its fix starts with a known source of most of the waiting."""
+    by_code = {each.code: each for each in findings}
+    for code, source in (("loader-slow", "Mostly this loader"), ("first-batch-slow", "Mostly the first batches")):
+        cause = by_code.get(code)
+        if cause is None or cause.potential_saving_s < MOST_OF_IT * finding.potential_saving_s:
+            continue
+        name = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
+        saving_s = finding.potential_saving_s
+        if code == "first-batch-slow":  # the other batches are waited for as before
+            saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
+        fix = f"{source}{name}: {cause.fix}"
+        return replace(finding, fix=fix, changes=cause.changes, potential_saving_s=saving_s)
+    return finding
+
+
+def _after_its_cause(_: Finding, other: Finding) -> bool:
+    row = row_of(other)
+    return row.is_cause and VALIDATION_EPOCH in row.sections_of(other)
+
+
 def _how_often(section: SectionStats) -> str:
     avg_s = time_text(section.avg_s or 0.0)
     return f"once, {avg_s}" if section.count == 1 else f"{section.count} times, {avg_s} on average"
@@ -233,198 +272,171 @@ def _how_often(section: SectionStats) -> str:
 STEP_SHARES: Final = (
     StepShare(
         code="data-loading-bound",
-        section=DATA_LOADING,
         threshold=0.15,
+        section=DATA_LOADING,
         activity="waiting for the next batch",
         fix=waiting_fix,
         saved=waiting_saved,
         fires_at_threshold=True,
         more_evidence=plan_of_workers,
+        label="INPUT-BOUND",
+        claims=(DATA_LOADING,),
+        saves=_saves_of_waiting,
+        try_=(*LOADING_TRIALS, "jemalloc", "tcmalloc"),
+        call=LOADER,
+        explains_idle=True,
+        is_of_host=True,
+        is_of_workers=True,
+        beside=_with_source,
     ),
     StepShare(
         code="data-generation-bound",
-        section=DATA_GENERATION,
         threshold=0.30,
+        section=DATA_GENERATION,
         activity="generating data",
-        fix="Generate data in DataLoader workers or ahead of time, or use a faster generator",
+        fix=Fix(
+            "Generate data in DataLoader workers or ahead of time, or use a faster generator", (Change.AHEAD_OF_TIME,)
+        ),
         has_severity=True,
+        label="INPUT-BOUND",
+        claims=(DATA_GENERATION,),
+        try_=("num_threads",),
+        explains_idle=True,
+        is_of_host=True,
     ),
     StepShare(
         code="data-transfer",
-        section=DATA_TRANSFER,
         threshold=0.10,
+        section=DATA_TRANSFER,
         activity="moving batches to the device",
         fix=transfer_fix,
+        label="TRANSFER-BOUND",
+        claims=(DATA_TRANSFER,),
+        saves=(0.3, 1.0),
+        try_=("pin_memory",),
+        call=LOADER,
+        explains_idle=True,
     ),
     StepShare(
         code="forward-dominates",
-        section=FORWARD_PASS,
         threshold=0.60,
+        section=FORWARD_PASS,
         activity="in the forward pass",
         fix=forward_fix,
         saved=0.5,
         foreign_s=_waits_in_passes,
+        label="COMPUTE-BOUND",
+        claims=(FORWARD_PASS,),
+        saves=(0.0, 1.5),
+        try_=COMPUTING_TRIALS,
     ),
     StepShare(
         code="optimizer-heavy",
-        section=OPTIMIZER_STEP,
         threshold=0.15,
+        section=OPTIMIZER_STEP,
         activity="in the optimizer",
         fix=optimizer_fix,
         saved=optimizer_saves,
+        label="OPTIMIZER",
+        claims=(OPTIMIZER_STEP,),
+        saves=(0.4, 1.3),
+        try_=("fused", "foreach", "set_to_none"),
+        call=OPTIMIZER,
     ),
     StepShare(
         code="metrics-heavy",
-        section=METRICS_COMPUTATION,
         threshold=0.05,
+        section=METRICS_COMPUTATION,
         activity="computing metrics and norms",
         fix=_fewer_metrics,
         saved=_metrics_saved,
+        label="METRICS",
+        claims=(METRICS_COMPUTATION,),
+        explains_idle=True,
     ),
     StepShare(
         code="logging-heavy",
-        section=LOGGING,
         threshold=0.05,
+        section=LOGGING,
         activity="logging",
-        fix="Log every n-th step, and call .item() only there",
+        fix=Fix("Log every n-th step, and call .item() only there", (Change.LESS_OUTPUT,)),
+        label="LOGGING",
+        claims=(LOGGING,),
+        try_=("no_scalars",),
+        explains_idle=True,
+        is_of_host=True,
     ),
     StepShare(
         code="ema-heavy",
-        section=EMA_UPDATE,
         threshold=0.05,
+        section=EMA_UPDATE,
         activity="updating the moving average of the weights",
-        fix="Update all parameters at once with torch._foreach_lerp_, or average every n-th step with a decay to match",
+        fix=Fix(
+            "Update all parameters at once with torch._foreach_lerp_, or average every n-th step with a decay to match",
+            (Change.FOREACH_AVERAGE, Change.RARER_AVERAGE),
+        ),
+        label="EMA",
+        claims=(EMA_UPDATE,),
+        explains_idle=True,
     ),
 )
 RUN_SHARES: Final = (
     RunShare(
         code="validation-heavy",
-        section=VALIDATION_EPOCH,
         threshold=0.10,
+        section=VALIDATION_EPOCH,
         activity=_validating,
         fix=_less_validation,
         without=_without_passes_before,
+        label="VALIDATION",
+        claims=(VALIDATION_EPOCH,),
+        saves=(0.5, 1.1),
+        try_=("no_validation",),
+        follows=_after_its_cause,
     ),
     RunShare(
         code="sampling-heavy",
-        section=SAMPLING,
         threshold=0.10,
+        section=SAMPLING,
         activity="generating samples",
-        fix="Generate samples less often, generate fewer, or use fewer sampling steps",
+        fix=Fix("Generate samples less often, generate fewer, or use fewer sampling steps", (Change.LESS_VALIDATION,)),
+        label="SAMPLING",
+        claims=(SAMPLING,),
+        saves=(0.5, 1.8),
     ),
     RunShare(
         code="checkpointing-heavy",
-        section=CHECKPOINTING,
         threshold=0.05,
+        section=CHECKPOINTING,
         activity="saving checkpoints",
-        fix="Save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
+        fix=Fix("Save less often, or asynchronously (torch.distributed.checkpoint.async_save)", (Change.LESS_OUTPUT,)),
         least_count=2,  # the one at the end is needed
+        label="CHECKPOINTS",
+        claims=(CHECKPOINTING,),
+        saves=(0.5, 1.1),
+        try_=("no_checkpoints",),
+        explains_idle=True,
+        is_of_host=True,
     ),
     RunShare(
         code="batch-norm-update-heavy",
-        section=BATCH_NORM_UPDATE,
         threshold=0.05,
+        section=BATCH_NORM_UPDATE,
         activity="computing statistics of batch norms",
-        fix="Call update_bn once, after the last epoch, before the averaged model is used; where each epoch evaluates "
-        "it, pass some of the batches (itertools.islice)",
+        fix=Fix(
+            "Call update_bn once, after the last epoch, before the averaged model is used; where each epoch evaluates "
+            "it, pass some of the batches (itertools.islice)",
+            (Change.ONE_BN_UPDATE,),
+        ),
         least_count=2,
         needed_count=1,
+        label="BATCH NORM UPDATE",
+        claims=(BATCH_NORM_UPDATE,),
+        saves=(0.8, 1.1),
     ),
 )
-for step_row in STEP_SHARES:
-    RULES.add(Rule(step_row.code, step_row.threshold, step_row.find))
-for run_row in RUN_SHARES:
-    RULES.add(Rule(run_row.code, run_row.threshold, run_row.find, Saving.RUN))
-
-
-@RULES.rule("backward-slow", threshold=3.0)  # 2x is expected: twice the arithmetic
-def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a backward pass that takes over three times the forward pass; None if either was not measured.
-
-    Unattributed time counts as forward pass: functional code computes its loss outside of every module. With more
-    backward passes than forward passes, such as gradients of gradients, each is compared with a forward pass. Page
-    faults are another finding; all of them may be in the backward pass, whose gradients are new memory.
-    """
-    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
-    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
-    if not forward_s or backward_s is None or not has_enough_steps(snapshot):
-        return None
-    if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
-        return None  # host time of one and device time of the other cannot be compared
-    if _waits_for_host(snapshot):
-        return None  # its times are those in which the host launches work, which says nothing about the work
-    backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
-    faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
-    if faults is not None and snapshot.step is not None and snapshot.step.total_s:
-        backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
-    other_s = 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
-    forward = "forward pass" if other_s <= A_TRIFLE * forward_s else "forward pass and the time in no section"
-    forward_s = (forward_s + other_s) * max(1.0, _backwards_a_forward(snapshot))
-    ratio = backward_s / forward_s
-    potential_saving_s, own = backward_s - 2 * forward_s, _own_function(snapshot)
-    if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
-        return None
-    if own is not None:
-        potential_saving_s = min(backward_s, own.share / snapshot.sections[BACKWARD_PASS].share * backward_s)
-    return Finding(
-        code="backward-slow",
-        message=f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
-        evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
-        potential_saving_s=potential_saving_s,
-        fix="Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
-        "without a fused backward"
-        if own is None
-        else f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements",
-    )
-
-
-def _waits_for_host(snapshot: Snapshot) -> bool:
-    """Return whether a device with measured times is idle in many of them."""
-    return snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot)
-
-
-def _own_function(snapshot: Snapshot) -> LineStats | None:
-    """Return the place in the backward method of an autograd function of the user's with most of the time, if any.
-
-    A trainer's method of that name calls ``loss.backward()``.
-    """
-    section, places = snapshot.sections[BACKWARD_PASS], snapshot.hottest(BACKWARD_PASS, of_steps=True)
-    if not places or places[0].share < MOST_OF_IT * section.share:
-        return None
-    place = places[0]
-    calls_it = sum(share for name, share in place.called.items() if name.rpartition(".")[2] == BACKWARD_METHOD)
-    is_own = place.function.rpartition(".")[2] == BACKWARD_METHOD and bool(place.called) and not place.inside
-    return place if is_own and calls_it < MOST_OF_IT * place.share else None
-
-
-def _backwards_a_forward(snapshot: Snapshot) -> float:
-    forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
-    return backwards / forwards if forwards else 1.0
-
-
-def _synchronization_within(snapshot: Snapshot, name: str) -> float:
-    """Return the synchronization time within a section: waiting for other ranks is not the section's own work."""
-    waits = snapshot.sections.get(SYNCHRONIZATION)
-    if waits is None or waits.parent != name or snapshot.is_by_device(name):
-        return 0.0
-    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
-
-
-def with_specifics(findings: list[Finding]) -> list[Finding]:
-    """Return the findings; the fix for waiting for batches starts with a known source of most of the waiting."""
-    by_code = {finding.code: finding for finding in findings}
-    waiting = by_code.get("data-loading-bound")
-    for code, source in (("loader-slow", "Mostly this loader"), ("first-batch-slow", "Mostly the first batches")):
-        cause = by_code.get(code)
-        if waiting is None or cause is None or cause.potential_saving_s < MOST_OF_IT * waiting.potential_saving_s:
-            continue
-        name = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
-        saving_s = waiting.potential_saving_s
-        if code == "first-batch-slow":  # the other batches are waited for as before
-            saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
-        better = replace(waiting, fix=f"{source}{name}: {cause.fix}", potential_saving_s=saving_s)
-        return [better if finding.code == waiting.code else finding for finding in findings]
-    return findings
+for row in (*STEP_SHARES, *RUN_SHARES):
+    RULES.add(row)
 
 
 def severity_of(share: float, threshold: float) -> float:

@@ -1,6 +1,7 @@
 """Rules about how step time varies: spread, warm-up, trend, first batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text, time_text
@@ -11,17 +12,20 @@ from training_profiler.diagnosis.change import (
     abrupt_rise,
     cause_of,
     copies_all,
+    rest_of_rise,
     when_text,
     work_of,
 )
-from training_profiler.diagnosis.device_waits import MOSTLY, host_runs_ahead, idle_time_s, varies_most
-from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
+from training_profiler.diagnosis.claims import claimed_in_steps_s, moves_with
+from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
-from training_profiler.diagnosis.pauses import lost_in_long_steps_s
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING
-from training_profiler.findings.finding import Finding
+from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING, row_of
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.section_names import name_of
+from training_profiler.snapshot.program import LOADER
 from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
 from training_profiler.tables.sections import (
     ACTING_SECTIONS,
@@ -45,22 +49,56 @@ UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may dif
 BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
-_FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
+_FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
     DATA_LOADING: stalls_fix,
-    DATA_GENERATION: "The cost of data varies: generate it ahead of time, in workers",
-    DATA_TRANSFER: "Use pinned memory and .to(device, non_blocking=True)",
-    FORWARD_PASS: "Check for shapes that change from batch to batch and for other work on the machine",
-    BACKWARD_PASS: "Check for shapes that change from batch to batch, allocator fragmentation and other work on the "
-    "machine",
+    DATA_GENERATION: Fix(
+        "The cost of data varies: generate it ahead of time, in workers", (Change.AHEAD_OF_TIME, Change.NUM_WORKERS)
+    ),
+    DATA_TRANSFER: Fix(
+        "Use pinned memory and .to(device, non_blocking=True)", (Change.PIN_MEMORY, Change.NON_BLOCKING)
+    ),
+    FORWARD_PASS: Fix("Check for shapes that change from batch to batch and for other work on the machine"),
+    BACKWARD_PASS: Fix(
+        "Check for shapes that change from batch to batch, allocator fragmentation and other work on the machine"
+    ),
     FIRST_FETCH: first_batch_fix,
     WORKER_START: first_batch_fix,
-    SYNCHRONIZATION: "Check for a rank that is sometimes late",
+    SYNCHRONIZATION: Fix("Check for a rank that is sometimes late"),
     GARBAGE_COLLECTION: FREEZE,
-    OTHER: "Check the code outside all sections: logging, garbage collection, other work on the machine",
+    OTHER: Fix("Check the code outside all sections: logging, garbage collection, other work on the machine"),
 }
 
 
-@RULES.rule("step-time-varies", threshold=0.10)  # standard deviation over mean
+def _call_of(finding: Finding) -> str:
+    return LOADER if finding.evidence.get("moves_with") in (DATA_LOADING, FIRST_FETCH, WORKER_START) else ""
+
+
+def _rest(finding: Finding, others: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
+    """Return what uneven steps cost beyond the claimed sections, and beyond a rise, which makes steps uneven as well.
+
+    The time above the median lies in the claimed sections as much as in the others.
+    """
+    settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
+    if not settled_s:
+        return finding
+    section, explained = moves_with(finding, snapshot)
+    is_claimed = any(row_of(each).claims and section in row_of(each).sections_of(each) for each in others)
+    in_steps = min(1.0, claimed_in_steps_s(others) / settled_s)
+    left_s = finding.potential_saving_s * (1 - max(explained if is_claimed else 0.0, in_steps))
+    left_s -= sum(each.potential_saving_s for each in others if row_of(each).is_rise)
+    least_s = max(MIN_SAVING_S, WORTH_SAYING * settled_s)
+    return replace(finding, potential_saving_s=left_s) if left_s >= least_s else None
+
+
+@RULES.rule(
+    "step-time-varies",
+    threshold=0.10,  # standard deviation over mean
+    label="UNEVEN STEPS",
+    try_=("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
+    call=_call_of,
+    is_uneven=True,
+    rest=_rest,
+)
 def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up.
 
@@ -101,17 +139,18 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     if named:
         evidence |= {"moves_with": cause, "explained": part}
-    fix = "Check for data stalls, changing shapes, allocator fragmentation and other work on the machine"
+    fix = Fix("Check for data stalls, changing shapes, allocator fragmentation and other work on the machine")
     if named:
-        of_cause = _FIXES.get(cause, f"Check what makes {shown} uneven")
-        fix = of_cause if isinstance(of_cause, str) else of_cause(snapshot)
+        of_cause = _FIXES.get(cause, Fix(f"Check what makes {shown} uneven"))
+        fix = of_cause if isinstance(of_cause, Fix) else of_cause(snapshot)
     return Finding(
         code="step-time-varies",
         message=f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
         f"{step.max_step}, median {ms_text(step.median_s)}){named}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix,
+        fix=fix.text,
+        changes=fix.changes,
     )
 
 
@@ -131,7 +170,7 @@ def _waits_in(snapshot: Snapshot, cause: str) -> str:
     return SYNCHRONIZATION if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
-@RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # x the median step
+@RULES.rule("warm-up", 3.0, saving=Saving.RUN, is_uneven=True, is_harmless=True)  # x the median step
 def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Report first steps that took over 3 times the median, and the mean; None without such steps.
 
@@ -170,7 +209,7 @@ def does_more(step: StepStats) -> bool:
     return step.unit_rise_p_value > RISE_P_VALUE or 1 + step.unit_rise <= allowed
 
 
-@RULES.rule("steps-do-more", threshold=0.05, saving=Saving.UNKNOWN)  # more work at the end of the run
+@RULES.rule("steps-do-more", 0.05, saving=Saving.UNKNOWN, is_harmless=True)  # more work at the end of the run
 def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Report steps that become longer because they do over 5 % more at the end; None below 100 steps."""
     step = snapshot.step
@@ -218,7 +257,7 @@ def _more_since(change: StepChange, threshold: float, unit: str, times: float) -
     )
 
 
-@RULES.rule("slowing-down", threshold=0.05)  # over the run
+@RULES.rule("slowing-down", 0.05, saves=(0.5, 1.1), is_uneven=True, is_rise=True, rest=rest_of_rise)  # over the run
 def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps.
 
@@ -241,6 +280,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     where = _part_that_grew(change)
     if change is not None and change.sections and not where and rise < LARGE_RISE:
         return None
+    fix = _where_it_may_grow(change)
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
     return Finding(
         code="slowing-down",
@@ -252,23 +292,25 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix=_where_it_may_grow(change),
+        fix=fix.text,
+        changes=fix.changes,
     )
 
 
-def _where_it_may_grow(change: StepChange | None) -> str:
+def _where_it_may_grow(change: StepChange | None) -> Fix:
     """Return what to look for. Where the machine is the cause, nothing of the program grows."""
     if copies_all(change):
         return COPIED
     if change is not None and change.after_s > change.before_s:
         cause, reason = cause_of(change)
         if cause in OF_THE_MACHINE:
-            return OF_THE_MACHINE[cause]
+            return Fix(OF_THE_MACHINE[cause])
         if reason and not cause:
-            return ALL_ALIKE
-    return (
+            return Fix(ALL_ALIKE)
+    return Fix(
         "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
-        "log; or check whether the machine throttles"
+        "log; or check whether the machine throttles",
+        (Change.DETACH,),
     )
 
 
@@ -280,7 +322,17 @@ def _part_that_grew(change: StepChange | None) -> str:
     return reason and f", compared before and after step {change.step}{reason}"
 
 
-@RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # x the median fetch
+@RULES.rule(
+    "first-batch-slow",
+    threshold=5.0,  # x the median fetch
+    saving=Saving.RUN,
+    label="INPUT-BOUND",
+    claims=(DATA_LOADING,),
+    try_=("persistent_workers",),
+    call=LOADER,
+    is_of_host=True,
+    is_uneven=True,
+)
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag first fetches, with worker start, of over 5 median fetches and 1 % of step time, or of the epoch."""
     first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
@@ -302,13 +354,15 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     epochs_s = sum(epoch.wall_s for _, epoch in slow)
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
+    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"The first batch of each epoch takes {time_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
         potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        fix=fix.text,
+        changes=fix.changes,
     )
 
 
@@ -331,13 +385,15 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
     if potential_saving_s < MIN_SAVING_S:
         return None
     workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
+    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        fix=fix.text,
+        changes=fix.changes,
     )
 
 
@@ -350,11 +406,13 @@ def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int)
     potential_saving_s = spent_s * (passes - loaders) / passes
     if potential_saving_s < MIN_SAVING_S:
         return None
+    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"Workers of the {loaders} loaders are started {passes} times, which takes "
         f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
         evidence={"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        fix=fix.text,
+        changes=fix.changes,
     )

@@ -1,22 +1,35 @@
-"""The rule about a thread of the program that holds Python's lock."""
+"""Rules about threads: one that holds Python's lock, and too few of them."""
 
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.machine import cpu_loss
+from training_profiler.diagnosis.loader_fixes import free_cpus
+from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.tables.sections import INPUT_SECTIONS, SYNCHRONIZATION
+from training_profiler.findings.losses import Change
+from training_profiler.snapshot.program import THREADS, ProgramFacts
+from training_profiler.snapshot.snapshot import OTHER, MachineStats, Snapshot
+from training_profiler.tables.sections import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    INPUT_SECTIONS,
+    OPTIMIZER_STEP,
+    SYNCHRONIZATION,
+)
 
-LOCK_HELD: Final = "lock-held-by-thread"
-SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
+LINE_SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
 ONE_THREAD: Final = (
     "only one thread runs Python code at a time. Without the profiler's faster hand-over of the lock, each wait may "
     "take up to 5 ms"
 )
 QUEUE: Final = "multiprocessing/queues.py:"  # where the thread of a queue runs that sends what is put into it
 SAID_FROM: Final = 0.1  # of the wait: the part for a CPU
+LONG_OPERATOR_S: Final = 100e-6  # on average: torch divides shorter ones among threads with little gain, or not at all
+UNLIKE: Final = 2.0  # x the counted step's operators: where all steps take longer on average, they are others
+PARALLEL: Final = 0.8  # of what twice the threads could save at best; products of matrices reach 0.9
+# torch's own choice is one thread for each core, and a core has at most two CPUs here: with three, one was asked for.
+CHOSEN_FROM: Final = 3
 
 
 class LockWait(NamedTuple):
@@ -44,7 +57,7 @@ def lock_wait(snapshot: Snapshot) -> LockWait | None:
                 samples += line.samples if line.held_by else 0
                 for place, share in line.held_by.items():
                     seconds[place] = seconds.get(place, 0.0) + share * snapshot.wall_s
-    if samples < SAMPLES_NEEDED:
+    if samples < LINE_SAMPLES_NEEDED:
         return None
     waiting = (SYNCHRONIZATION,) if _makes_batches(snapshot) else (SYNCHRONIZATION, *INPUT_SECTIONS)
     in_steps = (section for name, section in snapshot.sections.items() if name in waiting)
@@ -72,7 +85,17 @@ def _makes_batches(snapshot: Snapshot) -> bool:
     return bool(snapshot.loaders) and all(loader.num_workers == 0 for loader in snapshot.loaders)
 
 
-@RULES.rule(LOCK_HELD, threshold=0.10)  # of step time
+@RULES.rule(
+    "lock-held-by-thread",
+    threshold=0.10,  # of step time
+    label="BUSY THREAD",
+    claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    is_anywhere=True,
+    is_cause=True,
+    saves=(0.7, 1.5),
+    explains_idle=True,
+    has_loss=True,
+)
 def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a thread of the program that runs Python code while the training thread waits for Python's lock."""
     step, wait = snapshot.step, lock_wait(snapshot)
@@ -84,6 +107,7 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     how_long = f"for {share:.0%} of step time ({ms_text(held_s / step.count)} per step)"
     message = f"The training waits for Python's lock {how_long}, which a thread of the program has at {place}"
+    changes = (Change.OTHER_PROCESS,)
     fix = f"Move that work to a process of its own (multiprocessing, DataLoader workers): {ONE_THREAD}"
     if wait.cpu_s > SAID_FROM * held_s:
         for_what = "Python's lock or for a CPU" if wait.seconds > SAID_FROM * held_s else "a CPU"
@@ -91,12 +115,89 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix = f"Do less of that work meanwhile; where a CPU is free, move it to a process of its own: {ONE_THREAD}"
     if place.startswith(QUEUE):
         message = f"{message}: the thread of a multiprocessing queue, which pickles what is put into it"
+        changes = (Change.SMALLER_QUEUE,)
         fix = f"Put less into the queue, or tensors and arrays instead of many objects: {ONE_THREAD}"
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": held_s, "lines": place}
     return Finding(
-        code=LOCK_HELD,
+        code="lock-held-by-thread",
         message=message,
         evidence={**evidence, "cpu_s": wait.cpu_s},
         potential_saving_s=held_s * step.settled_s / step.total_s,
         fix=fix,
+        changes=changes,
     )
+
+
+@RULES.rule(
+    "few-threads",
+    threshold=0.15,  # of step time
+    label="TOO FEW THREADS",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    is_cause=True,
+    saves=(0.2, 1.25),
+    changes=(Change.NUM_THREADS,),
+    try_=("num_threads",),
+)
+def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training on the CPU that was set to few threads and leaves CPUs free; over 15 % of step time.
+
+    None where operators are short on average, or were not counted, and where torch has chosen the number of threads.
+    """
+    machine, step, threads = snapshot.machine, snapshot.step, snapshot.program.threads
+    if machine is None or step is None or machine.cores is None or snapshot.device is not None or machine.gpus:
+        return None
+    free = _free(snapshot, machine)
+    if free is None or machine.samples < SAMPLES_NEEDED or not threads or not has_enough_steps(snapshot):
+        return None
+    places = snapshot.program.places_of(THREADS)
+    wanted = _wanted(machine, threads, free)
+    if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
+        return None
+    computing_s = snapshot.computing_s()
+    if not step.settled_s or not _has_long_operators(snapshot.program, computing_s / step.settled_count):
+        return None
+    potential_saving_s = PARALLEL * (1 - threads / wanted) * computing_s
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    where = f" (set at {places})" if places else ""
+    return Finding(
+        code="few-threads",
+        message=f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "
+        f"{machine.cores:g} CPUs are free: forward and backward passes take {computing_s / step.settled_s:.0%} of step "
+        "time",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "threads": threads,
+            "free_cpus": free,
+            "lines": places,
+        },
+        potential_saving_s=potential_saving_s,
+        fix=f"Use more threads: torch.set_num_threads({wanted}) or OMP_NUM_THREADS={wanted}",
+    )
+
+
+def _has_long_operators(program: ProgramFacts, computing_s: float) -> bool:
+    """Return whether the operators of a step, in which computing takes ``computing_s``, are long on average.
+
+    Those of the counted step are known. Other steps may do something else as well, such as an agent's whole episode.
+    """
+    counted_s = program.long_forward.all_s + program.long_backward.all_s
+    return program.operators > 0 and (
+        counted_s >= program.operators * LONG_OPERATOR_S and computing_s <= UNLIKE * counted_s
+    )
+
+
+def _free(snapshot: Snapshot, machine: MachineStats) -> float | None:
+    """Return how many CPUs neither the training nor other programs used on average; None if unknown."""
+    free = free_cpus(snapshot)
+    if free is None or machine.cpu_host is None or machine.host_cores is None:
+        return free
+    return min(free, machine.host_cores * (1 - machine.cpu_host.mean))
+
+
+def _wanted(machine: MachineStats, threads: int, free: float) -> int:
+    """Return how many threads a rank can have."""
+    cores = 0.0 if machine.cores is None else machine.cores
+    return min(int(cores / machine.local_ranks), threads + round(free / machine.local_ranks))

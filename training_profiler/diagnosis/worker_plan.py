@@ -4,7 +4,8 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Evidence
+from training_profiler.findings.finding import Evidence, Fix
+from training_profiler.findings.losses import Change
 from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.tables.framework_frames import SAMPLER
@@ -87,39 +88,44 @@ class WorkerPlan(NamedTuple):
             **({"handing_over_s": self.handing_over_s} if self.handing_over_s else {}),
         }
 
-    def text(self) -> str:
-        """Return what to do with the number of workers."""
+    @property
+    def fix(self) -> Fix:
+        """What to do with the number of workers."""
         where = " in a worker" if self.now else f" ({ms_text(self.cpu_s)} of CPU time)"
         times = f"making a batch takes {ms_text(self.making_s)}{where}, using it {ms_text(self.using_s)}"
         if self.is_better_without:
-            return (
+            return Fix(
                 f"Set DataLoader(num_workers=0), now {self.now}: the training waits {ms_text(self.handing_over_s)} to "
-                f"take a batch over from workers that are mostly idle, and {times}"
+                f"take a batch over from workers that are mostly idle, and {times}",
+                (Change.NUM_WORKERS,),
             )
         if self.needed <= self.now:
             why = ", but some take much longer" if self.is_uneven else ""
             workers = "One worker is" if self.now == 1 else f"The {self.now} workers are"
-            return f"{workers} enough for batches of mean length{why}: {times}"
+            return Fix(f"{workers} enough for batches of mean length{why}: {times}")
         if self.lock is not None and self.useful <= self.now:
-            return (
+            return Fix(
                 f"More workers would not help: they wait for each other at {self.lock.text}. It is taken in at least "
                 f"{self.lock.taken:.0%} of the time, so a batch takes at least {ms_text(self.at_best_s)} with any "
                 f"number of workers. {LESS_LOCKED}"
             )
         if self.useful <= self.now:
             workers = "More workers" if self.now else "Workers"
-            return (
+            return Fix(
                 f"{workers} would not help: all CPUs are busy, and making a batch takes {ms_text(self.cpu_s)} of "
-                f"CPU time, using it {ms_text(self.using_s)}. {PREPROCESS_LESS}"
+                f"CPU time, using it {ms_text(self.using_s)}. {PREPROCESS_LESS}",
+                (Change.LESS_PREPROCESSING,),
             )
         if self.useful < self.needed:
             why = "find no free CPU" if self.lock is None else f"wait for each other at {self.lock.text}"
-            return (
+            return Fix(
                 f"Set DataLoader(num_workers={self.useful}), now {self.now}: more would {why}, so a batch "
                 f"takes at least {ms_text(self.at_best_s)}; without waiting {self.needed} would be needed: {times}"
-                f"{self._unknown}"
+                f"{self._unknown}",
+                (Change.NUM_WORKERS,),
             )
-        return f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}{self._unknown}"
+        text = f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}{self._unknown}"
+        return Fix(text, (Change.NUM_WORKERS,))
 
     @property
     def _unknown(self) -> str:

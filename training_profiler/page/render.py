@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, ms_number, three_digits
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.device_waits import host_runs_ahead
+from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.page import tables
 from training_profiler.page.charts import chart_data
 from training_profiler.page.document import document, part_file

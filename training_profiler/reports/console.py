@@ -7,7 +7,7 @@ from typing import Final
 from training_profiler.base.text import printable_lines
 from training_profiler.base.units import S_PER_HOUR, counted, duration_text, time_text, unit_of_steps
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.device_waits import host_runs_ahead
+from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.breakdown import breakdown_lines
 from training_profiler.reports.checklist import checklist_lines

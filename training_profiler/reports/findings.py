@@ -5,10 +5,10 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, ms_number
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.claims import STEP_TIME_VARIES, UNKNOWN_S, section_of
-from training_profiler.diagnosis.lines import IN_WORKERS
+from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
 from training_profiler.diagnosis.machine import THE_MACHINE
-from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.diagnosis.registry import row_of, section_of
+from training_profiler.diagnosis.rules import HEALTHY, too_little_data
 from training_profiler.findings.finding import brief
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -19,9 +19,6 @@ MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 UNEVEN_MATTERS_FROM: Final = 0.10
 _BY_CHANCE: Final = (None, THE_MACHINE, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY)
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
-NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
-# Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
-RISKS: Final = ("rank-silent", "profiler-records", "host-memory", "gpu-memory-high", "memory-growth", "kept-graphs")
 
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
@@ -30,10 +27,15 @@ def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
     return chosen[:MOST_IMPORTANT]
 
 
+def has_nothing_to_fix(finding: Finding) -> bool:
+    """Return whether a finding only describes the run."""
+    return row_of(finding).is_harmless or finding.code in (*REMARKS, HEALTHY)
+
+
 def _matters(snapshot: Snapshot, finding: Finding) -> bool:
-    if finding.code in NOTHING_TO_FIX:
+    if has_nothing_to_fix(finding):
         return False
-    if finding.code in RISKS:
+    if row_of(finding).is_risk:
         return True
     saving_s = finding.potential_saving_s or float(finding.evidence.get(UNKNOWN_S, 0.0))
     least = UNEVEN_MATTERS_FROM if _is_uneven_by_chance(finding) else MATTERS_FROM
@@ -43,7 +45,7 @@ def _matters(snapshot: Snapshot, finding: Finding) -> bool:
 
 def _is_uneven_by_chance(finding: Finding) -> bool:
     """Return whether steps are uneven in no part or in computing, as on any machine that others use as well."""
-    return finding.code == STEP_TIME_VARIES and finding.evidence.get("moves_with") in _BY_CHANCE
+    return finding.code == "step-time-varies" and finding.evidence.get("moves_with") in _BY_CHANCE
 
 
 def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float] | None:

@@ -5,9 +5,9 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, ms_column, three_digits, unit_of_steps
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.claims import section_of
-from training_profiler.diagnosis.device_waits import host_runs_ahead
+from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
+from training_profiler.diagnosis.registry import section_of
 from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label

@@ -8,10 +8,10 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.memory import SAMPLES_NEEDED
-from training_profiler.diagnosis.registry import threshold_of
+from training_profiler.diagnosis.registry import row_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.findings.finding import brief
-from training_profiler.reports.findings import NOTHING_TO_FIX, important
+from training_profiler.reports.findings import has_nothing_to_fix, important
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.sections import (
     BACKWARD_PASS,
@@ -30,81 +30,6 @@ REPLAYS: Final = "graph replays"
 _ALSO_COMPUTING: Final = {GRAPH_REPLAY: REPLAYS, FORWARD_WITHOUT_GRAD: "no-grad forward"}
 BAD, GOOD, UNKNOWN = "red", "green", "yellow"
 
-# By the code of the finding. Any other finding goes by its own code.
-_CLASSES: Final = {
-    "data-loading-bound": "INPUT-BOUND",
-    "loader-slow": "INPUT-BOUND",
-    "first-batch-slow": "INPUT-BOUND",
-    "workers-restarted": "WORKER STARTS",
-    "validation-workers-restarted": "WORKER STARTS",
-    "loader-restarted": "INPUT-BOUND",
-    "sampler-slow": "INPUT-BOUND",
-    "data-generation-bound": "INPUT-BOUND",
-    "data-transfer": "TRANSFER-BOUND",
-    "host-memory": "MEMORY",
-    "gpu-memory-high": "MEMORY",
-    "memory-growth": "MEMORY",
-    "allocator-retries": "MEMORY",
-    "memory-rises-since": "MEMORY",
-    "synchronization-heavy": "SYNC-BOUND",
-    "waits-for-device": "SYNC-BOUND",
-    "machine-busy": "MACHINE BUSY",
-    "cpu-oversubscribed": "TOO FEW CPUS",
-    "few-threads": "TOO FEW THREADS",
-    "rank-silent": "RANK SILENT",
-    "profiler-records": "UNDER A PROFILER",
-    "straggler": "STRAGGLER",
-    "host-slow": "SLOW HOST",
-    "uneven-work": "UNEVEN WORK",
-    "forward-dominates": "COMPUTE-BOUND",
-    "backward-slow": "COMPUTE-BOUND",
-    "optimizer-heavy": "OPTIMIZER",
-    "metrics-heavy": "METRICS",
-    "logging-heavy": "LOGGING",
-    "ema-heavy": "EMA",
-    "validation-heavy": "VALIDATION",
-    "passes-before-training": "BEFORE TRAINING",
-    "validation-with-gradients": "VALIDATION",
-    "sampling-heavy": "SAMPLING",
-    "checkpointing-heavy": "CHECKPOINTS",
-    "batch-norm-update-heavy": "BATCH NORM UPDATE",
-    "slow-startup": "SLOW START",
-    "outside-steps": "OUTSIDE STEPS",
-    "unexplained": "UNATTRIBUTED",
-    "step-time-varies": "UNEVEN STEPS",
-    "slowing-down": "SLOWING DOWN",
-    "slower-since": "SLOWING DOWN",
-    "gpu-utilization": "GPU IDLE",
-    "shared-gpu": "GPU SHARED",
-    "small-operators": "SMALL OPERATORS",
-    "time-step-loop": "TIME STEP LOOP",
-    "python-in-forward": "PYTHON",
-    "python-in-backward": "PYTHON",
-    "lock-held-by-thread": "BUSY THREAD",
-    "garbage-collection": "GARBAGE COLLECTION",
-    "page-faults": "PAGE FAULTS",
-    "double-precision": "FLOAT64",
-    "slow-precision": "SLOW PRECISION",
-    "full-precision": "COMPUTE-BOUND",
-    "channels-first": "COMPUTE-BOUND",
-    "repeated-backward": "REPEATED BACKWARD",
-    "dense-embedding": "DENSE EMBEDDING",
-    "anomaly-detection": "ANOMALY DETECTION",
-    "backward-hooks": "BACKWARD HOOKS",
-    "forward-hooks": "FORWARD HOOKS",
-    "parameter-loop": "PARAMETER LOOP",
-    "needless-create-graph": "NEEDLESS GRAPH",
-    "unused-gradients": "UNUSED GRADIENTS",
-    "unused-graphs": "UNUSED GRAPHS",
-    "recomputation": "RECOMPUTATION",
-    "tiny-batches": "TINY BATCHES",
-    "validation-tiny-batches": "TINY VALIDATION BATCHES",
-    "repeated-forward": "REPEATED FORWARD",
-    "frozen-forward": "FROZEN FORWARD",
-    "kept-graphs": "MEMORY",
-    "recompiles": "RECOMPILES",
-}
-
 
 class Verdict(NamedTuple):
     """What limits the run, what that is based on, and what a change could save; unknown texts are empty."""
@@ -119,7 +44,7 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that the findings and figures support."""
     first = next(iter(important(snapshot, findings)), None)
     if first is not None:
-        headline = f"{_CLASSES.get(first.code, first.code.upper())}: {brief(first.message)}"
+        headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
         if first.code == MACHINE_BUSY:
             return Verdict(headline, "", f"{_lost(snapshot, first)}; the times below contain that", BAD)
         saving = _saving(snapshot, first)
@@ -138,7 +63,7 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     shares = [share for name in COMPUTING if (share := snapshot.share_of_step(name)) is not None]
     others = {text: snapshot.share_of_step(name) or 0.0 for name, text in _ALSO_COMPUTING.items()}
     computing = min(1.0, sum(shares) + sum(others.values()))
-    small = any(finding.fix and finding.code not in NOTHING_TO_FIX for finding in findings)
+    small = any(finding.fix and not has_nothing_to_fix(finding) for finding in findings)
     headline = "no large bottleneck found" if small else "no bottleneck found"
     is_busy = _is_busy(snapshot)
     if computing >= COMPUTES_FROM and is_busy:

@@ -176,7 +176,7 @@ def _sinks(given: object) -> tuple[str, ...]:
 def _thresholds(given: object) -> dict[str, float]:
     # Here, because few runs override a threshold, and importing the rules takes time.
     from training_profiler.diagnosis import THRESHOLDS
-    from training_profiler.findings.thresholds import read_thresholds
+    from training_profiler.findings.registry import read_thresholds
 
     return read_thresholds(given, THRESHOLDS, f"example: {_THRESHOLDS_EXAMPLE}")
 

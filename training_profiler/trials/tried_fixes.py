@@ -16,7 +16,7 @@ from training_profiler.trials.results import (
     Row,
     best_of_each,
 )
-from training_profiler.trials.treatments import EXCLUSIVE, WORTH_TRYING
+from training_profiler.trials.treatments import EXCLUSIVE, worth_trying
 
 PREDICTED: Final = "would not help"
 WITHOUT_GAIN: Final = (NOT_SHOWN, NOT_CONFIRMED, SLOWER, NO_VERDICT, FAILED)
@@ -30,7 +30,7 @@ def with_trials(findings: Iterable[Finding], results: Results | None) -> list[Fi
 
 def _rows_of(finding: Finding, rows: Iterable[Row]) -> list[Row]:
     """Return the changes that may be the fix; ceilings only where nothing else was tried."""
-    families = WORTH_TRYING.get(finding.code, ())
+    families = worth_trying(finding)
     rows = [row for row in rows if row.family in families]
     return [row for row in rows if not row.is_ceiling] or rows
 

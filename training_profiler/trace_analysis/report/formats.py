@@ -8,9 +8,9 @@ from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, by
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.tables import wrapped
 from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
 
-AT_LEAST: Final = ("layout-conversions",)  # convolutions in the other layout are often faster themselves
 BYTES_PER_KIB: Final = 1024
 _NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
 _LONG: Final = 1200  # characters; names of kernels can have many thousands
@@ -61,7 +61,7 @@ def saving_text(finding: Finding, analysis: Analysis) -> str:
     saved_ms = saving_ms(finding)
     if saved_ms is None:
         return ""
-    saved = f"{saved_ms:.1f} ms or more" if finding.code in AT_LEAST else f"up to {saved_ms:.1f} ms"
+    saved = f"{saved_ms:.1f} ms or more" if RULES[finding.code].saves_at_least else f"up to {saved_ms:.1f} ms"
     return f" Could save {saved} of {analysis.scope.extent}."
 
 

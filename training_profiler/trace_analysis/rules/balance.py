@@ -5,13 +5,13 @@ from typing import Final
 
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Rule, Saving
+from training_profiler.findings.registry import Need, Saving
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import memory_share, phase_share
 from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
-from training_profiler.trace_analysis.rules.registry import RULES, can_compile, has_backward
+from training_profiler.trace_analysis.rules.registry import RULES, TraceRule, can_compile, has_backward
 
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 
@@ -59,7 +59,7 @@ def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
     return None
 
 
-@RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,))
+@RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,), work="products", has_conversions=True)
 def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a backward pass that takes over three times the forward pass, on the device."""
     phases = analysis.phases.times_ns
@@ -75,13 +75,12 @@ def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseShare:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseShare(TraceRule):
     """A row of the table of rules about one phase's share of step time on the device."""
 
-    code: str
+    needs: tuple[Need[Analysis], ...] = (PHASES,)
     phase: str
-    threshold: float
     subject: str  # "... takes 20.0% of step time on the device"
     fix: str
 
@@ -106,6 +105,7 @@ PHASE_SHARES: Final = (
         threshold=0.15,
         subject="The optimizer",
         fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
+        work="optimizer",
     ),
     PhaseShare(
         code="forward-dominates",
@@ -113,10 +113,12 @@ PHASE_SHARES: Final = (
         threshold=0.60,
         subject="The forward pass",
         fix="Use mixed precision{compile}; check for computations that the loss does not need",
+        work="products",
+        has_conversions=True,
     ),
 )
 for row in PHASE_SHARES:
-    RULES.add(Rule(row.code, row.threshold, row.find, needs=(PHASES,)))
+    RULES.add(row)
 
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))

@@ -69,7 +69,7 @@ def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST))
+@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST), work="copies")
 def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
@@ -93,7 +93,9 @@ def _fewer_copies(analysis: Analysis) -> str:
     return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
-@RULES.rule("layout-conversions", threshold=0.05, needs=(DEVICE,))
+@RULES.rule(
+    "layout-conversions", threshold=0.05, needs=(DEVICE,), is_measured=True, is_conversion=True, saves_at_least=True
+)
 def layout_conversions(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag kernels that convert the layout of tensors for convolutions, over 5 % of the device's busy time."""
     found, busy_ns = analysis.layout_conversions, analysis.device.busy.total_ns
@@ -113,7 +115,7 @@ def layout_conversions(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY))
+@RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY), work="products", has_conversions=True)
 def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
     found = analysis.kernels
@@ -135,7 +137,7 @@ def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, HOST))
+@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, HOST), work="products")
 def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
@@ -152,7 +154,9 @@ def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("single-tensor-optimizer", threshold=100, needs=(DEVICE, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP))
+@RULES.rule(
+    "single-tensor-optimizer", threshold=100, needs=(DEVICE, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP), work="optimizer"
+)
 def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""
     per_step = analysis.phases.optimizer_kernels / analysis.scope.repetitions
@@ -168,7 +172,7 @@ def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | N
     )
 
 
-@RULES.rule("exposed-communication", threshold=0.10, needs=(DEVICE, WHOLE))
+@RULES.rule("exposed-communication", threshold=0.10, needs=(DEVICE, WHOLE), is_measured=True)
 def exposed_communication(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag communication that no computation hides, over 10 % of step time."""
     ns = sum(part.exposed_communication_ns for part in analysis.scope.parts)

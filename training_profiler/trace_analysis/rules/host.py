@@ -53,7 +53,7 @@ BETWEEN_REPLAYS: Final = (
 )
 
 
-@RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,))
+@RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True)
 def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag waits for batches of 15 % of the time or more, and a DataLoader without workers."""
     share = data_share(analysis)
@@ -132,7 +132,7 @@ def _fewer_launches(analysis: Analysis) -> str:
     return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
-@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST))
+@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
 def stalls(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
     found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
@@ -172,7 +172,7 @@ def _stall_text(place: AttributedGap) -> str:
     return f"{place.ns_of(HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 
-@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, HOST))
+@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
 def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = gap_ns(analysis, LAUNCH_BOUND, PYTHON)
@@ -190,7 +190,7 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, HOST))
+@RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
 def reads(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
     share = share_of_scope(analysis, analysis.waiting.read_ns)
@@ -208,7 +208,7 @@ def reads(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, HOST))
+@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
 def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
     ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
@@ -229,7 +229,7 @@ def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,))
+@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,), work="copies")
 def pageable(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
     ns, copies = analysis.pageable.total_ns, analysis.pageable.count
@@ -247,7 +247,7 @@ def pageable(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("allocations", threshold=0.01, needs=(HOST,))
+@RULES.rule("allocations", threshold=0.01, needs=(HOST,), is_measured=True)
 def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
     ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations
@@ -306,7 +306,7 @@ def varies(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS))
+@RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS), work="copies")
 def data_transfer(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag copies between host and device that nothing hides, over 10 % of step time."""
     ns = analysis.transfers.exposed_ns

@@ -1,14 +1,28 @@
 """The rules about a trace, and what they have in common."""
 
+from dataclasses import dataclass
 from typing import Final
 
-from training_profiler.findings.registry import Registry
+from training_profiler.findings.registry import Registry, Rule
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
 from training_profiler.trace_analysis.load.columns import NONE
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
-RULES: Final[Registry[Analysis]] = Registry()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRule(Rule[Analysis]):
+    """A row: everything that claims and reports must know of a rule about traces."""
+
+    is_measured: bool = False  # no saving means that nothing would be gained; for other rules, that it is not known
+    work: str = ""  # of the device, that other rules claim as well: a faster product is also a faster forward pass
+    has_conversions: bool = False  # it contains the work of ``is_conversion``, and is worth what it saves beyond that
+    is_conversion: bool = False
+    saves_at_least: bool = False  # convolutions in the other layout are often faster themselves
+
+
+RULES: Final[Registry[Analysis, TraceRule]] = Registry(TraceRule)
 # A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
 _AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
 

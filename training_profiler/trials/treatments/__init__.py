@@ -3,18 +3,20 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from training_profiler.diagnosis.registry import row_of
+from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.losses import PRICE_OF, Losses
+from training_profiler.findings.losses import Change, Losses
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import ceilings, ddp, loader, model, optimizer, process
 
 
-def _row(kind: Any, name: str, label: str, *rest: Any, change: str = "", **more: Any) -> Any:
+def _row(kind: Any, name: str, label: str, *rest: Any, change: Change | None = None, **more: Any) -> Any:
     """Return a treatment; the change that it is an example of says what it does to the losses."""
     family = name.partition("=")[0]
-    price = PRICE_OF[change or family]
-    return kind(name, family, label, price.losses, *rest, effect=price.text, **more)
+    change = change or Change[family.upper()]
+    return kind(name, family, label, change.losses, *rest, effect=change.text, **more)
 
 
 def _loader(kind: Any, name: str, *rest: Any) -> Any:
@@ -31,7 +33,7 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
     _loader(loader.KeepWorkers, "persistent_workers"),
     *(_loader(loader.Prefetch, f"prefetch_factor={factor}", factor) for factor in (4, 8)),
     _loader(loader.PinnedMemory, "pin_memory"),
-    _row(loader.WholeBatches, "batched", "DataLoader(sampler=BatchSampler(...))", change="BatchSampler"),
+    _row(loader.WholeBatches, "batched", "DataLoader(sampler=BatchSampler(...))"),
     _row(optimizer.OptimizerArgument, "fused", "optimizer(fused=True)", "fused"),
     _row(optimizer.OptimizerArgument, "foreach", "optimizer(foreach=True)", "foreach"),
     _row(optimizer.ClearedGradients, "set_to_none", "zero_grad(set_to_none=True)"),
@@ -43,13 +45,12 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
             f"torch.set_num_threads({count})",
             "torch",
             count,
-            change="set_num_threads",
         )
         for count in (1, 2, 4, 8, 16)
     ),
-    _row(process.FrozenObjects, "gc_freeze", "gc.freeze()", "gc.freeze()", "gc", change="gc.freeze"),
+    _row(process.FrozenObjects, "gc_freeze", "gc.freeze()", "gc.freeze()", "gc"),
     *(
-        _row(process.Allocator, name, f"LD_PRELOAD={name}", name, change="LD_PRELOAD")
+        _row(process.Allocator, name, f"LD_PRELOAD={name}", name, change=Change.ALLOCATOR)
         for name in ("jemalloc", "tcmalloc")
     ),
     _row(
@@ -58,14 +59,13 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
         "model.to(channels_last)",
         "{model}.to(memory_format=torch.channels_last)",
     ),
-    _row(model.Compiled, "compile", "model.compile()", "{model}.compile()", change="torch.compile"),
+    _row(model.Compiled, "compile", "model.compile()", "{model}.compile()"),
     _row(
         process.CudnnBenchmark,
         "cudnn_benchmark",
         "cudnn.benchmark = True",
         "torch.backends.cudnn.benchmark = True",
         "torch",
-        change="cudnn.benchmark",
     ),
     _row(
         process.MatmulPrecision,
@@ -73,7 +73,6 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
         'set_float32_matmul_precision("high")',
         'torch.set_float32_matmul_precision("high")',
         "torch",
-        change="set_float32_matmul_precision",
     ),
     _row(
         model.Autocast,
@@ -97,38 +96,13 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
 EXCLUSIVE: Final = (("fused", "foreach"), ("jemalloc", "tcmalloc"))
 FAMILIES: Final = tuple(dict.fromkeys(treatment.family for treatment in TREATMENTS))
 
-_LOADING: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
-_COMPUTING: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
-_EXCHANGE: Final = ("gradient_as_bucket_view", "static_graph", "bucket_cap_mb")
 _ANY: Final = ("fused", "num_threads", "gc_freeze", "compile", "channels_last")
-# The rule -> the families of what may help.
-WORTH_TRYING: Final = {
-    "data-loading-bound": (*_LOADING, "jemalloc", "tcmalloc"),
-    "loader-slow": _LOADING,
-    "first-batch-slow": ("persistent_workers",),
-    "workers-restarted": ("persistent_workers",),
-    "validation-workers-restarted": ("persistent_workers",),
-    "data-generation-bound": ("num_threads",),
-    "data-transfer": ("pin_memory",),
-    "garbage-collection": ("gc_freeze",),
-    "page-faults": ("jemalloc", "tcmalloc"),
-    "step-time-varies": ("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
-    "optimizer-heavy": ("fused", "foreach", "set_to_none"),
-    "forward-dominates": _COMPUTING,
-    "backward-slow": _COMPUTING,
-    "channels-first": ("channels_last", "autocast"),
-    "full-precision": ("matmul_precision", "autocast"),
-    "small-operators": ("compile", "num_threads", "gc_freeze"),
-    "cpu-oversubscribed": ("num_threads", "num_workers"),
-    "few-threads": ("num_threads",),
-    "synchronization-heavy": _EXCHANGE,
-    "checkpointing-heavy": ("no_checkpoints",),
-    "validation-heavy": ("no_validation",),
-    "logging-heavy": ("no_scalars",),
-    "computes-slowly": _ANY,
-    "healthy": _ANY,
-}
 _SAFEST_FIRST: Final = tuple(Losses)
+
+
+def worth_trying(finding: Finding) -> tuple[str, ...]:
+    """Return the families of what may help against a finding."""
+    return _ANY if finding.code in (HEALTHY, COMPUTES_SLOWLY) else row_of(finding).try_
 
 
 def suggested(findings: Iterable[Finding], facts: ProgramFacts) -> list[Treatment]:
@@ -137,7 +111,7 @@ def suggested(findings: Iterable[Finding], facts: ProgramFacts) -> list[Treatmen
     Ceilings come last, and after them the families of which none applies, to be named with the reason. Findings that
     no change is known for, such as a busy machine, leave those that may help any program.
     """
-    families = {family for finding in findings for family in WORTH_TRYING.get(finding.code, ())} or set(_ANY)
+    families = {family for finding in findings for family in worth_trying(finding)} or set(_ANY)
     worth = [each for each in TREATMENTS if each.family in families]
     chosen = [each for each in worth if each.reason_not(facts) is None]
     applying = {each.family for each in chosen}

@@ -1,0 +1,427 @@
+"""Rules about backward passes that do more than the training needs."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
+from training_profiler.diagnosis.in_python import in_python
+from training_profiler.diagnosis.pauses import page_fault_time
+from training_profiler.diagnosis.places import places_text
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of
+from training_profiler.diagnosis.small_operators import is_on_cpu
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
+from training_profiler.snapshot.lines import hottest_places
+from training_profiler.snapshot.program import ANOMALY
+from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot
+from training_profiler.tables.pass_phases import (
+    ANOMALIES,
+    BACKWARD_HOOK,
+    CUSTOM_BACKWARD,
+    FORWARD_HOOK,
+    RECOMPUTATION,
+)
+from training_profiler.tables.sections import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    SYNCHRONIZATION,
+)
+
+NEARLY_ALL_UPDATES: Final = 0.9  # of the updates
+# Of a backward pass; measured on the CPU for MLPs, a convolution and a transformer: 4 to 28 %.
+GRAPH_COSTS: Final = 0.1
+A_TRIFLE: Final = 0.1  # of the forward pass
+BACKWARD_METHOD: Final = "backward"  # of torch.autograd.Function
+MOST_OF_IT: Final = 0.5  # of the time in backward passes
+HOOK_SAMPLES_NEEDED: Final = 10  # of lines in hooks; fewer may be chance
+HOOK_NAMED_FROM: Final = 0.25  # of the time in hooks
+HOOKS_NAMED: Final = 3
+PYTHON_SAMPLES_NEEDED: Final = 20  # of lines in such functions; the error of a part of a half is then about 0.1
+PLACES_NAMED: Final = 2
+MEMORY_LEFT: Final = 0.5  # of all; activations that are kept may take as much again as everything else
+MEMORY_SAMPLES: Final = 5  # of the system monitor
+CHECKPOINT_CALLS: Final = ("checkpoint", "checkpoint_sequential")
+# A layer multiplies once for the gradient of its weight and once for that of its input.
+OF_WEIGHTS: Final = 0.5
+
+
+@RULES.rule(
+    "anomaly-detection",
+    threshold=0.03,  # of step time
+    claims=(FORWARD_PASS, OTHER, BACKWARD_PASS),
+    is_cause=True,
+    saves=(0.8, 1.6),
+    changes=(Change.NO_ANOMALY_DETECTION,),
+    explains_idle=True,
+)
+def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training with anomaly detection, by the samples in which a forward pass keeps a stack.
+
+    To this comes what its checks take of the backward passes: as much of them as of the operators of the counted step.
+    """
+    step = snapshot.step
+    if step is None or not snapshot.program.finds_anomalies or not has_enough_steps(snapshot) or not step.settled_s:
+        return None
+    stacks = sum(share for phase, share in snapshot.phases.items() if ANOMALIES in phase.split(BETWEEN))
+    spent_s = stacks * snapshot.wall_s * (step.settled_s / step.total_s if step.total_s else 0.0)
+    checks_s = _checks_s(snapshot)
+    spent_s = min(step.settled_s, spent_s + (checks_s or 0.0))
+    share = spent_s / step.settled_s
+    if share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    places = snapshot.program.places_of(ANOMALY)
+    where = f", switched on at {places}" if places else ""
+    checking = "to look for NaN in each gradient"
+    more, unknown = ("", f", and more {checking}") if checks_s is None else (f" and {checking}", "")
+    return Finding(
+        code="anomaly-detection",
+        message=f"Autograd's anomaly detection takes {share:.0%} of step time to keep a stack for each operation{more} "
+        f"({ms_text(spent_s / step.settled_count)} per step){where}{unknown}",
+        evidence={"share_of_step": share, "threshold": threshold, "lines": places},
+        potential_saving_s=spent_s,
+        fix="Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
+        "operation that makes a NaN, and not while training",
+    )
+
+
+def _checks_s(snapshot: Snapshot) -> float | None:
+    """Return how long the checks take in backward passes within steps; None where that is unknown.
+
+    A device's time is unknown: operators of the counted step took the host's time.
+    """
+    checks = snapshot.program.nan_checks
+    if not checks.all_s or snapshot.is_by_device(BACKWARD_PASS):
+        return None
+    return checks.seconds / checks.all_s * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
+
+
+@RULES.rule(
+    "needless-create-graph",
+    threshold=0.02,  # of step time
+    label="NEEDLESS GRAPH",
+    claims=(BACKWARD_PASS,),
+    is_cause=True,
+    saves=(0.3, 2.8),
+    changes=(Change.NO_CREATE_GRAPH,),
+)
+def created_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag `create_graph=True` where no gradient is computed of these gradients before the next update.
+
+    What recording costs is not measured in the run: the saving is that of a usual model.
+    """
+    step, count = snapshot.step, snapshot.program.created_graphs
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
+    if step is None or not has_enough_steps(snapshot) or not backward_s or not step.settled_s:
+        return None
+    if count < NEARLY_ALL_UPDATES * step.count:
+        return None
+    potential_saving_s = GRAPH_COSTS * backward_s
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code="needless-create-graph",
+        message=f"Backward passes record a graph of the gradients (create_graph=True) that nothing uses, in "
+        f"{count} of {step.count} steps ({ms_text(backward_s / step.settled_count)} per step)",
+        evidence={"share_of_step": share, "threshold": threshold, "passes": count, "backward_s": backward_s},
+        potential_saving_s=potential_saving_s,
+        fix="Leave create_graph=True out, unless a gradient is computed of these gradients: it keeps each step's graph "
+        "in memory, too",
+    )
+
+
+@RULES.rule(
+    "backward-hooks",
+    threshold=0.10,  # of step time
+    claims=(BACKWARD_PASS,),
+    is_cause=True,
+    saves=(0.3, 1.1),
+    changes=(Change.LESS_OFTEN, Change.CHEAPER_HOOKS),
+    explains_idle=True,
+)
+def backward_hooks(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag hooks of the program that take over 10 % of step time in backward passes; None below 10 samples of them.
+
+    Whether the training needs them is not known: some change gradients, others only watch them.
+    """
+    fix = (
+        "Hooks that only watch gradients can do so every n-th step (remove them meanwhile), or read .grad after "
+        "backward(); let the others compute with whole tensors instead of loops in Python"
+    )
+    return _of_hooks(snapshot, threshold, "backward-hooks", BACKWARD_PASS, BACKWARD_HOOK, fix)
+
+
+@RULES.rule(
+    "forward-hooks",
+    threshold=0.10,  # of step time
+    claims=(FORWARD_PASS,),
+    is_cause=True,
+    saves=(0.3, 1.1),
+    changes=(Change.LESS_OFTEN, Change.CHEAPER_HOOKS),
+    explains_idle=True,
+)
+def forward_hooks(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag hooks of the program that take over 10 % of step time in forward passes; None below 10 samples of them.
+
+    Whether the training needs them is not known: some change outputs, others only watch them.
+    """
+    fix = (
+        "Hooks that only watch outputs can do so every n-th step (remove them meanwhile), and keep tensors instead of "
+        "reading numbers out of each; let the others compute with whole tensors instead of loops in Python"
+    )
+    return _of_hooks(snapshot, threshold, "forward-hooks", FORWARD_PASS, FORWARD_HOOK, fix)
+
+
+def _of_hooks(snapshot: Snapshot, threshold: float, code: str, name: str, phase: str, fix: str) -> Finding | None:
+    step, section, passes_s = snapshot.step, snapshot.sections.get(name), snapshot.total_of_step_s(name)
+    lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
+    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
+        return None
+    if sum(line.samples for line in lines) < HOOK_SAMPLES_NEEDED or not passes_s or snapshot.is_by_device(name):
+        return None
+    whole = sum(line.share for line in lines)
+    spent_s = min(1.0, whole / section.share) * passes_s
+    share = spent_s / step.settled_s
+    if share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    texts = places_text([line for line in lines if line.share >= HOOK_NAMED_FROM * whole][:HOOKS_NAMED], whole)
+    above_all = f", above all in {texts}" if texts else ""
+    passes = name.replace("_pass", " passes")
+    return Finding(
+        code=code,
+        message=f"Hooks take {share:.0%} of step time in {passes} ({ms_text(spent_s / step.settled_count)} per "
+        f"step){above_all}",
+        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": texts},
+        potential_saving_s=spent_s,
+        fix=fix,
+    )
+
+
+@RULES.rule(
+    "python-in-backward",
+    threshold=0.10,  # of step time
+    label="PYTHON",
+    claims=(BACKWARD_PASS,),
+    is_cause=True,
+    saves=(0.3, 1.1),
+    changes=(Change.WHOLE_TENSORS,),
+)
+def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag Python and other libraries in own autograd functions, for over 10 % of step time in backward passes.
+
+    Operators of torch in them do not count. None where backward passes run on another thread.
+    """
+    step, section = snapshot.step, snapshot.sections.get(BACKWARD_PASS)
+    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
+        return None
+    passes_s = snapshot.total_of_step_s(BACKWARD_PASS)
+    lines = [line for line in snapshot.lines_of_steps(BACKWARD_PASS) if line.phase == CUSTOM_BACKWARD]
+    if not passes_s or not is_on_cpu(snapshot.program) or sum(line.samples for line in lines) < PYTHON_SAMPLES_NEEDED:
+        return None
+    python = in_python(lines)
+    whole = sum(line.share for line in python)
+    spent_s = min(1.0, whole / section.share) * passes_s
+    share = spent_s / step.settled_s
+    if share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    texts = places_text(hottest_places(sorted(python, key=lambda line: -line.share))[:PLACES_NAMED], whole)
+    return Finding(
+        code="python-in-backward",
+        message=f"Backward passes of own autograd functions run Python or other libraries for {share:.0%} of step time "
+        f"({ms_text(spent_s / step.settled_count)} per step), above all in {texts}",
+        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": texts},
+        potential_saving_s=spent_s,
+        fix="Write these functions as operations on whole tensors of torch: it computes their gradients itself",
+    )
+
+
+@RULES.rule(
+    "recomputation", 0.10, claims=(BACKWARD_PASS,), is_cause=True, saves=(0.6, 1.4), changes=(Change.CHECKPOINTING,)
+)  # of step time
+def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training on the CPU that computes parts of the forward pass again, for over 10 % of step time.
+
+    Silent where the machine or the container had less than half of its memory left at any time: then this is needed.
+    """
+    step, section, machine = snapshot.step, snapshot.sections.get(BACKWARD_PASS), snapshot.machine
+    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
+        return None
+    if not is_on_cpu(snapshot.program) or machine is None or machine.ram_share is None:
+        return None
+    if machine.samples < MEMORY_SAMPLES or machine.ram_share.max > 1 - MEMORY_LEFT:
+        return None
+    of_run = sum(share for phase, share in snapshot.phases.items() if RECOMPUTATION in phase.split(BETWEEN))
+    spent_s = min(1.0, of_run / section.share) * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
+    share = spent_s / step.settled_s
+    if share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    lines = _checkpointed(snapshot)
+    texts = places_text(lines[:PLACES_NAMED], sum(line.share for line in lines))
+    return Finding(
+        code="recomputation",
+        message=f"Backward passes compute parts of the forward pass again, for {share:.0%} of step time "
+        f"({ms_text(spent_s / step.settled_count)} per step): activation checkpointing"
+        f"{f', called at {texts}' if texts else ''}. At most {machine.ram_share.max:.0%} of the memory was used",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "seconds": spent_s,
+            "ram_share": machine.ram_share.max,
+            "lines": texts,
+        },
+        potential_saving_s=spent_s,
+        fix="As far as memory allows, call blocks of the model without activation checkpointing: all, or some of them",
+    )
+
+
+def _checkpointed(snapshot: Snapshot) -> list[LineStats]:
+    """Return the lines of the forward pass that call blocks by torch's function for it."""
+    return [
+        line
+        for line in snapshot.lines_of_steps(FORWARD_PASS)
+        if any(name.rpartition(".")[2] in CHECKPOINT_CALLS for name in line.called)
+    ]
+
+
+@RULES.rule("unused-gradients", 0.05, claims=(BACKWARD_PASS,), is_cause=True, saves=(0.5, 1.5))  # of step time
+def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag gradients of parameters that are in no optimizer, for what is over 5 % of step time.
+
+    Their part of the backward pass is taken as that of their modules of the forward pass, and within a module as that
+    of the parameters. A module whose input needs a gradient passes it on in any case.
+    """
+    step, facts = snapshot.step, snapshot.program.unused_gradients
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
+    if step is None or facts is None or not has_enough_steps(snapshot) or not backward_s or not step.settled_s:
+        return None
+    potential_saving_s = backward_s * (facts.part - (1 - OF_WEIGHTS) * facts.passed_on)
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    at = f", called at {facts.place}" if facts.place else ""
+    return Finding(
+        code="unused-gradients",
+        message=f"Backward passes compute gradients of {facts.numbers:,} parameters that are in no optimizer, "
+        f"{facts.numbers / facts.of:.0%} of all with gradients: of {facts.module}{at}; a step's backward passes take "
+        f"{ms_text(backward_s / step.settled_count)}",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "parameters": facts.numbers,
+            "of_parameters": facts.of,
+            "part_of_forward": facts.part,
+            "module": facts.module,
+            "lines": facts.place,  # those of the backward pass start that of all parameters
+        },
+        potential_saving_s=potential_saving_s,
+        fix=(
+            "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
+            if facts.is_whole
+            else "Set requires_grad_(False) on these parameters"
+        )
+        + ", unless you read their gradients; if they are to be trained, give them to the optimizer",
+        changes=(Change.NO_GRAD, Change.NO_REQUIRES_GRAD) if facts.is_whole else (Change.NO_REQUIRES_GRAD,),
+    )
+
+
+def _without_other_ranks(finding: Finding, findings: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
+    """Return the finding; None where a backward pass mostly waits for a rank that another finding names."""
+    of_ranks = [each for each in findings if row_of(each).is_of_other_rank]
+    if snapshot.ranks is None or not of_ranks:
+        return finding
+    settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
+    share = snapshot.ranks.waiting_share if snapshot.ranks.waiting_share is not None else snapshot.ranks.sync_share
+    waited_s = max(sum(each.potential_saving_s for each in of_ranks), (share or 0.0) * settled_s)
+    backward_s, forward_s, threshold = (
+        float(finding.evidence[key]) for key in ("backward_s", "forward_s", "threshold")
+    )
+    return finding if backward_s - waited_s > threshold * forward_s else None
+
+
+@RULES.rule(
+    "backward-slow",
+    threshold=3.0,  # 2x is expected: twice the arithmetic
+    label="COMPUTE-BOUND",
+    claims=(BACKWARD_PASS,),
+    saves=(0.0, 1.5),
+    try_=COMPUTING_TRIALS,
+    is_uneven=True,
+    beside=_without_other_ranks,
+)
+def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a backward pass that takes over three times the forward pass; None if either was not measured.
+
+    Unattributed time counts as forward pass: functional code computes its loss outside of every module. With more
+    backward passes than forward passes, such as gradients of gradients, each is compared with a forward pass. Page
+    faults are another finding; all of them may be in the backward pass, whose gradients are new memory.
+    """
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
+    if not forward_s or backward_s is None or not has_enough_steps(snapshot):
+        return None
+    if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
+        return None  # host time of one and device time of the other cannot be compared
+    if _waits_for_host(snapshot):
+        return None  # its times are those in which the host launches work, which says nothing about the work
+    backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
+    faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
+    if faults is not None and snapshot.step is not None and snapshot.step.total_s:
+        backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
+    other_s = 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
+    forward = "forward pass" if other_s <= A_TRIFLE * forward_s else "forward pass and the time in no section"
+    forward_s = (forward_s + other_s) * max(1.0, _backwards_a_forward(snapshot))
+    ratio = backward_s / forward_s
+    potential_saving_s, own = backward_s - 2 * forward_s, _own_function(snapshot)
+    if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    if own is not None:
+        potential_saving_s = min(backward_s, own.share / snapshot.sections[BACKWARD_PASS].share * backward_s)
+    fix = Fix(
+        "Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions without a "
+        "fused backward",
+        (Change.CHECKPOINTING,),
+    )
+    if own is not None:
+        text = f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements"
+        fix = Fix(text, (Change.WHOLE_TENSORS,))
+    return Finding(
+        code="backward-slow",
+        message=f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
+        evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
+        potential_saving_s=potential_saving_s,
+        fix=fix.text,
+        changes=fix.changes,
+    )
+
+
+def _waits_for_host(snapshot: Snapshot) -> bool:
+    """Return whether a device with measured times is idle in many of them."""
+    return snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot)
+
+
+def _own_function(snapshot: Snapshot) -> LineStats | None:
+    """Return the place in the backward method of an autograd function of the user's with most of the time, if any.
+
+    A trainer's method of that name calls ``loss.backward()``.
+    """
+    section, places = snapshot.sections[BACKWARD_PASS], snapshot.hottest(BACKWARD_PASS, of_steps=True)
+    if not places or places[0].share < MOST_OF_IT * section.share:
+        return None
+    place = places[0]
+    calls_it = sum(share for name, share in place.called.items() if name.rpartition(".")[2] == BACKWARD_METHOD)
+    is_own = place.function.rpartition(".")[2] == BACKWARD_METHOD and bool(place.called) and not place.inside
+    return place if is_own and calls_it < MOST_OF_IT * place.share else None
+
+
+def _backwards_a_forward(snapshot: Snapshot) -> float:
+    forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
+    return backwards / forwards if forwards else 1.0
+
+
+def _synchronization_within(snapshot: Snapshot, name: str) -> float:
+    """Return the synchronization time within a section: waiting for other ranks is not the section's own work."""
+    waits = snapshot.sections.get(SYNCHRONIZATION)
+    if waits is None or waits.parent != name or snapshot.is_by_device(name):
+        return 0.0
+    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0

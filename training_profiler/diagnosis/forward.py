@@ -1,0 +1,323 @@
+"""Rules about forward passes: in Python, repeated, or with a graph that nothing uses."""
+
+from statistics import median
+from typing import Final
+
+from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.in_python import SAMPLES_NEEDED, in_python, loops, place_of_most
+from training_profiler.diagnosis.program import per_step
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.small_operators import is_on_cpu
+from training_profiler.diagnosis.validation import RECORDING_COSTS
+from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.losses import Change
+from training_profiler.snapshot.program import RepeatFacts
+from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot
+from training_profiler.tables.sections import (
+    DATA_LOADING,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    ROLLOUT,
+    VALIDATION_EPOCH,
+)
+
+# From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
+BETWEEN_OPERATORS_S: Final = 40e-6
+PART_OF_FORWARD: Final = 0.3
+MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
+USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
+FROZEN_BATCHES_NEEDED: Final = 8  # that were looked at
+FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
+LOADING_S: Final = "loading_s"  # of the evidence: kept outputs take the place of the inputs, and may be read faster
+GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of later epochs take at least
+REPEATED_STEPS_NEEDED: Final = 10
+EACH_STEP: Final = 0.9  # steps with such a call
+AT_TIMES: Final = 3  # steps with such a call; fewer may be chance
+GRAPH_STEPS_NEEDED: Final = 10
+CALLS_A_STEP: Final = 0.25  # fewer may be chance, or a log entry now and then
+
+
+def _mostly_in_python(snapshot: Snapshot) -> list[LineStats]:
+    """Return the lines of forward passes that mostly run Python or other libraries."""
+    lines = snapshot.lines_of_steps(FORWARD_PASS)
+    shares = {(line.place, line.function): line.share for line in in_python(lines)}
+    return [line for line in lines if shares.get((line.place, line.function), 0.0) >= MOSTLY * line.share > 0]
+
+
+@RULES.rule(
+    "python-in-forward",
+    threshold=0.15,  # of step time
+    label="PYTHON",
+    claims=(FORWARD_PASS,),
+    is_cause=True,
+    saves=(0.3, 1.1),
+    changes=(Change.AHEAD_OF_TIME,),
+    explains_idle=True,
+)
+def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a forward pass on the CPU of which a good part is in no operator of torch.
+
+    None where operators were not counted, as in compiled code. Where they were too many to be counted, loops in Python
+    that samples show count, with the short operators that they start.
+    """
+    program, step, outside = snapshot.program, snapshot.step, _outside_operators(snapshot)
+    if not is_on_cpu(program):
+        return None
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
+    if step is None or not has_enough_steps(snapshot) or outside is None or not forward_s:
+        return None
+    seconds, part = outside
+    potential_saving_s = min(forward_s, seconds)
+    share = potential_saving_s / step.settled_s
+    if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    lines = place_of_most(loops(snapshot) if program.forward is None else _mostly_in_python(snapshot), snapshot)
+    what = "is not in torch's operators, but in Python or in other libraries"
+    if program.forward is None:
+        what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
+    return Finding(
+        code="python-in-forward",
+        message=f"{part:.0%} of the forward pass {what} ({ms_text(potential_saving_s / step.settled_count)} per step)"
+        + "".join(f"; above all in {line}" for line in lines.values()),
+        evidence={"share_of_step": share, "threshold": threshold, "share_of_forward": part, **lines},
+        potential_saving_s=potential_saving_s,
+        fix="Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
+        "with tensors",
+    )
+
+
+def _sampled_in_python(snapshot: Snapshot) -> float:
+    """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown.
+
+    Functions of libraries that do not compute with torch, and making tensors of lists, are such; see ``in_python``.
+    """
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return 0.0
+    return min(1.0, sum(line.share for line in in_python(lines)) / section.share)
+
+
+def _sampled_in_loops(snapshot: Snapshot) -> float:
+    """Return the part of the forward pass in loops in Python, with operators that they start; 0 if unknown."""
+    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+        return 0.0
+    return min(1.0, sum(line.share for line in loops(snapshot)) / section.share)
+
+
+def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
+    """Return the time of forward passes that is surely in no operator, and its part of a step's; None if unknown.
+
+    The counted step may have been delayed, by another program for example; the shortest forward pass was not. That may
+    include operators between two modules, which are not counted; the calls of the counted step do not. What is between
+    operators counts as theirs, unless samples of lines show loops in Python there. These are a part of all passes, of
+    which the shortest may be a small batch, and count as far as a counted step of usual length has time for them.
+    """
+    counted, section, step = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS), snapshot.step
+    if section is None or not section.min_s or step is None:
+        return None
+    if counted is None:
+        part = _sampled_in_loops(snapshot) if snapshot.program.uncounted else 0.0
+        return (part * section.settled_total_s, part) if part else None
+    least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
+    outside_s = max(0.0, least_s - counted.operators_s)
+    if not least_s:
+        return None
+    between_s = BETWEEN_OPERATORS_S * counted.operators
+    most = outside_s / least_s
+    if counted.calls_s <= USUAL * (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS):
+        most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
+    sampled = min(most, _sampled_in_python(snapshot))
+    surely_s = max(0.0, outside_s - between_s)
+    seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
+    return seconds, max(sampled, surely_s / least_s)
+
+
+def _sections_of_frozen(finding: Finding) -> tuple[str, ...]:
+    with_grad = finding.evidence["with_gradients"]
+    return (FORWARD_PASS, FORWARD_WITHOUT_GRAD) if with_grad else (FORWARD_WITHOUT_GRAD, ROLLOUT, FORWARD_PASS)
+
+
+def _saves_of_frozen(finding: Finding, _: Snapshot) -> tuple[float, float]:
+    saving_s = finding.potential_saving_s
+    return 0.6, max(1.3, (saving_s + float(finding.evidence[LOADING_S])) / saving_s)
+
+
+@RULES.rule(
+    "frozen-forward",
+    threshold=0.15,  # of step time
+    claims=_sections_of_frozen,
+    is_cause=True,
+    saves=_saves_of_frozen,
+    changes=(Change.KEPT_FEATURES,),
+)
+def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a module that is not trained and has a batch as its input, in over 15 % of step time, from epoch to epoch.
+
+    Inputs need not be loaded either then: at most, that time is saved as well. Silent with less than two epochs, and
+    where later epochs do without it: they may read what the first one kept.
+    """
+    step, facts = snapshot.step, snapshot.program.frozen
+    epochs = max(len(snapshot.epochs), snapshot.program.epochs)
+    if step is None or facts is None or not has_enough_steps(snapshot) or not step.settled_s:
+        return None
+    if facts.batches < FROZEN_BATCHES_NEEDED or epochs < 2 or not _goes_on(snapshot.epochs, facts.seconds):
+        return None
+    frozen_s = min(step.settled_s, facts.part * sum(snapshot.total_of_step_s(name) or 0.0 for name in FROZEN_PASSES))
+    share = frozen_s / step.settled_s
+    again = 1 - _first_part(snapshot.epochs, epochs)
+    if share <= threshold or again * frozen_s < MIN_SAVING_S:
+        return None
+    at = f" (called at {facts.place})" if facts.place else ""
+    more = f" and {facts.modules - 1} more" if facts.modules > 1 else ""
+    does = "are not trained, and compute their" if more else "is not trained, and computes its"
+    return Finding(
+        code="frozen-forward",
+        message=f"{facts.module}{more}{at} {does} outputs again in each of {epochs} epochs: "
+        f"{ms_text(frozen_s / step.settled_count)} per step, {share:.0%} of step time",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "part_of_forward": facts.part,
+            "epochs": epochs,
+            "with_gradients": int(facts.has_grad),
+            "module": facts.module,
+            "lines": facts.place,
+            LOADING_S: again * (snapshot.total_of_step_s(DATA_LOADING) or 0.0),
+        },
+        potential_saving_s=again * frozen_s,
+        fix="If each epoch has the same inputs, without random augmentation, compute these outputs once, keep them in "
+        "memory or in a file, and train on them",
+    )
+
+
+def _first_part(epochs: tuple[EpochStats, ...], count: int) -> float:
+    """Return the part of the steps that the first epoch has: there, the features have to be computed."""
+    all_steps = sum(epoch.steps for epoch in epochs)
+    return epochs[0].steps / all_steps if len(epochs) == count and all_steps else 1 / count
+
+
+def _goes_on(epochs: tuple[EpochStats, ...], batch_s: float) -> bool:
+    """Return whether later epochs have these forward passes, too, as far as their times are known."""
+    passes_s = [
+        sum(epoch.self_s.get(name, 0.0) for name in FROZEN_PASSES) / (epoch.batches or epoch.steps)
+        for epoch in epochs[1:]
+        if epoch.steps
+    ]
+    return not passes_s or median(passes_s) >= GOES_ON * batch_s
+
+
+def _sections_of_repeated(finding: Finding) -> tuple[str, ...]:
+    if not finding.evidence["without_gradients"]:
+        return (FORWARD_PASS,)
+    return (VALIDATION_EPOCH,) if finding.evidence["in_validation"] else (FORWARD_WITHOUT_GRAD, ROLLOUT)
+
+
+@RULES.rule("repeated-forward", 0.05, claims=_sections_of_repeated, is_cause=True, saves=(0.8, 1.2))  # of step time
+def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a module that runs again for the same input, in each step or at times; None where it was not looked for.
+
+    Two passes with dropout and with gradients may be wanted, so they have no saving.
+    """
+    step, facts = snapshot.step, snapshot.program.repeats
+    if step is None or facts is None or not has_enough_steps(snapshot) or facts.steps < REPEATED_STEPS_NEEDED:
+        return None
+    is_each_step = facts.steps_with >= EACH_STEP * facts.steps
+    spent_s = _repeated_s(snapshot, facts)
+    share = spent_s / step.settled_s if step.settled_s else 0.0
+    if not (is_each_step or facts.steps_with >= AT_TIMES) or share <= threshold or spent_s < MIN_SAVING_S:
+        return None
+    is_metric, is_random = facts.without_grad > MOSTLY * facts.calls, facts.random > MOSTLY * facts.calls
+    where = f" at {facts.place}" if facts.place else ""
+    how = ", also without gradients" if is_metric else ""
+    in_validation = is_metric and not {FORWARD_WITHOUT_GRAD, ROLLOUT} & snapshot.sections.keys()
+    when = "" if is_each_step else f", in {facts.steps_with} of {facts.steps} steps that were looked at"
+    of_a_step = "per step" if is_each_step else "per step on average"
+    of_step = "outside of steps" if in_validation else f"{share:.0%} of step time"
+    fix = _fix_of_repeated(facts, is_metric=is_metric, is_random=is_random)
+    return Finding(
+        code="repeated-forward",
+        message=f"A model runs again for the same input{where}{how}{when} "
+        f"({ms_text(spent_s / step.settled_count)} {of_a_step}, {of_step})",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "repeated_a_step": facts.calls / facts.steps,
+            "steps_with": facts.steps_with,
+            "without_gradients": int(is_metric),
+            "random": int(is_random),
+            "in_validation": int(in_validation),
+            "lines": facts.place,
+        },
+        potential_saving_s=0.0 if is_random and not is_metric else spent_s,
+        fix=fix.text,
+        changes=fix.changes,
+    )
+
+
+def _fix_of_repeated(facts: RepeatFacts, *, is_metric: bool, is_random: bool) -> Fix:
+    if is_metric and facts.after_update > MOSTLY * facts.calls:
+        text = "Take metrics from the output of the forward pass that is there: they are then those before the update"
+        return Fix(text, (Change.ONE_FORWARD,))
+    if is_metric:
+        others = ", with its dropout" if is_random else ""
+        text = f"Call it once and use its output twice; .detach() gives the values for metrics{others}"
+        return Fix(text, (Change.ONE_FORWARD, Change.DETACH))
+    if is_random:
+        return Fix(
+            "Call it once and use its output twice, unless the method needs two different outputs for one input, as "
+            "R-Drop and SimCSE do: it draws random numbers, such as dropout",
+            (Change.ONE_FORWARD,),
+        )
+    text = "Call it once and use its output twice; .detach() is for what must not train it, such as a discriminator"
+    return Fix(text, (Change.ONE_FORWARD, Change.DETACH))
+
+
+def _repeated_s(snapshot: Snapshot, facts: RepeatFacts) -> float:
+    """Return the time of repeated calls in all steps: on a device, as much of it as of the forward passes."""
+    step, forward = snapshot.step, snapshot.sections.get(FORWARD_PASS)
+    assert step is not None
+    if snapshot.is_by_device(FORWARD_PASS) and forward is not None and step.count:
+        calls_a_step = forward.count / step.count
+        part = min(1.0, facts.calls / facts.steps / calls_a_step) if calls_a_step else 0.0
+        return part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
+    return min(step.settled_s, facts.seconds / facts.steps * step.settled_count)
+
+
+@RULES.rule(
+    "unused-graphs", 0.1, claims=(FORWARD_PASS,), is_cause=True, saves=(0.2, 2.5), changes=(Change.NO_GRAD,)
+)  # of step time
+def unused_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag forward passes that record a graph which no backward pass uses, from 10 % of step time on.
+
+    What recording costs is not measured in the run: the saving is that of a usual model on a CPU. A GPU that is the
+    bottleneck records while it computes. Validation has a rule of its own.
+    """
+    step, facts = snapshot.step, snapshot.program.unused_graphs
+    if step is None or facts is None or not has_enough_steps(snapshot) or not step.settled_s:
+        return None
+    if facts.steps < GRAPH_STEPS_NEEDED or facts.calls < CALLS_A_STEP * facts.steps:
+        return None
+    if snapshot.with_grad_count or snapshot.is_by_device(FORWARD_PASS):
+        return None
+    spent_s = min(step.settled_s, facts.part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))
+    share = spent_s / step.settled_s
+    if share <= threshold or RECORDING_COSTS * spent_s < MIN_SAVING_S:
+        return None
+    at = f" at {facts.place}" if facts.place else ""
+    return Finding(
+        code="unused-graphs",
+        message=f"Forward passes record gradients that no backward pass uses: {facts.calls / facts.of:.0%} of them, "
+        f"above all {facts.module}{at} ({ms_text(spent_s / step.settled_count)} per step, {share:.0%} of step time)",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "calls": facts.calls,
+            "of_calls": facts.of,
+            "steps": facts.steps,
+            "module": facts.module,
+            "lines": facts.place,
+        },
+        potential_saving_s=RECORDING_COSTS * spent_s,
+        fix="Call it under torch.no_grad(), as for acting, targets and metrics: it takes less memory, too",
+    )

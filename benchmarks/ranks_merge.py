@@ -139,7 +139,7 @@ def recorded(variant: int, folder: Path) -> bytes:
         if (step + 1) % STEPS_AN_INTERVAL == 0:
             drain()
             totals, step_ns = accumulator.pop_totals()
-            journal.write_interval(totals, step_ns, Health(), [])
+            journal.append(journal.lines.interval(totals, step_ns, Health(), []))
     journal.close(Health(), None)
     lines = path.read_bytes()[len(begin) :].splitlines(keepends=True)
     path.unlink()
@@ -167,7 +167,7 @@ def write_rank(folder: Path, rank: int, world: int, intervals: list[bytes]) -> N
                 summary = summary_of(who, number * STEPS_AN_INTERVAL).to_data()
             file.write(interval)
             file.flush()
-            journal.write_rank(summary)
+            journal.append(journal.lines.rank(summary))
     journal.close(Health(), None)
 
 

@@ -21,7 +21,6 @@ from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
-from training_profiler.ranks.store import connect
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     RankSection,
@@ -30,7 +29,7 @@ from training_profiler.ranks.summary import (
     SyncPoint,
     rank_summary_from_data,
 )
-from training_profiler.ranks.transport import RankTransport
+from training_profiler.ranks.transport import RankTransport, connect
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
@@ -139,7 +138,7 @@ def _publish_us() -> float:
         for _ in range(SUMMARIES):
             begin_ns = time.perf_counter_ns()
             data = sums.to_data()
-            journal.write_rank(data)
+            journal.append(journal.lines.rank(data))
             channel.send(update_to_bytes(data))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # else everything would stay in the CPU's caches

@@ -20,26 +20,27 @@ ARROWS = {
     "bootstrap": "",
     "base": "",
     "tables": "",
-    "snapshot": "base tables",
-    "recording": "base tables",
+    "model": "base",
+    "snapshot": "base tables model",
+    "recording": "base tables model",
     "safety": "base recording",
-    "instrumentation": "base tables snapshot recording safety",
-    "sampling": "base tables snapshot recording safety instrumentation",
-    "loader_workers": "base recording safety instrumentation sampling",
+    "instrumentation": "base tables model snapshot recording safety",
+    "sampling": "base tables model snapshot recording safety instrumentation",
+    "loader_workers": "base model recording safety instrumentation sampling",
     "device": "base tables snapshot recording safety",
-    "torch_capture": "base tables recording safety instrumentation sampling",
-    "aggregation": "base tables snapshot recording sampling device",
+    "torch_capture": "base tables model recording safety instrumentation",
+    "aggregation": "base tables model snapshot recording sampling device",
     "findings": "base",
-    "diagnosis": "base tables snapshot recording sampling findings",
+    "diagnosis": "base tables model snapshot recording sampling findings",
     "comparison": "base snapshot aggregation",
     "settings": "base tables snapshot torch_capture findings diagnosis",
-    "reports": "base tables snapshot recording findings diagnosis comparison",
+    "reports": "base tables model snapshot recording findings diagnosis comparison",
     "page": "base snapshot recording device aggregation diagnosis comparison reports",
     "sinks": "base tables snapshot recording safety diagnosis settings reports",
-    "ranks": "base tables snapshot recording safety instrumentation sampling aggregation settings",
+    "ranks": "base tables model snapshot recording safety instrumentation aggregation settings",
     "storage": (
-        "base tables snapshot recording safety sampling loader_workers torch_capture aggregation diagnosis "
-        "comparison settings ranks"
+        "base tables model snapshot recording safety sampling torch_capture aggregation diagnosis comparison "
+        "settings ranks"
     ),
     "runtime": (
         "bootstrap base tables snapshot recording safety instrumentation sampling loader_workers device "
@@ -51,7 +52,7 @@ ARROWS = {
     "trace_analysis": "base tables safety findings page",
     "component_benchmark": "base tables findings",
     "trials": (
-        "base tables snapshot recording safety instrumentation sampling aggregation findings diagnosis "
+        "base tables model snapshot recording safety instrumentation sampling aggregation findings diagnosis "
         "comparison reports storage"
     ),
     "cli": (
@@ -63,12 +64,13 @@ STAGES = tuple(ARROWS)
 TOOLS = {"trace_analysis", "component_benchmark", "trials"}  # commands of their own: no training imports them
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_hook"},  # its other file: this folder is on sys.path, not a package
+    "model": {"msgspec"},
     "safety": {"numpy"},  # so that its threads take no signals
     "sampling": {"psutil"},
     "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
-    "aggregation": {"numpy"},
+    "aggregation": {"msgspec", "numpy"},
     "comparison": {"numpy"},
     "findings": {"tabulate"},  # for the tables of the standalone tools
     "reports": {"tabulate", "termcolor"},

@@ -16,7 +16,7 @@ from training_profiler.settings.settings import (
     unknown_variables,
     variables,
 )
-from training_profiler.snapshot.cost import Price
+from training_profiler.snapshot.machine import Price
 from training_profiler.tables.trackers import TRACKERS
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"

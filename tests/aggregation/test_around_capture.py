@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import FakeRun, snapshot_of
-from training_profiler.aggregation.around_capture import AroundFirstCapture
+from training_profiler.aggregation.step_totals import AroundFirstCapture
 from training_profiler.reports.console import render_final
 from training_profiler.snapshot.snapshot import AroundCapture, DeviceTimingStats
 from training_profiler.storage.run_reader import read_run

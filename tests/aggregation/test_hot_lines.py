@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import FakeRun, section_stats
 from training_profiler.aggregation.hot_lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.snapshot.loader_workers import UnseenWait
 
 OTHER = section_stats("other", 0.5)

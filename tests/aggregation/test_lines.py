@@ -8,8 +8,8 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, WeightedLines
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.location import Location
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 
 BATCH = Location("train.py", 88, "get_batch")

@@ -4,8 +4,8 @@ import pytest
 
 from training_profiler.aggregation.loader_workers import worker_stats
 from training_profiler.aggregation.loaders import LoaderSums, loader_stats
+from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.worker_sums import WorkerLine, WorkerMemory, WorkerSums
 from training_profiler.snapshot.loader_workers import WorkerLineStats
 
 MS = 1_000_000

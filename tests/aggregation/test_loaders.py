@@ -15,7 +15,7 @@ from training_profiler.aggregation.loaders import (
     loader_stats,
 )
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
-from training_profiler.recording.event_codes import LOADER, TIME_ONLY
+from training_profiler.recording.event_codes import TIME_ONLY
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}
@@ -229,15 +229,6 @@ def test_validation_between_a_fetch_and_its_step_changes_nothing():
     assert (7, "train", "forward") not in found
 
 
-def test_two_forward_passes_add_up_per_batch():
-    run = LoaderRun()
-    run.batch(1, forward=2)
-    run.spend("forward_pass", 4)
-    run.flush()
-    (stats,) = loader_stats(counts_of(1), run.sums.run.loaders)
-    assert stats.forward_avg_s == 6
-
-
 def test_time_between_batches_does_not_reach_across_a_validation():
     run = LoaderRun()
     run.batch(1)
@@ -258,22 +249,6 @@ def test_time_between_batches_does_not_reach_across_a_validation():
         None,
         1,
     )
-
-
-def test_a_manual_section_around_the_fetch_belongs_to_its_loader():
-    run = LoaderRun()
-    run.batch(1)
-    with run.section("data_loading"):
-        run.clock.advance(1)
-        run.comes_from(2)
-        run.clock.advance(1)
-    assert run.found()[2, "train", "data"] == (2_000_000_000, 1)
-
-
-def test_without_a_named_loader_nothing_is_summed():
-    run = LoaderRun()
-    run.step(data_loading=1, forward_pass=2)
-    assert run.found() == {}
 
 
 def test_fetches_on_other_threads_belong_to_no_loader():
@@ -341,10 +316,6 @@ def test_by_default_there_are_at_most_ten_intervals_a_second():
     rows = run.accumulator.loaders.pop_intervals() + run.accumulator.loaders.pop_intervals(is_last=True)
     assert 28 <= len(rows) <= 32  # 3 s
     assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
-
-
-def test_the_code_of_a_loader_is_not_a_section():
-    assert LOADER > 1 << 25
 
 
 @pytest.mark.parametrize("phase", [TRAIN, VAL])

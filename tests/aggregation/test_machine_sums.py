@@ -1,9 +1,9 @@
-import json
-
+import msgspec
 import pytest
 
-from training_profiler.aggregation.machine import MachineSums, machine_from_data, machine_to_data
+from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.totals import Totals
+from training_profiler.model.interval import MachineRecord
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Level
 
@@ -46,8 +46,7 @@ def test_utilization_of_the_loop_counts_readings_of_settled_steps_alone():
     first, _ = sums.stats().gpus
     assert first.loop_utilization == Level(pytest.approx(0.8), 1.0, 1.0)
     assert first.utilization.mean == pytest.approx(0.48)
-    again = machine_from_data(json.loads(json.dumps(machine_to_data(sums))))
-    assert again.stats() == sums.stats()
+    assert MachineSums.of(sums.record()).stats() == sums.stats()
 
 
 def test_utilization_of_the_loop_needs_three_readings_and_settled_steps():
@@ -67,7 +66,6 @@ def test_a_profiler_of_torch_counts_in_settled_steps_alone():
 
 def test_without_samples_there_are_no_stats():
     assert MachineSums().stats() is None
-    assert machine_to_data(MachineSums()) == {}
 
 
 def test_a_quantity_has_mean_highest_and_last():
@@ -143,6 +141,6 @@ def test_what_grew_in_stretches_before_the_first_step_is_not_growth_either():
 
 def test_machine_sums_survive_the_journal():
     sums = sums_of(*(sample(i / 3, ram_own_bytes=i * 7.3, ram_share=i / 41) for i in range(40)))
-    data = json.loads(json.dumps(machine_to_data(sums), allow_nan=False))
-    assert machine_from_data(data).stats() == sums.stats()
-    assert machine_from_data({}).stats() is None
+    record = msgspec.json.decode(msgspec.json.encode(sums.record()), type=MachineRecord)
+    assert MachineSums.of(record).stats() == sums.stats()
+    assert MachineSums.of(MachineRecord()).stats() is None

@@ -6,7 +6,7 @@ import pytest
 from tests.aggregation.test_change_point import wandering
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.history import MemoryPoint
-from training_profiler.aggregation.memory_change import memory_change
+from training_profiler.aggregation.run import memory_change
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
 

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
-from training_profiler.aggregation.outside_lines import outside_samples
+from training_profiler.aggregation.summary import outside_samples
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 
 IMPORT = Location("train.py", 1, "<module>")
 NEGATIVES = Location("train.py", 8, "negatives")
@@ -16,7 +16,7 @@ LOOP = Location("train.py", 20, "<module>")
 
 
 def totals_of(lines, startup_s=10, outside_s=30, steps_s=20):
-    totals = Totals(0)
+    totals = Totals(0, 0)
     totals.end_ns = (outside_s + steps_s) * NS_PER_S
     totals.loop_begin_ns = startup_s * NS_PER_S
     totals.sections.grow(1)

@@ -48,23 +48,6 @@ def run() -> WatchedRun:
     return WatchedRun()
 
 
-def test_inferred_sections_count_like_manual_ones(run):
-    run.infer("forward_pass", 2)
-    run.spend("augment", 1)
-    assert run.stats() == (
-        {"forward_pass": 1, "augment": 1},
-        {"forward_pass": 2.0, "augment": 1.0},
-        {"forward_pass": 2.0, "augment": 1.0},
-    )
-
-
-def test_an_inferred_section_inside_the_same_manual_one_is_dropped(run):
-    with run.section("forward_pass"):
-        run.clock.advance(1)
-        run.infer("forward_pass", 2)
-    assert run.stats() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
-
-
 @pytest.mark.parametrize("manual", STEP_PARTS)
 def test_inferred_events_inside_manual_step_parts_are_dropped(run, manual):
     with run.section(manual):
@@ -74,62 +57,12 @@ def test_inferred_events_inside_manual_step_parts_are_dropped(run, manual):
     assert run.stats()[0] == {manual: 1}
 
 
-def test_inference_resumes_after_a_manual_section(run):
-    with run.section("forward_pass"):
-        run.infer("forward_pass")
-    run.infer("forward_pass")
-    assert run.stats()[0] == {"forward_pass": 2}
-
-
-def test_nested_manual_sections_hide_until_the_outer_ends(run):
-    with run.section("forward_pass"):
-        with run.section("data_transfer"):
-            pass
-        run.infer("backward_pass")
-    run.infer("backward_pass")
-    assert run.stats()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
-
-
 @pytest.mark.parametrize("manual", OUTSIDE_STEPS_SECTIONS)
 @pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
 def test_manual_validation_hides_inferred_sections_outside_steps(run, manual, inferred):
     with run.section(manual):
         run.infer(inferred, 2)
     assert run.stats() == ({manual: 1}, {manual: 2.0}, {manual: 2.0})
-
-
-def test_parts_of_manual_validation_are_inferred(run):
-    with run.section("validation_epoch"):
-        run.note("validation_epoch")
-        run.infer("data_loading")
-        run.infer("forward_pass", 2)
-        run.note("validation_epoch", -1)
-    counts, total_s, self_s = run.stats()
-    assert counts == {
-        "validation_epoch": 1,
-        "validation_epoch/data_loading": 1,
-        "validation_epoch/forward_pass": 1,
-    }
-    assert total_s["validation_epoch"] == 3.0
-    assert self_s == {"validation_epoch/data_loading": 1.0, "validation_epoch/forward_pass": 2.0}
-
-
-def test_manual_sections_of_other_names_hide_nothing(run):
-    with run.section("train_step"):
-        run.infer("forward_pass", 2)
-        run.infer("checkpointing", 3)
-    counts, _, self_s = run.stats()
-    assert counts == {"train_step": 1, "forward_pass": 1, "checkpointing": 1}
-    assert self_s == {"forward_pass": 2.0, "checkpointing": 3.0}
-
-
-def test_manual_sections_inside_inferred_ones_stay(run):
-    run.note("validation_epoch")
-    run.spend("forward_pass", 2)
-    run.note("validation_epoch", -1)
-    counts, _, self_s = run.stats()
-    assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1}
-    assert self_s == {"validation_epoch/forward_pass": 2.0}
 
 
 def test_a_manual_section_hides_across_drains(run):
@@ -142,22 +75,6 @@ def test_a_manual_section_hides_across_drains(run):
     run.drain()
     run.infer("forward_pass")
     assert run.stats()[0] == {"forward_pass": 2}
-
-
-def test_an_inferred_exit_inside_a_manual_section_ends_its_span(run):
-    run.note("validation_epoch")
-    run.clock.advance(1)
-    forward = run.section("forward_pass")
-    forward.__enter__()
-    run.clock.advance(2)
-    run.note("validation_epoch", -1)  # evaluation ends before the manual section does
-    run.clock.advance(4)
-    forward.__exit__(None, None, None)
-    run.infer("backward_pass", 8)
-    counts, total_s, self_s = run.stats()
-    assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1, "backward_pass": 1}
-    assert total_s == {"validation_epoch": 3.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
-    assert self_s == {"validation_epoch": 1.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
 
 
 @pytest.mark.parametrize("drains", [True, False])
@@ -218,17 +135,6 @@ def test_open_sections_of_a_thread_end_with_its_last_section(run):
 # Time without a count
 
 
-def test_a_time_only_span_adds_time_but_no_count(run):
-    run.infer("optimizer_step", 2)
-    run.infer("optimizer_step", 1, TIME_ONLY)
-    assert run.stats() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
-
-
-def test_time_only_spans_alone_make_a_section(run):
-    run.infer("optimizer_step", 1, TIME_ONLY)
-    assert run.stats() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
-
-
 def test_time_only_spans_are_left_out_of_extremes(run):
     for seconds in (2, 9):
         run.infer("optimizer_step", seconds)
@@ -244,40 +150,11 @@ def test_a_mean_of_mostly_time_only_spans_has_no_extremes(run):
     assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (1, 11.0, None, None)
 
 
-def test_counted_and_time_only_spans_may_nest(run):
-    run.note("optimizer_step", code=TIME_ONLY)
-    run.clock.advance(1)
-    run.infer("optimizer_step", 2)
-    run.infer("forward_pass", 4)
-    run.note("optimizer_step", -1, TIME_ONLY)
-    counts, _, self_s = run.stats()
-    assert counts == {"optimizer_step": 1, "forward_pass": 1}
-    assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
-
-
 def test_a_section_of_which_only_the_time_is_known_is_part_of_the_one_around_it(run):
     run.note("validation_epoch")
     run.infer("forward_pass", 2, TIME_ONLY)
     run.note("validation_epoch", -1)
     assert run.snapshot().sections["validation_epoch/forward_pass"].parent == "validation_epoch"
-
-
-def test_a_time_only_span_in_validation_belongs_to_validation(run):
-    run.note("validation_epoch")
-    run.infer("forward_pass", 2, TIME_ONLY)
-    run.note("validation_epoch", -1)
-    counts, total_s, _ = run.stats()
-    assert counts == {"validation_epoch": 1}
-    assert total_s == {"validation_epoch": 2.0, "validation_epoch/forward_pass": 2.0}
-
-
-def test_a_time_only_span_may_be_drained_in_the_middle(run):
-    run.note("optimizer_step", code=TIME_ONLY)
-    run.clock.advance(1)
-    run.drain()
-    run.clock.advance(1)
-    run.note("optimizer_step", -1, TIME_ONLY)
-    assert run.stats() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
 
 
 def test_shares_add_up_with_time_only_and_manual_sections(run):

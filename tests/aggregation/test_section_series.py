@@ -1,8 +1,9 @@
 import numpy as np
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.section_series import MOST_BLOCKS, SectionSeries
-from training_profiler.storage.journal_codec import totals_to_data
+from training_profiler.aggregation.section_series import SectionSeries
+from training_profiler.model.interval import MOST_BLOCKS, IntervalRecord
+from training_profiler.storage.journal_codec import interval_of
 
 
 def series_of(*batches):
@@ -41,10 +42,10 @@ def test_the_journal_has_the_series_of_each_section_in_microseconds():
         run.step(optimizer_step=0.05)
     run.drain()
     totals, step_ns = run.accumulator.pop_totals()
-    data = totals_to_data(totals, step_ns, run.names)
-    assert data["steps_a_block"] == 1
-    assert data["sections"]["forward_pass"]["series_us"] == [100_000, 200_000]
-    assert data["sections"]["optimizer_step"]["series_us"] == [50_000, 50_000]
+    record = interval_of(IntervalRecord, totals, step_ns, run.names)
+    assert record.steps_a_block == 1
+    assert record.sections["forward_pass"].series_us == [100_000, 200_000]
+    assert record.sections["optimizer_step"].series_us == [50_000, 50_000]
 
 
 def test_without_steps_the_journal_has_no_series():
@@ -52,6 +53,6 @@ def test_without_steps_the_journal_has_no_series():
     run.spend("forward_pass", 0.1)
     run.drain()
     totals, step_ns = run.accumulator.pop_totals()
-    data = totals_to_data(totals, step_ns, run.names)
-    assert "steps_a_block" not in data
-    assert "series_us" not in data["sections"]["forward_pass"]
+    record = interval_of(IntervalRecord, totals, step_ns, run.names)
+    assert record.steps_a_block is None
+    assert record.sections["forward_pass"].series_us == []

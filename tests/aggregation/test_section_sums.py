@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from training_profiler.aggregation.histogram import BIN_COUNT
-from training_profiler.aggregation.section_totals import NEVER, SectionSums
+from training_profiler.aggregation.section_totals import SectionSums
 
 
 def added(sums, ids, durations_ns, steps=None, is_measured=None):
@@ -12,23 +12,9 @@ def added(sums, ids, durations_ns, steps=None, is_measured=None):
     return sums
 
 
-def test_each_section_has_its_own_sums():
-    sums = added(SectionSums(), [1, 2, 1], [10, 100, 20])
-    assert sums.count[:3].tolist() == [0, 2, 1]
-    assert sums.total_ns[:3].tolist() == [0, 30, 100]
-    assert sums.mean_ns[:3].tolist() == [0, 15, 100]
-    assert sums.m2[:3].tolist() == [0, 50, 0]
-    assert (sums.min_ns[1], sums.max_ns[1]) == (10, 20)
-
-
 def test_the_first_of_equal_extremes_gives_the_step():
     sums = added(SectionSums(), [1, 1, 1, 1], [5, 9, 5, 9], steps=[1, 2, 3, 4])
     assert (sums.min_step[1], sums.max_step[1]) == (1, 2)
-
-
-def test_a_later_extreme_replaces_an_earlier_one():
-    sums = added(added(SectionSums(), [1], [5], steps=[1]), [1, 1], [4, 6], steps=[2, 3])
-    assert (sums.min_ns[1], sums.min_step[1], sums.max_ns[1], sums.max_step[1]) == (4, 2, 6, 3)
 
 
 def test_warmup_spans_count_for_totals_but_not_averages():
@@ -43,12 +29,6 @@ def test_growing_keeps_sums():
     sums.grow(64)
     assert (sums.rows, sums.bins.shape) == (64, (64, BIN_COUNT))
     assert (sums.total_ns[1], sums.total_ns[15], sums.min_ns[15], sums.max_ns[1]) == (10, 20, 20, 10)
-
-
-def test_added_rows_are_empty():
-    sums = SectionSums(16)
-    sums.grow(32)
-    assert (sums.count[20], sums.min_ns[20], sums.max_ns[20]) == (0, NEVER, -1)
 
 
 def test_adding_sums_equals_adding_their_spans():

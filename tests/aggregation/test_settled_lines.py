@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.diagnosis import diagnose
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.snapshot.snapshot import OTHER
 from training_profiler.storage.run_reader import read_run
 

@@ -1,10 +1,13 @@
 """The time before the first step, divided by samples."""
 
+import msgspec
+
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.startup import startup_stats
-from training_profiler.reports.startup import startup_lines
-from training_profiler.sampling.location import Location
-from training_profiler.storage.journal_codec import totals_from_data, totals_to_data
+from training_profiler.aggregation.run import startup_stats
+from training_profiler.model.interval import IntervalRecord
+from training_profiler.model.location import Location
+from training_profiler.reports.console import startup_lines
+from training_profiler.storage.journal_codec import interval_of, totals_of
 
 BEFORE = Location("", 0, "", activity="until torch was imported")
 IMPORTS = Location("train.py", 3, "<module>", activity="imports")
@@ -102,5 +105,6 @@ def test_a_journal_keeps_what_was_prepared():
     run = run_with_startup()
     run.drain()
     totals, step_ns = run.accumulator.pop_totals()
-    read, _ = totals_from_data(totals_to_data(totals, step_ns, run.names), run.names)
+    record = interval_of(IntervalRecord, totals, step_ns, run.names)
+    read = totals_of(msgspec.json.decode(msgspec.json.encode(record), type=IntervalRecord), run.names)
     assert startup_stats(read) == startup_stats(totals) is not None

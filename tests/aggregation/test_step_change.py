@@ -6,7 +6,7 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation.history import MOST_LINES
 from training_profiler.diagnosis.change import slower_since
 from training_profiler.diagnosis.steps import slowing_down
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
 

@@ -47,10 +47,6 @@ def test_the_longest_step_has_its_number(durations_ns, chunk):
     assert sums.longest() == (max(durations_ns), durations_ns.index(max(durations_ns)) + 1)
 
 
-def test_the_longest_step_excludes_warmup():
-    assert sums_of([90, 80, 10, 30, 20]).longest(without_first=2) == (30, 4)
-
-
 def test_a_million_steps_are_kept_in_bounded_memory():
     sums = StepSums()
     for _ in range(1_000):
@@ -72,32 +68,20 @@ def test_the_series_covers_every_step_once(count, chunk):
     assert math.isclose(total, count * (count + 1) / 2)
 
 
-def test_slow_first_steps_are_warm_up():
-    assert sums_of([50, 40, *[10] * 20]).warmup_steps() == 2
-
-
-def test_a_first_step_of_three_medians_is_not_warmup():
-    assert sums_of([29_000, *[10_000] * 20]).warmup_steps() == 0
-
-
-def test_a_slow_step_after_a_fast_one_is_not_warmup():
-    assert sums_of([10, 50, *[10] * 20]).warmup_steps() == 0
-
-
-def test_nine_steps_are_too_few_to_detect_warmup():
-    assert sums_of([500, *[10] * 8]).warmup_steps() == 0
-
-
-def test_ten_steps_are_enough_to_detect_warmup():
-    assert sums_of([500, *[10] * 9]).warmup_steps() == 1
-
-
-def test_configured_warmup_applies():
-    assert sums_of([10] * 20).warmup_steps(configured=3) == 3
-
-
-def test_a_run_shorter_than_its_warmup_is_all_warmup():
-    assert sums_of([10] * 2).warmup_steps(configured=3) == 2
+@pytest.mark.parametrize(
+    ("durations_ns", "configured", "warmup"),
+    [
+        ([50, 40, *[10] * 20], None, 2),
+        ([29_000, *[10_000] * 20], None, 0),  # less than 3 medians
+        ([10, 50, *[10] * 20], None, 0),  # after a fast one
+        ([500, *[10] * 8], None, 0),  # too few steps
+        ([500, *[10] * 9], None, 1),
+        ([10] * 20, 3, 3),
+        ([10] * 2, 3, 2),
+    ],
+)
+def test_slow_first_steps_are_warm_up(durations_ns, configured, warmup):
+    assert sums_of(durations_ns).warmup_steps(configured) == warmup
 
 
 def test_p95_is_the_nearest_rank_of_the_steps_after_warm_up():

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.recording.step_flops import StepFlops
+from training_profiler.model.step_flops import StepFlops
 from training_profiler.snapshot.snapshot import Throughput
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_trace import training
 from tests.support.fuzz import JOURNALS, META, command
-from training_profiler.ranks.folder import FOLDER, FolderStore
+from training_profiler.ranks.transport import FOLDER, FolderStore
 from training_profiler.safety.files import is_folder, make_inner_folder
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage import stack_files

@@ -1,10 +1,11 @@
 """The spans of recorded steps on a device: where they were, or as early as they can have been."""
 
+import msgspec
 import pytest
 
 from tests.support.device import device_run
 from training_profiler.device import device_lanes
-from training_profiler.storage.span_lines import spans_to_data
+from training_profiler.storage.journal_lines import spans_line
 
 S = 1_000_000_000
 
@@ -134,7 +135,7 @@ def test_lanes_of_devices_are_in_the_journal_after_those_of_threads(begun):
     begun.drain()
     (recorded,) = begun.accumulator.step_spans.pop(begun.accumulator.pop_totals()[1])
     whole = recorded.with_lanes(begun.time.lanes_of(1))
-    (row,) = spans_to_data([whole], begun.names.names)["steps"]
+    (row,) = msgspec.to_builtins(spans_line([whole], begun.names.names))["steps"]
     *threads, device = row[-1]
     assert [thread for thread, *_ in threads] == ["MainThread"]
     assert device[0] == "device cuda:0"

@@ -9,7 +9,7 @@ import pytest
 from tests.support.recording import collecting, snapshot_of
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
-from training_profiler.reports.pauses import pause_lines
+from training_profiler.reports.console import pause_lines
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.pauses import Pause

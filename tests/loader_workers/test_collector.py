@@ -10,8 +10,8 @@ from torch.utils.data._utils.pin_memory import _pin_memory_loop
 
 from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector, has_later_batches, is_pinned
 from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerSums, added
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.worker_sums import MOST_LINES, WorkerLine, WorkerSums, added
 from training_profiler.safety.fault_guard import FaultGuard
 
 

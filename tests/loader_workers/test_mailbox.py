@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from training_profiler.loader_workers.mailbox import LEFT_OVER_S, MOST_FILE_BYTES, Mailbox
-from training_profiler.recording.worker_sums import WorkerLine, WorkerMemory, WorkerSums
+from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
 
 SUMS = WorkerSums(
     workers=1,

@@ -27,9 +27,9 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.loader_workers import observer
 from training_profiler.loader_workers.collector import WorkerCollector, has_later_batches
 from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.worker_sums import WorkerSums
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import LineSampler
 

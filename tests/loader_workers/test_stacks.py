@@ -14,7 +14,7 @@ from tests.support.worker_stacks import (
     stack,
 )
 from training_profiler.loader_workers.observer import Seen, WorkerStackReader
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 
 MAIN, FEEDER = 1, 2
 ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding
+from training_profiler.model.location import Location
 from training_profiler.page.findings import Excerpt
 from training_profiler.page.render import Origin, render_page
 from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
-from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, SampledLine, Span, StepLanes, Stretch
+from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import EpochStats, Health, LineStats, LoaderStats, Snapshot
 
 HOSTILE = '</script><img src=x onerror="window.harmed=1">\'&{{data}}<!--'
@@ -38,7 +39,7 @@ def series_of(rank: int, steps: int, name: str = "a", steps_a_block: int = 4) ->
             Stretch(at_ns, end_ns, begin, durations, (), steps_a_block, sections, 0, levels, 0 if not begin else None)
         )
         at_ns = end_ns
-    line = SampledLine("train.py", 3, "loss", inside=f"lib/x.py:3 {name}")
+    line = Location("train.py", 3, "loss", inside=f"lib/x.py:3 {name}")
     samples = {each: {line: 40 + at, None: 3} for at, each in enumerate(names)}
     recorded = (recorded_step(1, "first", 15 * MS, name), recorded_step(LONGEST, "slow", 315 * MS, name))
     epochs = (EpochSpan(0, 0, at_ns),)

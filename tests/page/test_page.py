@@ -14,8 +14,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
 from training_profiler.page.html import Cell, element, table, text
 from training_profiler.page.recorded import recorded_data, rows_of
-from training_profiler.page.render import Origin, flame, render_page
-from training_profiler.page.tables import _breakable
+from training_profiler.page.render import Origin, _breakable, flame, render_page
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import Lane, Span
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput

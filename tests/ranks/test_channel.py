@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.store import FakeServer, FakeStore, rank_of
 from training_profiler.ranks import channel as channel_module
-from training_profiler.ranks import store as store_module
+from training_profiler.ranks import transport as store_module
 from training_profiler.ranks import transport as transport_module
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.message import Heartbeat, unpack

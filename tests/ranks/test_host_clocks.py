@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ranks import summary_of
-from training_profiler.ranks.host_clocks import clock_offsets, clock_stats
+from training_profiler.ranks.comparison import clock_offsets, clock_stats
 from training_profiler.ranks.summary import SyncPoint
 from training_profiler.snapshot.ranks import ClockStats, RankId
 

@@ -4,7 +4,7 @@ import types
 import pytest
 
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.store import group_mark
+from training_profiler.ranks.transport import group_mark
 from training_profiler.snapshot.ranks import RankId
 
 

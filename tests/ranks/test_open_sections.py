@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.support.recording import IMPLEMENTATIONS, implementation_of
-from training_profiler.ranks.open_sections import open_sections
+from training_profiler.ranks.hang_detector import open_sections
 from training_profiler.recording.event_codes import (
     INFERRED,
     LOADER,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from training_profiler.ranks.processes import cannot_answer, this_process
+from training_profiler.ranks.identity import cannot_answer, this_process
 
 HERE = this_process()
 pytestmark = pytest.mark.skipif(not HERE, reason="needs /proc")

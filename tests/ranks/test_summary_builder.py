@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
+from training_profiler.model.location import Location
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     UNKNOWN_NS,
@@ -18,7 +19,6 @@ from training_profiler.ranks.summary import (
 )
 from training_profiler.ranks.summary_builder import ComparedBlocks, RankSummaryBuilder
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 
 MS = 1_000_000

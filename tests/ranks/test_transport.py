@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.store import FakeServer, FakeStore, rank_of
-from training_profiler.ranks import store as store_module
+from training_profiler.ranks import transport as store_module
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.transport import RankTransport
 

@@ -5,10 +5,10 @@ from array import array
 
 import pytest
 
+from training_profiler.model.location import Location
 from training_profiler.reports.stacks import NOT_YOURS, collapsed, speedscope, stacks_of
-from training_profiler.reports.step_positions import placed_steps
-from training_profiler.reports.timeline_trace import timeline_trace
-from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, SampledLine, Span, StepLanes, Stretch
+from training_profiler.reports.timeline_trace import placed_steps, timeline_trace
+from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
 
 MS = 1_000_000
 
@@ -113,7 +113,7 @@ def test_recorded_steps_have_their_spans_on_the_lanes_of_their_threads():
     assert step["args"] == {"why": "slow", "step_ms": 0.009, "spans_left_out": 3}
 
 
-LINE = SampledLine("train.py", 7, "loss", "item", "lib/a.py:3 f > lib/b.py:4 g", "callback on_step_end")
+LINE = Location("train.py", 7, "loss", "item", "lib/a.py:3 f > lib/b.py:4 g", "callback on_step_end")
 
 
 def sampled(**options):
@@ -145,7 +145,7 @@ def test_a_circle_of_parents_ends():
 
 
 def test_collapsed_stacks_are_one_line_each_with_the_rank_if_there_are_several():
-    hostile = series(samples={"a;b 3": {SampledLine("x;y.py", 1, "f"): 4}})
+    hostile = series(samples={"a;b 3": {Location("x;y.py", 1, "f"): 4}})
     assert collapsed([hostile]) == "a,b 3;x,y.py:1 f 4\n"
     assert collapsed([sampled(), sampled(rank=1)]).splitlines()[-1].startswith("rank 1;validation_epoch;")
 

@@ -16,7 +16,7 @@ from tests.support.html_rows import rows_in
 from tests.support.recording import FakeRun, implementation_of
 from tests.support.users_names import KEYS, LABELS_OF_OURS, SPECIAL, WITHIN_OURS, names
 from training_profiler.diagnosis import diagnose
-from training_profiler.page.tables import sections_part
+from training_profiler.page.render import sections_part
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.section_names import key_of
 from training_profiler.reports.console import render_final
@@ -28,7 +28,7 @@ from training_profiler.sinks.metrics import PlainNames, interval_metrics
 from training_profiler.sinks.mlflow_run import MlflowRun
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.sinks.tensorboard_layout import MEAN, SectionRuns
+from training_profiler.sinks.tensorboard_events import MEAN, SectionRuns
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_reader import read_run
 

@@ -18,14 +18,14 @@ def test_overhead_is_the_cost_of_work_and_sections():
     run = FakeRun()
     profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0, guard=FaultGuard())
     profiler_health.spent_ns = 1_000_000
-    totals = Totals(0)
+    totals = Totals(0, 0)
     totals.training_spans = 2000
     assert profiler_health.health(totals, reports_left_out=0).overhead_s == 0.002
 
 
 def test_health_says_which_recorder_serves_and_why():
     recorder = new_recorder(Settings(may_be_native=False))
-    health = ProfilerHealth(recorder, 500.0, FaultGuard()).health(Totals(0), reports_left_out=0)
+    health = ProfilerHealth(recorder, 500.0, FaultGuard()).health(Totals(0, 0), reports_left_out=0)
     assert health.notes[-1] == "recorder: Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
 
 
@@ -75,7 +75,7 @@ def test_of_two_costs_of_a_section_the_lower_one_counts(again_ns, counted_ns):
         return again_ns
 
     health = ProfilerHealth(FakeRun().recorder, 500.0, FaultGuard(), measure=measure)
-    totals = Totals(0)
+    totals = Totals(0, 0)
     totals.training_spans = 2
     assert health.sections_ns(totals) == 1000
     health.measure_again()
@@ -96,7 +96,7 @@ def test_patched_calls_cost_less_where_they_follow_each_other_closely(apart_us, 
 def test_cost_of_sections_counts_the_patches_that_record_them(name, patched):
     run = FakeRun(implementation=implementation_of(name))
     cost_ns = {"C": 40_000, "Python": 12_000}[name]
-    totals = Totals(0)
+    totals = Totals(0, 0)
     totals.training_spans, totals.end_ns = 10, 10**9
     health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: patched)
     assert health.sections_ns(totals) == patched * cost_ns + (10 - patched) * 1_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.safety.test_own_file import take_number
-from training_profiler.ranks.folder import FolderStore
+from training_profiler.ranks.transport import FolderStore
 from training_profiler.safety import own_folder
 from training_profiler.safety.descriptors import NotOursError
 from training_profiler.safety.files import make_inner_folder, open_file, read_file, replace_file, replaced_file

@@ -9,8 +9,8 @@ import torch
 
 from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
 from training_profiler.integrations.phases import OWN_CALLBACKS
+from training_profiler.model.location import Location
 from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
-from training_profiler.sampling.location import Location
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.startup_frames import STARTUP
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process

@@ -8,8 +8,8 @@ from types import FrameType
 import pytest
 
 from tests.support.recording import FakeClock
+from training_profiler.model.location import Location
 from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.location import Location
 from training_profiler.sampling.startup_sampler import FIRST_SAMPLES, LONGEST_PAUSE_S, StartupSampler
 from training_profiler.sampling.user_code import Places
 from training_profiler.snapshot.snapshot import PYTHON

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests.support.recording import implementation_of
+from training_profiler.model.location import Location
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.called_functions import called_function, reads_number
 from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.location import Location, waits_in
+from training_profiler.sampling.location import waits_in
 from training_profiler.sampling.lock_watch import LockWatch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.switch_interval import has_gil

@@ -10,7 +10,7 @@ from training_profiler.sinks.jsonl_file import JsonlFile
 from training_profiler.sinks.mlflow_run import MlflowRun, mlflow_key
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.sinks.tensorboard_layout import (
+from training_profiler.sinks.tensorboard_events import (
     LOWER,
     MEAN,
     MEAN_OUTSIDE,

@@ -9,8 +9,7 @@ import pytest
 from tests.support.ports import free_port
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings.settings import Settings, read_settings
-from training_profiler.sinks.prometheus_endpoint import PrometheusEndpoint
-from training_profiler.sinks.prometheus_text import PrometheusText
+from training_profiler.sinks.prometheus_text import PrometheusEndpoint, PrometheusText
 from training_profiler.sinks.sink import MetricRow, SinkContext
 
 LONG_S = 30.0

@@ -6,11 +6,10 @@ import pytest
 
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sinks import extras, writer
+from training_profiler.sinks import extras, trackers
 from training_profiler.sinks.extras import require_packages
 from training_profiler.sinks.sink import MAX_HELD_ROWS, HeldRows, MetricRow, Sink
-from training_profiler.sinks.trackers import Trackers
-from training_profiler.sinks.writer import MOST_ROWS
+from training_profiler.sinks.trackers import MOST_ROWS, Trackers
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
@@ -123,7 +122,7 @@ def test_stuck_sink_is_abandoned_at_the_end():
 
 def test_frequent_rows_are_skipped_if_they_cost_too_much(monkeypatch):
     one = Memory("one")
-    monkeypatch.setattr(writer, "FREE_S", -1e9)  # whatever it took is too much
+    monkeypatch.setattr(trackers, "FREE_S", -1e9)  # whatever it took is too much
     chosen = Chosen(one)
     chosen.trackers.send(1, lambda: pytest.fail("no sink may get it"), is_frequent=True)
     chosen.send(2)

@@ -7,16 +7,15 @@ import pytest
 
 from tests.support.every_field import filled, full_interval, unbounded
 from tests.support.mutations import leaves
-from training_profiler.loader_workers.record import WorkerRecord
+from training_profiler.model.bounds import MOST_SUM, fit
+from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.ranks.message import _Head
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.data_loader import LoaderArguments
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
 from training_profiler.snapshot.stacks import RankStacks
-from training_profiler.storage.facts_codec import checked_facts, fit
-from training_profiler.storage.journal_lines import IntervalLine, Line, decode_line
-from training_profiler.storage.limits import MOST_SUM
+from training_profiler.storage.journal_lines import IntervalLine, Line, checked_facts, decode_line
 from training_profiler.storage.stack_files import _Request, decode_stacks
 from training_profiler.torch_capture.request import Request
 from training_profiler.trace_analysis.memory.snapshot_reader import RawSnapshot
@@ -33,7 +32,7 @@ CHECKED_LATER = {
 
 
 @pytest.mark.parametrize(
-    "kind", [Line, RankSummary, _Head, _Request, Request, WorkerRecord, RawSnapshot, Results, SessionState]
+    "kind", [Line, RankSummary, _Head, _Request, Request, WorkerSums, RawSnapshot, Results, SessionState]
 )
 def test_integers_have_bounds_where_they_are_decoded(kind: type) -> None:
     free = {path for path in unbounded(kind) if not path.startswith(FITTED)}

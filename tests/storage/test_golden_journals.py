@@ -1,4 +1,4 @@
-"""The journals and rank messages in ``journals/`` are read to the same values, and written as the same JSON.
+"""The journals and rank messages in ``journals/`` are read to the same values, and written with the same figures.
 
 ``python -m tests.storage.test_golden_journals`` writes the files again. Do that only for an intended change of the
 format, and never remove the files of an earlier one.
@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.many_ranks import BEGAN_S, LAUNCH, RUN, S, who
 from tests.support.recording import FakeRun
+from training_profiler.model.interval import IntervalRecord
+from training_profiler.model.location import Location
+from training_profiler.model.step_flops import StepFlops
 from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint, rank_summary_from_data
@@ -22,13 +26,12 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.recording.step_flops import StepFlops
-from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal import Journal
-from training_profiler.storage.journal_codec import totals_from_data, totals_to_data
+from training_profiler.storage.journal_codec import interval_of, totals_of
+from training_profiler.storage.journal_lines import IntervalLine, decode_line
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
 
@@ -64,7 +67,7 @@ def write_journal(folder: Path, rank: int) -> None:
         run.sums.add(totals, step_ns)
         builder.add(totals, step_ns, exchanged)
         health = Health(disabled=("console (OSError)",), overhead_s=0.25, notes=("a note",))
-        run.journal.write_interval(totals, step_ns, health, run.loaders, ("forward_pass",), GPU)
+        run.journal.append(run.journal.lines.interval(totals, step_ns, health, run.loaders, ("forward_pass",), GPU))
         summary = builder.summary(
             who(rank, world_size=2),
             run.sums.run,
@@ -74,12 +77,12 @@ def write_journal(folder: Path, rank: int) -> None:
             sync_points=[SyncPoint("barrier:0", 1, 2)],
             inside=("forward_pass",),
         )
-        run.journal.write_rank(summary.to_data())
+        run.journal.append(run.journal.lines.rank(summary.to_data()))
 
     for epoch in (1, 2):
         run.recorder.mark(EPOCH_BEGIN)
         flush()
-        run.journal.write_epoch_begin(epoch)
+        run.journal.append(run.journal.lines.epoch_begin(epoch))
         for i in range(20):
             loader = aux if i % 4 == 1 else main
             run.recorder.buffer().record_loader(loader.loader_id, run.clock())
@@ -103,7 +106,7 @@ def write_journal(folder: Path, rank: int) -> None:
             run.spend("forward_pass", 0.5)
         run.recorder.mark(EPOCH_END)
         flush()
-        run.journal.write_epoch_end(None if rank else 20, 80, True)
+        run.journal.append(run.journal.lines.epoch_end(None if rank else 20, 80, True))
     run.journal.close(Health(notes=("a note",)), "KeyboardInterrupt")
 
 
@@ -176,14 +179,28 @@ def rounded(value: Any) -> Any:
     """Return JSON data with floats rounded: the order in which numpy adds depends on the CPU."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [rounded(part) for part in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def lines_of(path: Path) -> list[str]:
-    """Return each line of JSON in one spelling; the order of keys counts."""
-    return [json.dumps(rounded(json.loads(line))) for line in path.read_bytes().splitlines()]
+def lines_of(path: Path) -> list[Any]:
+    """Return what each line of JSON says: an interval may leave out fields that have their default."""
+    return [rounded(said_in(line)) for line in path.read_bytes().splitlines()]
+
+
+def said_in(line: bytes) -> Any:
+    is_interval = line.startswith(b'{"kind":"interval"')
+    return msgspec.to_builtins(full(decode_line(line))) if is_interval else json.loads(line)
+
+
+def full(record: Any) -> Any:
+    """Return a record with the fields that have their default."""
+    if isinstance(record, msgspec.Struct):
+        return {name: full(getattr(record, name)) for name in record.__struct_fields__}
+    if isinstance(record, dict):
+        return {name: full(value) for name, value in record.items()}
+    return record
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -216,18 +233,19 @@ def test_journals_without_series_of_sections_are_read_to_the_same_report():
 
 @pytest.mark.parametrize("name", ["rank0.jsonl", "rank1.jsonl"])
 def test_intervals_of_kept_journals_are_read_and_written_alike(name):
-    lines = [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
-    intervals = [line for line in lines if line["kind"] == "interval"]
+    lines = [decode_line(line) for line in (HERE / name).read_bytes().splitlines()]
     names = SectionNames()
-    for line in intervals:
-        written = json.loads(json.dumps(totals_to_data(*totals_from_data(line, names), names)))
-        kept = {key: value for key, value in line.items() if key in written}
-        assert in_any_order(written) == in_any_order(kept)
+    for line in lines:
+        if isinstance(line, IntervalLine):
+            written = interval_of(IntervalRecord, totals_of(line, names), line.step_ns, names)
+            again = msgspec.json.decode(msgspec.json.encode(written), type=IntervalRecord)
+            kept = {name: getattr(line, name) for name in IntervalRecord.__struct_fields__}
+            assert in_any_order(msgspec.structs.asdict(again)) == in_any_order(kept)
 
 
 def in_any_order(data: dict[str, Any]) -> dict[str, Any]:
-    lines = {name: sorted(rows, key=str) for name, rows in data["lines"].items()}
-    return {**data, "lines": lines, "step_lines": sorted(data["step_lines"], key=str)}
+    lines = {name: sorted(rows, key=repr) for name, rows in data["lines"].items()}
+    return {**data, "lines": lines, "step_lines": sorted(data["step_lines"], key=repr)}
 
 
 if __name__ == "__main__":

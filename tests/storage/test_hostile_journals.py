@@ -9,9 +9,9 @@ from tests.support.every_field import full_interval
 from tests.support.mutations import leaves
 from training_profiler.base.errors import RunFolderError
 from training_profiler.diagnosis import diagnose
+from training_profiler.model.bounds import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES
 from training_profiler.reports.console import render_final
 from training_profiler.reports.report_json import as_data
-from training_profiler.storage.limits import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES
 from training_profiler.storage.run_reader import read_run
 
 HOSTILE = "a\x1b[2J\nb\u202e\x85"

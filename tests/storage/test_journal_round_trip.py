@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.support.device import device_run
 from tests.support.recording import FakeRun
 from training_profiler.base.errors import RunFolderError
+from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
+from training_profiler.model.location import Location
+from training_profiler.model.step_flops import StepFlops
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.step_flops import StepFlops
-from training_profiler.recording.worker_sums import WorkerLine, WorkerMemory, WorkerSums
-from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.run_reader import read_run
@@ -280,7 +280,7 @@ def test_a_closed_journal_ignores_further_lines(tmp_path):
     run = journal_in(tmp_path)
     run.journal.close(Health(), None)
     before = (tmp_path / JOURNAL).read_text()
-    run.journal.write_epoch_begin(1)
+    run.journal.append(run.journal.lines.epoch_begin(1))
     run.journal.close(Health(), None)
     assert (tmp_path / JOURNAL).read_text() == before
 
@@ -366,7 +366,7 @@ def replaced(value, at, path=()):
     """Return ``value`` with the part at ``path`` replaced by ``at``."""
     if not path:
         return at
-    return {**value, path[0]: replaced(value[path[0]], at, path[1:])}
+    return {**value, path[0]: replaced(value.get(path[0], {}), at, path[1:])}
 
 
 PARTS = [

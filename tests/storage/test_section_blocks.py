@@ -3,10 +3,8 @@
 import msgspec
 import pytest
 
-from training_profiler.base.text import printable
+from training_profiler.model.interval import IntervalRecord
 from training_profiler.snapshot.snapshot import OTHER
-from training_profiler.storage.journal_codec import IntervalRecord
-from training_profiler.storage.section_blocks import section_blocks
 
 
 def interval(sections, step_ns, **options):
@@ -19,17 +17,17 @@ def interval(sections, step_ns, **options):
 
 def test_blocks_are_in_ns_and_time_in_no_section_is_other():
     sections = {"forward_pass": {"series_us": [3, 4]}, "": {"series_us": [1, 0]}, "idle": {"self_ns": 7}}
-    blocks = section_blocks(interval(sections, [5000, 5000, 5000], steps_a_block=2), printable)
+    blocks = interval(sections, [5000, 5000, 5000], steps_a_block=2).blocks(lambda name: name or OTHER)
     assert blocks == (2, {"forward_pass": (3000, 4000), OTHER: (1000, 0)})
 
 
 def test_sections_that_share_a_name_add_up():
     sections = {"a": {"series_us": [3, 4]}, "b": {"series_us": [1, 0]}}
-    blocks = section_blocks(interval(sections, [5000, 5000], steps_a_block=1), lambda name: "(other names)")
+    blocks = interval(sections, [5000, 5000], steps_a_block=1).blocks(lambda name: "(other names)")
     assert blocks.by_section_ns == {"(other names)": (4000, 4000)}
 
 
 @pytest.mark.parametrize("step_ns", [[5000, 6000], []])
 def test_an_interval_without_series_is_one_block(step_ns):
-    blocks = section_blocks(interval({"forward_pass": {"step_self_ns": 900}}, step_ns), printable)
+    blocks = interval({"forward_pass": {"step_self_ns": 900}}, step_ns).blocks(lambda name: name or OTHER)
     assert blocks == ((2, {"forward_pass": (900,)}) if step_ns else (1, {}))

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.model.location import Location
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.location import Location
 from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.program import LOADER, CallFacts, CallSite, ProgramFacts, SliceFacts
 from training_profiler.snapshot.ranks import RankId
@@ -172,7 +172,7 @@ def test_run_files_write_the_digests_once(tmp_path, monkeypatch):
     train = written(tmp_path)
     files = RunFiles(Settings(dir=str(tmp_path / "runs")), SectionNames(), 0)
     for _ in range(2):
-        files.append(line_of("interval")._replace(files=frozenset({SourceFile("train.py")})), RankId(0), None)
+        files.append(line_of({"kind": "interval"})._replace(files=frozenset({SourceFile("train.py")})), RankId(0), None)
     lines = (files.folder / "rank0.jsonl").read_text().splitlines()
     sources = [data["files"] for data in map(json.loads, lines) if data["kind"] == "sources"]
     assert sources == [{"train.py": digest_of(train.read_bytes())}]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.storage.timeline_reader import read_series

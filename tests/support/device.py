@@ -151,7 +151,9 @@ class DeviceRun(FakeRun):
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
-            self.journal.write_interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())
+            self.journal.append(
+                self.journal.lines.interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())
+            )
 
     def snapshot(self, **options: Any) -> Snapshot:
         self.flush()

@@ -22,24 +22,24 @@ from tests.support.package_source import MODULES, PACKAGE, tree_of
 ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 74_721),
-    "statements of the package": (28_000, 43_972),
-    "files of the package": (340, 521),
+    "lines of the package": (48_000, 74_355),
+    "statements of the package": (28_000, 43_745),
+    "files of the package": (340, 497),
     "lines in C": (1_500, 1_075),
-    "lines of tests": (45_000, 81_319),
-    "folders": (29, 39),
-    "arrows between folders": (150, 233),
+    "lines of tests": (45_000, 81_067),
+    "folders": (29, 40),
+    "arrows between folders": (150, 242),
     "folders that import each other": (0, 6),
     "depth of imports": (20, 26),
     "imports a module": (4.0, 4.9),
     "imports of one module, at most": (25, 35),
-    "modules that one other imports": (80, 153),
+    "modules that one other imports": (80, 136),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 24_900),
     "words of the changelog": (2_500, 2_000),
-    "files that the end of a run goes through": (120, 180),
-    "files that a report goes through": (120, 130),
+    "files that the end of a run goes through": (120, 170),
+    "files that a report goes through": (120, 118),
 }
 
 

@@ -68,7 +68,7 @@ def write_rank(
             if sends:
                 sent_after_s = step if sent_s is None else sent_s
                 summary = summary_by(rank, step, sent_after_s, attempt, off_s=off_s, inside=inside)
-                run.journal.write_rank(summary.to_data())
+                run.journal.append(run.journal.lines.rank(summary.to_data()))
     if is_ended:
         run.journal.close(Health(), ended_by)
     return path

@@ -9,13 +9,13 @@ import pytest
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
+from training_profiler.model.location import Location, Sample
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
 
@@ -98,13 +98,13 @@ class FakeRun:
         self.flush()
         self.sums.begin_epoch(number)
         if self.journal:
-            self.journal.write_epoch_begin(number)
+            self.journal.append(self.journal.lines.epoch_begin(number))
 
     def end_epoch(self, batches: int | None = None, samples: int | None = None) -> EpochStats | None:
         self.recorder.mark(EPOCH_END)
         self.flush()
         if self.journal:
-            self.journal.write_epoch_end(batches, samples, True)
+            self.journal.append(self.journal.lines.epoch_end(batches, samples, True))
         return self.sums.end_epoch(batches, samples)
 
     def drain(self) -> None:
@@ -119,10 +119,10 @@ class FakeRun:
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
-            self.journal.write_interval(totals, step_ns, Health(), self.loaders)
+            self.journal.append(self.journal.lines.interval(totals, step_ns, Health(), self.loaders))
             steps = self.accumulator.step_spans.pop(step_ns, is_last)
             if steps and self.writes_spans:
-                self.journal.write_spans(steps)
+                self.journal.append(self.journal.lines.spans(steps))
 
     def totals(self) -> Totals:
         """Return the totals since the last flush."""

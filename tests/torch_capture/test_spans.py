@@ -1,6 +1,6 @@
 import numpy as np
 
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.torch_capture import trace_file
 from training_profiler.torch_capture.trace_file import CapturedSpans, SampledLine, Span
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import execute_forked
-from training_profiler.storage.run_choice import newest_runs
-from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.run_reader import newest_runs, read_run
 from training_profiler.trials.edits import Edited, edited
 from training_profiler.trials.facts import facts_of
 from training_profiler.trials.losses import APART, IDENTICAL, compare_losses

@@ -33,12 +33,12 @@ from training_profiler.aggregation.thread_blocks import (
 )
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.device.device_lanes import HeldStep
+from training_profiler.model.location import Sample
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 
@@ -61,7 +61,7 @@ class Accumulator:
         warmup_steps: int | None = None,
         has_inferred: bool = False,
     ) -> None:
-        self.totals = Totals(begin_ns)
+        self.totals = Totals(begin_ns, 0)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred_filter = InferredSectionFilter(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
@@ -122,7 +122,7 @@ class Accumulator:
     def pop_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and the durations of their steps in ns, and start new totals at the same time."""
         done = self.totals, self.step_ns
-        self.totals = Totals(self.at_ns, self.steps, self.totals.sections.rows)
+        self.totals = Totals.with_rows(self.at_ns, self.steps, self.totals.sections.rows)
         self.step_ns = []
         return done
 

@@ -1,36 +1,38 @@
 """Attributes garbage collections to training steps."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.step_totals import VARIES_AT_LEAST
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.interval import GarbageRecord
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 
 KINDS: Final = (*YOUNG, FULL, ASKED)
 MOST_WAITING: Final = 65_536  # collections, in case the clock stands still
-COUNT, TOTAL_NS, STEP_COUNT, STEP_NS, STEPS = range(5)  # columns
-COLUMNS: Final = 5
+# Columns. The longest is of those within steps, and its step is counted from 1.
+COUNT, TOTAL_NS, STEP_COUNT, STEP_NS, STEPS, LONGEST_NS, LONGEST_STEP = range(7)
+SUMMED: Final = slice(COUNT, LONGEST_NS)
 
 
 class GarbageSums:
     """Sums over collections; rows are ``KINDS``. The sums of consecutive stretches add up."""
 
     def __init__(self) -> None:
-        self.table = np.zeros((len(KINDS), COLUMNS), np.int64)
-        self.longest = [(0, 0)] * len(KINDS)  # (ns, step counted from 1), within steps
+        self.table = np.zeros((len(KINDS), LONGEST_STEP + 1), np.int64)
         self.steps = 0  # in which all collections are known
         # Of those after the first ten: their number, and the sums of s, x, s*s, s*x of step seconds s with x in them.
         self.coupling = np.zeros(5)
 
     def add(self, later: "GarbageSums") -> None:
         """Add the sums of another stretch."""
-        self.table += later.table
-        self.longest = [max(pair) for pair in zip(self.longest, later.longest, strict=True)]
+        self.table[:, SUMMED] += later.table[:, SUMMED]
+        for row, longest in zip(self.table, later.table[:, LONGEST_NS:].tolist(), strict=True):
+            row[LONGEST_NS:] = max(row[LONGEST_NS:].tolist(), longest)
         self.steps += later.steps
         self.coupling += later.coupling
 
@@ -54,27 +56,30 @@ class GarbageSums:
             of_kind = kinds == kind
             self.table[kind, STEPS] += len(set(steps[of_kind].tolist()))
             at = int(ns[of_kind].argmax())
-            longest = (int(ns[of_kind][at]), int(steps[of_kind][at]) + 1)
-            self.longest[kind] = max(self.longest[kind], longest)
+            longest = [int(ns[of_kind][at]), int(steps[of_kind][at]) + 1]
+            self.table[kind, LONGEST_NS:] = max(self.table[kind, LONGEST_NS:].tolist(), longest)
 
     def add_steps_without(self, count: int) -> None:
         """Add so many complete steps in which there was no collection."""
         self.steps += count
 
-    def rows(self) -> list[tuple[int, ...]]:
-        """Return a row of numbers for each kind: its table, and the longest."""
-        return [(*row, *longest) for row, longest in zip(self.table.tolist(), self.longest, strict=True)]
+    def record(self) -> GarbageRecord | None:
+        """Return the sums as a journal has them; None of no step and no collection."""
+        count, *products = self.coupling.tolist()
+        rows, coupling = cast(Any, self.table.tolist()), cast(Any, (int(count), *products))
+        return GarbageRecord(self.steps, rows, coupling) if self.steps or self.table.any() else None
 
-    def restore(self, steps: int, rows: Sequence[Sequence[int]], coupling: Sequence[float]) -> None:
-        """Become the sums of which these figures are known."""
-        self.steps = steps
-        self.table[:] = [row[:COLUMNS] for row in rows]
-        self.longest = [(row[COLUMNS], row[COLUMNS + 1]) for row in rows]
-        self.coupling[:] = coupling
+    @staticmethod
+    def of(record: GarbageRecord) -> "GarbageSums":
+        """Return the sums of a journal."""
+        sums = GarbageSums()
+        sums.steps = record.steps
+        sums.table[:], sums.coupling[:] = record.rows, record.coupling
+        return sums
 
     def stats(self) -> GarbageStats | None:
         """Return the stats; None where there was no collection."""
-        rows = zip(KINDS, self.rows(), strict=True)
+        rows = zip(KINDS, self.table.tolist(), strict=True)
         by_kind = {kind: _stats(row) for kind, row in rows if row[COUNT] or row[STEP_COUNT]}
         count, step_s, collected_s, _, _ = self.coupling.tolist()
         if not by_kind:

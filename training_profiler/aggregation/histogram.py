@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Integers, Ints
+from training_profiler.model.interval import BIN_COUNT as BIN_COUNT
 
 # Bins are 2 % wide, so the geometric middle is within 1 % of every duration in a bin
 # (the construction of DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).
 BIN_RATIO: Final = 1.02
-BIN_COUNT: Final = 1856  # up to 2**53 ns, 104 days; longer ones share the last bin
 _BINS_PER_E: Final = 1.0 / np.log(BIN_RATIO)
 
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from training_profiler.recording.worker_sums import PHASES
-from training_profiler.sampling.location import Location
+from training_profiler.model.loader_workers import PHASES
+from training_profiler.model.location import Location
 from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 from training_profiler.tables.framework_frames import LOOP, FileRows
 from training_profiler.tables.sections import (

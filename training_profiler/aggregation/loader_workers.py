@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Final
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.recording.worker_sums import IDLE, PHASES, WorkerSums
+from training_profiler.model.loader_workers import IDLE, PHASES, WorkerSums
 from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
 
 SAMPLES_NEEDED: Final = 30  # of work, or of waiting; a share of one half is then accurate to about 18 points (95 %)

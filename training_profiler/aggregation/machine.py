@@ -5,34 +5,20 @@ from typing import Any, Final
 
 from training_profiler.aggregation.trend import Series
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.interval import MachineRecord
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
 
 RAM: Final = "ram_own_bytes"  # of this process without its children, whose memory comes and goes with them
 ALLOCATED: Final = ".allocated_bytes"
 RECORDED: Final = "recorded"  # a profiler of torch is on; in settled steps alone, where it is none of ours
-LEVELS: Final = (
-    "cpu_process",
-    "cpu_container",
-    "cpu_host",
-    "cpu_wait",
-    "cpu_wait_own",
-    "cpu_waiting",
-    "cpu_throttled",
-    "cpu_steal",
-    "cpu_allowed",
-    "memory_stall",
-    "disk_stall",
-    "page_faults",
-    "pages_read",
-    "cpu_kernel",
-    RECORDED,
-    "ram_process_bytes",
-    "ram_container_bytes",
-    "ram_host_bytes",
-    "ram_available_bytes",
-    "ram_share",
-)
+LEVELS: Final = tuple(name for name, kind in MachineStats.__annotations__.items() if kind == Level | None)
+# Constant values, each with its type.
+FACTS: Final = {
+    name: float if kind == float | None else int
+    for name, kind in MachineStats.__annotations__.items()
+    if kind in (int, int | None, float | None) and name not in ("samples", "cpu_wait_known_s")
+}
 # Means over time of what a program does most before its first step, when it imports and builds: of the loop alone.
 OF_LOOP: Final = ("page_faults", "pages_read", "cpu_kernel")
 COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
@@ -40,19 +26,7 @@ UTILIZATION: Final = ".utilization"
 LOOP_UTILIZATION: Final = "loop_utilization"  # the same of steps after the first, without capture windows
 READING_NS: Final = NS_PER_S  # longest period that a reading of a device's utilization is the mean of
 LOOP_READINGS_NEEDED: Final = 3
-GPU_LEVELS: Final = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "used_bytes",
-    "utilization",
-    LOOP_UTILIZATION,
-    "temperature_c",
-    "power_w",
-    "clock_mhz",
-    "processes",
-    "others_utilization",
-    "alloc_retries",
-)
+GPU_LEVELS: Final = tuple(name for name, kind in GpuStats.__annotations__.items() if kind == Level | None)
 GPU_QUANTITIES: Final = frozenset({*GPU_LEVELS, COUNTED_POWER})
 
 
@@ -64,6 +38,21 @@ class MachineSums:
         self.levels: dict[str, tuple[float, float, float, float]] = {}  # weight, weighted sum, largest, last
         self.series: dict[str, Series] = {}
         self.facts: dict[str, float | str] = {}  # constant values
+
+    def record(self) -> MachineRecord:
+        """Return the sums as a journal has them."""
+        series = {quantity: series.points for quantity, series in self.series.items()}
+        return MachineRecord(self.samples, self.levels, series, self.facts)
+
+    @staticmethod
+    def of(record: MachineRecord) -> "MachineSums":
+        """Return the sums of a journal."""
+        sums = MachineSums()
+        sums.samples, sums.levels, sums.facts = record.samples, dict(record.levels), dict(record.facts)
+        for quantity, points in record.series.items():
+            sums.series[quantity] = Series()
+            sums.series[quantity].add_points(points)
+        return sums
 
     def add_samples(
         self, samples: Iterable[MachineSample], loop_begin_ns: int | None = None, settled_ns: int | None = None
@@ -119,24 +108,15 @@ class MachineSums:
         """Return the stats; None without samples. Computing growth takes a millisecond."""
         if not self.samples:
             return None
-        limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
-        cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
-        allowed, local_ranks = self.facts.get("allowed_cores"), self.facts.get("local_ranks", 1)
-        page_cost_s = self.facts.get("page_cost_s")
         wait_known_s, _, _, _ = self.levels.get("cpu_wait", (None, 0.0, 0.0, 0.0))
+        named: dict[str, Any] = {name: self._level(name) for name in LEVELS}
+        named |= {name: kind(self.facts[name]) for name, kind in FACTS.items() if name in self.facts}
         return MachineStats(
             samples=self.samples,
-            cores=None if cores is None else float(cores),
-            host_cores=None if host_cores is None else int(host_cores),
-            allowed_cores=None if allowed is None else int(allowed),
-            local_ranks=int(local_ranks),
             cpu_wait_known_s=wait_known_s,
-            page_cost_s=None if page_cost_s is None else float(page_cost_s),
-            ram_limit_bytes=None if limit is None else int(limit),
-            ram_host_total_bytes=None if total is None else int(total),
             ram_growth=self._growth(RAM) if has_growth else None,
             gpus=tuple(self._gpu(index, has_growth) for index in self._indexes()),
-            **{name: self._level(name) for name in LEVELS},
+            **named,
         )
 
     def memory_quantities(self) -> list[tuple[int | None, str]]:
@@ -175,33 +155,3 @@ class MachineSums:
 
 def _is_since(begin_ns: float, since_ns: int | None) -> bool:
     return since_ns is not None and begin_ns >= since_ns
-
-
-def machine_to_data(sums: MachineSums) -> dict[str, Any]:
-    """Return the sums as data that JSON represents exactly; empty without samples."""
-    if not sums.samples:
-        return {}
-    return {
-        "looks": sums.samples,
-        "levels": {quantity: list(level) for quantity, level in sums.levels.items()},
-        "series": {quantity: [list(point) for point in series.points] for quantity, series in sums.series.items()},
-        "facts": sums.facts,
-    }
-
-
-def machine_from_data(data: dict[str, Any]) -> MachineSums:
-    """Return the sums that ``machine_to_data`` was called with.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: the data is not of that form.
-    """
-    sums = MachineSums()
-    if data:
-        sums.samples = int(data["looks"])
-        sums.facts = dict(data["facts"])
-        for quantity, (weight, weighted, largest, last) in data["levels"].items():
-            sums.levels[quantity] = (weight, weighted, largest, last)
-        for quantity, points in data["series"].items():
-            series = sums.series[quantity] = Series()
-            series.add_points([(count, at_s, value) for count, at_s, value in points])
-    return sums

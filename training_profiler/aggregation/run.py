@@ -1,12 +1,18 @@
 """The sums of the run, of the interval since the last report, and of each epoch."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+import numpy as np
+
+from training_profiler.aggregation.arrays import Floats
+from training_profiler.aggregation.change_point import ChangePoint, change_point
 from training_profiler.aggregation.gradient_sync import move_late
+from training_profiler.aggregation.history import MemoryPoint
 from training_profiler.aggregation.hot_lines import making_shares, phase_shares
+from training_profiler.aggregation.lines import BEFORE_STEPS
 from training_profiler.aggregation.loaders import loader_stats
-from training_profiler.aggregation.memory_change import memory_change
-from training_profiler.aggregation.startup import startup_stats
 from training_profiler.aggregation.step_totals import columns
 from training_profiler.aggregation.summary import (
     epoch_stats,
@@ -16,13 +22,15 @@ from training_profiler.aggregation.summary import (
     settled_line_stats,
     step_stats,
     times_of_lines,
+    warmup_steps,
 )
-from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
-from training_profiler.aggregation.unseen_waits import unseen_waits
-from training_profiler.base.units import NS_PER_S
+from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
+from training_profiler.model.location import Location
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.sampling.startup_frames import REST
+from training_profiler.snapshot.loader_workers import UnseenWait
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
@@ -33,8 +41,169 @@ from training_profiler.snapshot.snapshot import (
     Health,
     MemoryChange,
     Price,
+    SectionStats,
     Snapshot,
+    StartupPart,
+    StartupStats,
+    Throughput,
 )
+from training_profiler.tables.peaks import peak_of
+
+STARTUP_SAMPLES_NEEDED: Final = 10
+MOST_LINES: Final = 3  # of a part
+UNSEEN: Final = "not sampled"
+
+
+def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) -> StartupStats | None:
+    """Return the parts of the time before the first step; of a run without steps, of all its time.
+
+    The time is exact, and divided by samples. In a run without steps, the times of its sections are exact, too.
+
+    Args:
+        totals: of the run.
+        section_s: exclusive time of each section, in s.
+    """
+    samples = {location: count for (id, location), count in totals.lines.items() if id == BEFORE_STEPS}
+    begun_ns = totals.loop_begin_ns
+    total_s = ((totals.end_ns if begun_ns is None else begun_ns) - totals.begin_ns) / NS_PER_S
+    if sum(samples.values()) < STARTUP_SAMPLES_NEEDED or total_s <= 0:
+        return None
+    parts: dict[str, Counter[str]] = {}
+    for location, count in samples.items():
+        parts.setdefault(_name_of(location), Counter())[_line_of(location)] += count
+    exact_s = section_s if section_s is not None and begun_ns is None else {}
+    seconds = _seconds_of({name: lines.total() for name, lines in parts.items()}, total_s, exact_s)
+    return StartupStats(
+        total_s,
+        begun_ns is not None,
+        tuple(
+            StartupPart(name, part_s, _lines_of(parts[name], part_s))
+            for name, part_s in sorted(seconds.items(), key=lambda part: (-part[1], part[0]))
+        ),
+    )
+
+
+def _lines_of(samples: Counter[str], part_s: float) -> tuple[tuple[str, float], ...]:
+    """Return the lines of a part that have the most samples, with their time."""
+    found = tuple((line, part_s * count / samples.total()) for line, count in samples.most_common() if line)
+    return found[:MOST_LINES]
+
+
+def _seconds_of(samples: Mapping[str, int], total_s: float, exact_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the time of each part: of a section its own, of the others their samples' share of what is left."""
+    seconds = {name: exact_s[name] for name in samples if name in exact_s}
+    left_s = max(0.0, total_s - sum(seconds.values()))
+    others = {name: count for name, count in samples.items() if name not in seconds}
+    seen = sum(others.values())
+    return seconds | {name: left_s * count / seen for name, count in others.items()}
+
+
+def _name_of(location: Location | None) -> str:
+    return UNSEEN if location is None else location.activity or REST
+
+
+def _line_of(location: Location | None) -> str:
+    return "" if location is None or not location.file else f"{location.file}:{location.line} {location.function}"
+
+
+SAMPLES_NEEDED: Final = 10  # of a wait; a share of fewer means little
+MOST_WAITS: Final = 5
+
+
+def unseen_waits(
+    counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
+) -> tuple[UnseenWait, ...]:
+    """Return the waits for each such work with the line that waits longest, the longest wait first."""
+    seen: dict[str, Counter[str]] = {}
+    shares: dict[str, float] = {}
+    of_loaders: Counter[str] = Counter()
+    for name, samples in counts.items():
+        if name not in sections or not samples:
+            continue
+        of_a_sample = sections[name].share / samples.total()
+        for location, count in samples.items():
+            if location is not None and location.waits_for:
+                line = f"{location.file}:{location.line} {location.function}"
+                seen.setdefault(location.waits_for, Counter())[line] += count
+                shares[location.waits_for] = shares.get(location.waits_for, 0.0) + count * of_a_sample
+                of_loaders[location.waits_for] += count if location.making else 0
+    waits = [
+        UnseenWait(what, lines.most_common(1)[0][0], shares[what], lines.total(), 2 * of_loaders[what] > lines.total())
+        for what, lines in seen.items()
+        if lines.total() >= SAMPLES_NEEDED
+    ]
+    return tuple(sorted(waits, key=lambda wait: (-wait.share, wait.what))[:MOST_WAITS])
+
+
+REUSED: Final = 0.5  # batches a step; with fewer, updates share batches, and how many samples each has is not known
+
+
+def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int | None) -> Throughput | None:
+    """Return the rates of the stretch; None without steps after warm-up.
+
+    Batches, samples, tokens and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
+    """
+    steps = totals.steps
+    spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, names, configured_warmup))
+    if spread is None or not spread.total_ns:
+        return None
+    steps_per_s = spread.count * NS_PER_S / spread.total_ns
+    counted = totals.flops
+    flops = counted.flops if counted is not None else None
+    tflops = None if flops is None else flops * steps_per_s / FLOPS_PER_TFLOP
+    peak = None if counted is None else peak_of(counted.device, counted.dtype)
+    learned = None if totals.batches and totals.batches <= REUSED * steps.count else totals.samples
+    return Throughput(
+        steps_per_s=steps_per_s,
+        batches_per_s=None if not totals.batches else totals.batches / steps.count * steps_per_s,
+        samples_per_s=None if not learned else learned / steps.count * steps_per_s,
+        tokens_per_s=None if not totals.tokens else totals.tokens / steps.count * steps_per_s,
+        flops_per_step=flops,
+        dtype="" if counted is None else counted.dtype,
+        device="" if counted is None else counted.device,
+        attention="" if counted is None else counted.attention,
+        tflops=tflops,
+        peak_tflops=None if peak is None else peak[0],
+        peak_source="" if peak is None else peak[1],
+        mfu=None if peak is None or tflops is None else tflops / peak[0],
+    )
+
+
+LEAST_BYTES: Final = 16 * 2**20  # between the least and the most; looking for a change of less takes time in vain
+LAST: Final = 3  # thirds of the time after a change: growth goes on in the last of them
+
+
+def memory_change(points: list[MemoryPoint], device: int | None = None) -> MemoryChange | None:
+    """Return since when memory grows, else since when it is more; None where it does neither, or chance may explain it.
+
+    Args:
+        points: memory over the steps of a run.
+        device: the index of the accelerator whose memory it is; None for the process.
+    """
+    steps = np.array([point.step for point in points], np.float64)
+    memory = np.array([point.bytes for point in points], np.float64)
+    if len(points) < 2 or np.ptp(memory) < LEAST_BYTES or not (np.diff(steps) > 0).all():
+        return None
+    growth = np.diff(memory) / np.diff(steps)  # bytes a step
+    onset = change_point(growth)
+    if onset is not None and onset.after > max(0.0, onset.before) and _goes_on(growth, onset):
+        return _change(onset, steps, float(memory[onset.at]), float(memory[-1]), device, grows=True)
+    jump = change_point(memory)
+    if jump is None or not jump.is_abrupt or jump.after <= jump.before:
+        return None
+    return _change(jump, steps, jump.before, jump.after, device, grows=False)
+
+
+def _goes_on(growth: Floats, onset: ChangePoint) -> bool:
+    after = growth[onset.at :]
+    return bool(np.median(after[-max(1, len(after) // LAST) :]) > max(0.0, onset.before))
+
+
+def _change(
+    found: ChangePoint, steps: Floats, before: float, after: float, device: int | None, *, grows: bool
+) -> MemoryChange:
+    first, at, last = (int(steps[place]) for place in (found.first, found.at, found.last))
+    return MemoryChange(at + 1, first + 1, last + 1, before, after, grows, device)
 
 
 class RunSums:
@@ -43,8 +212,8 @@ class RunSums:
     def __init__(
         self, names: SectionNames, begin_ns: int, warmup_steps: int | None, has_intervals: bool = True
     ) -> None:
-        self.run = Totals(begin_ns)
-        self.interval = Totals(begin_ns)
+        self.run = Totals(begin_ns, 0)
+        self.interval = Totals(begin_ns, 0)
         self._has_intervals = has_intervals  # a reader needs none
         self.epochs: list[EpochStats] = []
         self._epoch: Totals | None = None
@@ -82,12 +251,12 @@ class RunSums:
 
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""
-        self.interval = Totals(self.run.end_ns, self.steps, self.run.sections.rows)
+        self.interval = Totals.with_rows(self.run.end_ns, self.steps, self.run.sections.rows)
         self.interval.flops = self.run.flops
 
     def begin_epoch(self, number: int) -> None:
         """Start epoch ``number`` at the current end of the sums."""
-        self._epoch = Totals(self.run.end_ns, self.steps, self.run.sections.rows)
+        self._epoch = Totals.with_rows(self.run.end_ns, self.steps, self.run.sections.rows)
         self._epoch_number = number
 
     @property

@@ -1,12 +1,9 @@
 """The exclusive times of sections over the steps of a stretch, in bounded memory."""
 
-from typing import Final
-
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-
-MOST_BLOCKS: Final = 32  # of one stretch; 10 sections then take some 2 kB of the journal
+from training_profiler.model.interval import MOST_BLOCKS
 
 
 class SectionSeries:

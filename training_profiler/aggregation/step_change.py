@@ -13,7 +13,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import StepPoint
 from training_profiler.base.units import NS_PER_S
-from training_profiler.sampling.location import Location
+from training_profiler.model.location import Location
 from training_profiler.snapshot.snapshot import CHECKS, OTHER, PYTHON, LineChange, LineStats, StepChange
 
 LINES_KEPT: Final = 3  # of a section

@@ -1,8 +1,10 @@
 """All sums over a stretch of time: a flush interval, a report interval, an epoch, or a run."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from msgspec import field
 
 from training_profiler.aggregation.arrays import Integers, Ints
 from training_profiler.aggregation.garbage import GarbageSums
@@ -15,59 +17,49 @@ from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
 from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork
+from training_profiler.model.interval import StretchFigures
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks
-from training_profiler.recording.step_flops import StepFlops
+
+SUMMED: Final = ("tokens", "training_spans", "dropped", "unended")
 
 
-class Totals:
+class Totals(StretchFigures, eq=False, kw_only=True):
     """Sums over ``begin_ns`` to ``end_ns`` of the recorder's clock.
 
     ``sections.self_ns`` adds up to ``end_ns - begin_ns`` exactly; its row 0 is the time of no section.
-
-    Args:
-        begin_ns: of the stretch.
-        first_step: steps complete before it.
-        rows: how many sections there is room for at first; arrays that grow are copied.
     """
 
-    def __init__(self, begin_ns: int, first_step: int = 0, rows: int = 16) -> None:
-        self.begin_ns = begin_ns
-        self.end_ns = begin_ns
-        self.first_step = first_step
-        self.sections = SectionSums(rows)
-        self._steps = StepSums()
-        self._step_count = 0
-        self._waiting: list[tuple[Sequence[int], Sequence[int]]] = []  # (durations, slowed), not in ``steps`` yet
-        self.coupling = Coupling(rows)
-        self.garbage = GarbageSums()
-        self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
-        self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended in this stretch
-        # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only
-        # known afterwards, and then subtracted.
-        self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
-        # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
-        self.compared: dict[int, Ints] = {}
-        self.series = SectionSeries()  # of this stretch only
-        self.history = RunHistory()  # of the run alone
-        # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
-        self.slowed_by_capture: list[int] = []
-        self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
-        self.input_sizes = Series()  # (step, elements) of the inputs of single forward passes
-        self.input_work = InputWork()  # of sums of stretches alone
-        self.with_grad = (0, 0)  # forward passes of evaluations that recorded gradients: their number and time in ns
-        self.training_spans = 0  # spans that ended on the training thread, which pays for them
-        self.lines: LineCounts = LineCounts()
-        self.weighted_lines = WeightedLines()  # the time that these samples stand for; of sums of stretches alone
-        self.machine = MachineSums()
-        self.batches: int | None = None  # fetched for training; None without a known loader
-        self.samples: int | None = None
-        self.tokens: int | None = None  # read by the training; None where no trainer counts them
-        self.flops: StepFlops | None = None  # of one step, as counted last
-        self.slow_steps = 0  # first steps of the run up to the last one slowed by counting its FLOPs
-        self.loaders = LoaderSums()
-        self.late_exchange_ns = 0  # DDP's gradient sync, reported in this stretch for backward passes before it
-        self.dropped = 0  # exits without an enter, and enters beyond MAX_OPEN
-        self.unended = 0  # sections still open when their thread ended
+    sections: SectionSums = field(default_factory=SectionSums)
+    coupling: Coupling = field(default_factory=Coupling)
+    garbage: GarbageSums = field(default_factory=GarbageSums)
+    # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only
+    # known afterwards, and then subtracted.
+    early_ns: Ints = field(default_factory=lambda: np.zeros((FIRST_STEPS, 1), np.int64))
+    # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
+    compared: dict[int, Ints] = field(default_factory=dict)
+    series: SectionSeries = field(default_factory=SectionSeries)  # of this stretch only
+    history: RunHistory = field(default_factory=RunHistory)  # of the run alone
+    step_calls: list[int] = field(default_factory=list)  # forward passes in each complete step of this stretch alone
+    input_sizes: Series = field(default_factory=Series)  # (step, elements) of the inputs of single forward passes
+    input_work: InputWork = field(default_factory=InputWork)  # of sums of stretches alone
+    training_spans: int = 0  # spans that ended on the training thread, which pays for them
+    lines: LineCounts = field(default_factory=LineCounts)
+    # The time that these samples stand for; of sums of stretches alone.
+    weighted_lines: WeightedLines = field(default_factory=WeightedLines)
+    machine: MachineSums = field(default_factory=MachineSums)
+    loaders: LoaderSums = field(default_factory=LoaderSums)
+    _steps: StepSums = field(default_factory=StepSums)
+    _step_count: int = 0
+    # Durations and indices of slowed steps that are not in ``steps`` yet.
+    _waiting: list[tuple[Sequence[int], Sequence[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end_ns = max(self.end_ns, self.begin_ns)
+
+    @classmethod
+    def with_rows(cls, begin_ns: int, first_step: int, rows: int) -> "Totals":
+        """Return totals with room for so many sections at first; arrays that grow are copied."""
+        return cls(begin_ns, first_step, sections=SectionSums(rows), coupling=Coupling(rows))
 
     @property
     def wall_ns(self) -> int:
@@ -146,19 +138,17 @@ class Totals:
             self.machine.forget_growth()
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
-        self.training_spans += later.training_spans
         self.lines.update(later.lines)
         self.weighted_lines.add(later.lines, later.wall_ns)
         self.machine.add(later.machine)
         self._add_batches(later)
-        if later.tokens is not None:
-            self.tokens = (self.tokens or 0) + later.tokens
+        for name in SUMMED:
+            if (more := getattr(later, name)) is not None:
+                setattr(self, name, (getattr(self, name) or 0) + more)
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
         self.loaders.add(later.loaders)
         self.with_grad = (self.with_grad[0] + later.with_grad[0], self.with_grad[1] + later.with_grad[1])
-        self.dropped += later.dropped
-        self.unended += later.unended
 
     def _add_batches(self, later: "Totals") -> None:
         if later.batches is None:

@@ -13,9 +13,8 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, printable_lines
 from training_profiler.cli.run_argument import add_run
 from training_profiler.settings.settings import read_settings
-from training_profiler.storage.run_choice import newest_runs
 from training_profiler.storage.run_lookup import run_named
-from training_profiler.storage.running import is_still_running, journals_of_running
+from training_profiler.storage.run_reader import is_still_running, journals_of_running, newest_runs
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 
 

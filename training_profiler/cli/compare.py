@@ -32,10 +32,9 @@ from training_profiler.safety.files import write_output
 from training_profiler.settings.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.storage.run_choice import choose_run, newest_runs, run_name
 from training_profiler.storage.run_list import RUNNING, listed_run
 from training_profiler.storage.run_lookup import program_in, read_meta, typed_path
-from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.run_reader import choose_run, newest_runs, read_run, run_name
 from training_profiler.storage.series_reader import SeriesReader
 
 SLOWER_STATUS = 1

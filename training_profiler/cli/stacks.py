@@ -25,9 +25,8 @@ from training_profiler.sampling.user_code import Places, places_of_this_process
 from training_profiler.settings.settings import read_settings
 from training_profiler.snapshot.stacks import RankStacks, ThreadStack
 from training_profiler.storage.journal_discovery import JournalFile
-from training_profiler.storage.run_choice import choose_run
 from training_profiler.storage.run_lookup import read_meta
-from training_profiler.storage.running import is_still_running, journals_of_running
+from training_profiler.storage.run_reader import choose_run, is_still_running, journals_of_running
 from training_profiler.storage.stack_files import read_request, read_stacks, write_request, write_stacks
 
 ANSWER_S: Final = 5.0  # for ranks that can run Python, and ANSWER_INTERVALS between two of their messages

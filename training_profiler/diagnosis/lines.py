@@ -13,7 +13,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding, Fix, joined
 from training_profiler.findings.losses import Change
-from training_profiler.recording.worker_sums import LOCK, SHARED_LOCK, THREADS
+from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts
 from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot, WorkerLineStats, WorkerStats
 from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN

@@ -8,8 +8,8 @@ from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.findings.finding import Evidence, Fix, joined
 from training_profiler.findings.losses import Change
+from training_profiler.model.loader_workers import LOCK, PHASES, SHARED_LOCK
 from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
-from training_profiler.recording.worker_sums import LOCK, PHASES, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
 from training_profiler.tables.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 

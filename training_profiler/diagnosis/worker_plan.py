@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import ms_text
 from training_profiler.findings.finding import Evidence, Fix
 from training_profiler.findings.losses import Change
-from training_profiler.recording.worker_sums import IDLE, SHARED_LOCK
+from training_profiler.model.loader_workers import IDLE, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.tables.framework_frames import SAMPLER
 from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.model.loader_workers import WorkerSums, added
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.worker_sums import WorkerSums, added
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.cost_budget import WORKERS, Pace, unlimited
 from training_profiler.safety.fault_guard import Guard

@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.loader_workers.record import decode, encode
-from training_profiler.recording.worker_sums import WorkerSums
+import msgspec
+
+from training_profiler.model.loader_workers import WorkerSums, fit_sums
 from training_profiler.safety.files import read_file, replace_file
 
 MOST_FILE_BYTES: Final = 1 << 18  # 30 lines of long paths take a tenth
@@ -54,12 +55,13 @@ class Mailbox:
         Raises:
             OSError: it cannot be written.
         """
-        replace_file(self.folder / f"{worker}.json", encode(sums))
+        replace_file(self.folder / f"{worker}.json", msgspec.json.encode(sums))
 
     def read(self, worker: int) -> WorkerSums | None:
         """Return what a worker has handed over last; None if there is nothing that can be used."""
         try:
-            return decode(read_file(self.folder / f"{worker}.json", MOST_FILE_BYTES))
+            data = read_file(self.folder / f"{worker}.json", MOST_FILE_BYTES)
+            return fit_sums(msgspec.json.decode(data, type=WorkerSums))
         except (OSError, ValueError):
             return None
 

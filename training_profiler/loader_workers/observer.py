@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.loader_workers.mailbox import Mailbox
-from training_profiler.recording.tracebacks import hide_our_frames
-from training_profiler.recording.worker_sums import (
+from training_profiler.model.loader_workers import (
     HAND_OVER,
     IDLE,
     STARTING,
@@ -25,12 +24,14 @@ from training_profiler.recording.worker_sums import (
     WorkerSums,
     largest_lines,
 )
+from training_profiler.model.location import Location
+from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
-from training_profiler.sampling.location import Location, function_name, line_of
+from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import Frame, StackReader
 from training_profiler.sampling.switch_interval import SwitchInterval

@@ -15,6 +15,7 @@ from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.location import Location
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     UNKNOWN_NS,
@@ -25,7 +26,6 @@ from training_profiler.ranks.summary import (
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
 from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN

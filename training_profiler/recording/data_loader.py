@@ -6,10 +6,10 @@ from types import FunctionType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from training_profiler.base.text import printable
+from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.recording.section import Section, ThreadBuffer
 from training_profiler.recording.stand_in import StandIn, stand_in
 from training_profiler.recording.tracebacks import hide_our_frames
-from training_profiler.recording.worker_sums import WorkerSums
 from training_profiler.tables.sections import DATA_LOADING
 
 Batch = TypeVar("Batch")

@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.units import MS_PER_S, bytes_text, counted, duration_text, ms_text
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
-from training_profiler.recording.worker_sums import IDLE
+from training_profiler.model.loader_workers import IDLE
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 

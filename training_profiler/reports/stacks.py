@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from training_profiler.base.text import printable_data
+from training_profiler.model.location import Location
 from training_profiler.reports.labels import table_label
 from training_profiler.snapshot.loader_workers import WorkerStats
-from training_profiler.snapshot.series import RankSeries, SampledLine
+from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import BETWEEN
 
 NOT_YOURS: Final = "(no line of your code)"
@@ -46,7 +47,7 @@ def _sections(series: RankSeries, name: str) -> Stack:
     return tuple(table_label(each, series.samples) for each in reversed(chain))
 
 
-def _frames(line: SampledLine | None) -> Stack:
+def _frames(line: Location | None) -> Stack:
     if line is None:
         return (NOT_YOURS,)
     inside = line.inside.split(BETWEEN) if line.inside else []

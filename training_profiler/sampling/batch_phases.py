@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from training_profiler.recording.worker_sums import (
+from training_profiler.model.loader_workers import (
     COLLATE,
     DECODE,
     FETCH,

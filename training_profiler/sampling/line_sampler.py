@@ -6,12 +6,13 @@ from types import FrameType
 from typing import Final
 
 from training_profiler.base.units import NS_PER_S, time_text
+from training_profiler.model.location import Location, Sample
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
 from training_profiler.safety.cost_budget import Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import StackOfThread, frame_of
-from training_profiler.sampling.location import Instruction, Location, Sample
+from training_profiler.sampling.location import Instruction
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler

@@ -8,9 +8,10 @@ from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
 from training_profiler.base.text import printable
+from training_profiler.model.location import Location
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.called_functions import called_function, is_short, reads_number, runs_python
-from training_profiler.sampling.location import ByInstruction, Instruction, Location, function_name, line_of, waits_in
+from training_profiler.sampling.location import ByInstruction, Instruction, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
 from training_profiler.sampling.user_code import MOST_FILES, UserCode

@@ -7,12 +7,12 @@ from types import CodeType
 from typing import Final
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.location import Location, Sample
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock
 from training_profiler.safety.cost_budget import SHARE
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.frames import StackOfThread
-from training_profiler.sampling.location import Location, Sample
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_frames import BEFORE_TORCH
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process

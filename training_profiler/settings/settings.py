@@ -20,7 +20,7 @@ from training_profiler.base.switch import (
     given_name,
     short_name,
 )
-from training_profiler.snapshot.cost import Price
+from training_profiler.snapshot.machine import Price
 from training_profiler.tables.trackers import PROMETHEUS, TRACKERS
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 

@@ -4,15 +4,143 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
+from training_profiler.base.units import NS_PER_S
+from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
-from training_profiler.sinks.writer import TrackerThread
 from training_profiler.tables.trackers import TRACKERS
+
+MOST_ROWS: Final = 1000  # waiting for one tracker
+MOST_AT_ONCE: Final = 100
+FREE_S: Final = 0.2  # CPU time that a thread may use before its share counts
+FREQUENT_SHARE: Final = 0.001  # of the run; the training waits while the thread holds the GIL
+NOTHING: Final = None  # wakes the thread without a row
+
+
+class TrackerThread:
+    """The queue and the thread of one sink. ``folder`` is called on the thread, and may wait for a disk."""
+
+    def __init__(self, sink: Sink, guard: Guard, folder: Callable[[], Path | None]) -> None:
+        self.sink = sink
+        self.dropped = 0
+        self.spared = 0  # frequent rows left out because they would cost too much
+        self.part = f"{sink.name} sink"
+        self.has_given_up = False
+        self._guard = guard
+        self._rows: SimpleQueue[MetricRow | threading.Event | None] = (
+            SimpleQueue()
+        )  # put() may be interrupted by itself
+        self._is_closing = False
+        self._begin_s = time.monotonic()
+        self._spent_s = 0.0
+        self._thread = BackgroundThread(
+            sink.name, lambda thread: self._run(thread, folder), guard, f"{self.part} thread"
+        )
+        self._thread.start()
+
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the thread, in ns."""
+        return self._thread.cpu_ns
+
+    def poll(self) -> None:
+        """Poll the sink on the calling thread, and wake its own thread if there is something to do."""
+        if self.sink.poll():
+            self._rows.put(NOTHING)
+
+    def can_afford(self) -> bool:
+        """Return whether a frequent row may be written; count it as left out if not."""
+        if self._spent_s <= FREE_S + FREQUENT_SHARE * (time.monotonic() - self._begin_s):
+            return True
+        self.spared += 1
+        return False
+
+    def send(self, row: MetricRow) -> None:
+        """Queue a row, or count it as dropped; never waits."""
+        if self._rows.qsize() >= MOST_ROWS:
+            self.dropped += 1
+        else:
+            self._rows.put(row)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all queued rows are written, at most ``timeout_s``."""
+        if not self._thread.is_current():
+            written = threading.Event()
+            self._rows.put(written)
+            written.wait(timeout_s)
+
+    def end(self) -> None:
+        """Let the thread end once it has written all queued rows."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._rows.put(NOTHING)
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for the thread until a time of the monotonic clock; return whether it has ended."""
+        return self._thread.join(max(0.0, until_s - time.monotonic()))
+
+    def give_up(self) -> None:
+        """Stop waiting for the sink; count its queued rows as dropped."""
+        self.has_given_up = True
+        with suppress(Empty):
+            while True:
+                self.dropped += isinstance(self._rows.get_nowait(), MetricRow)
+        self._rows.put(NOTHING)  # wakes the thread; an earlier one may be gone
+
+    def notes(self) -> list[str]:
+        """Return sentences on rows that did not reach the tracker."""
+        notes = self.sink.notes()
+        if self.has_given_up:
+            notes.append(f"{self.part}: did not come to its end, at least {_rows_text(self.dropped)} not written")
+        elif self.dropped:
+            notes.append(f"{self.part}: {_rows_text(self.dropped)} left out, for it was slower than they came")
+        if self.spared:
+            notes.append(
+                f"{self.part}: {_rows_text(self.spared)} of data loaders left out, more would cost over "
+                f"{FREQUENT_SHARE:.1%} of the run; raise log_scalars_every_n_steps"
+            )
+        return notes
+
+    def _run(self, thread: BackgroundThread, folder: Callable[[], Path | None]) -> None:
+        # Each call has its own guard. After a failure, later rows are dropped here.
+        self._guard(self.part, lambda: self.sink.open(folder()))
+        thread.measure_cpu()
+        opened_ns = thread.cpu_ns
+        while not (self._is_closing and self._rows.empty()):
+            self._write_some()
+            thread.measure_cpu()
+            self._spent_s = (thread.cpu_ns - opened_ns) / NS_PER_S
+        self._guard(self.part, self.sink.close)
+
+    def _write_some(self) -> None:
+        rows, flushes = [], []
+        item = self._rows.get()
+        while True:
+            if isinstance(item, MetricRow):
+                rows.append(item)
+            elif item is not None:
+                flushes.append(item)
+            if len(rows) >= MOST_AT_ONCE:
+                break
+            try:
+                item = self._rows.get_nowait()
+            except Empty:
+                break
+        self._guard(self.part, lambda: self.sink.write(rows))
+        for event in flushes:
+            event.set()
+
+
+def _rows_text(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
 FLUSH_S: Final = 2.0  # for queued rows, when the program ends its own run of a tracker

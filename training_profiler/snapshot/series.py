@@ -4,16 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
-class SampledLine(NamedTuple):
-    """A line of the user's code that was running when a sample was taken."""
-
-    file: str
-    line: int
-    function: str
-    waits_in: str = ""  # the call in it that waits for the device
-    inside: str = ""  # the frames of a library that the line called, outermost first
-    phase: str = ""  # of a trainer
+from training_profiler.model.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +71,7 @@ class RankSeries:
     stretches: tuple[Stretch, ...]
     epochs: tuple[EpochSpan, ...]
     parents: Mapping[str, str]  # section -> the section around most of its spans
-    samples: Mapping[str, Mapping[SampledLine | None, int]]  # section -> line -> samples; None: no line of the user's
+    samples: Mapping[str, Mapping[Location | None, int]]  # section -> line -> samples; None: no line of the user's
     recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from training_profiler.base.text import escaped
 from training_profiler.base.units import duration_text, ms_text
-from training_profiler.snapshot.cost import Price as Price
 from training_profiler.snapshot.lines import BETWEEN as BETWEEN
 from training_profiler.snapshot.lines import CHECKS as CHECKS
 from training_profiler.snapshot.lines import HOT_PLACES as HOT_PLACES
@@ -22,6 +21,7 @@ from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
 from training_profiler.snapshot.machine import MemoryChange as MemoryChange
+from training_profiler.snapshot.machine import Price as Price
 from training_profiler.snapshot.pauses import GarbageStats as GarbageStats
 from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats

@@ -3,20 +3,33 @@
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, PhaseCounts
+from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
-from training_profiler.storage.journal_codec import totals_to_data
+from training_profiler.storage.journal_codec import interval_of
+from training_profiler.storage.journal_lines import (
+    EndLine,
+    EpochBeginLine,
+    EpochEndLine,
+    HeldLine,
+    IntervalLine,
+    LoaderRow,
+    LostLine,
+    PendingLine,
+    SourcesLine,
+    spans_line,
+)
 from training_profiler.storage.source_lines import SourceFile
-from training_profiler.storage.span_lines import spans_to_data
 
 MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
@@ -94,50 +107,52 @@ class JournalLines:
         Args:
             is_pending: whether the next interval covers the same time again: its events may still be rewritten.
         """
-        line = line_of(
-            "pending" if is_pending else "interval",
-            **totals_to_data(totals, step_ns, self._names),
-            loaders=[_loader(counts) for counts in loaders],
+        record = interval_of(
+            PendingLine if is_pending else IntervalLine,
+            totals,
+            step_ns,
+            self._names,
+            loaders=[LoaderRow.of(counts) for counts in loaders],
             open_sections=open_sections,
-            **({} if device is None else {"device": asdict(device)}),
-            **({} if program is None else {"program": program}),
+            device=device,
+            program=program,
             **_health(health),
         )
-        return line._replace(files=_files_named(totals, loaders, program))
+        return line_of(record)._replace(files=_files_named(totals, loaders, program))
 
-    def sources(self, digests: Mapping[str, str]) -> Line:
+    def sources(self, digests: dict[str, str]) -> Line:
         """Return the digests of source files by their names in reports: a page shows lines of these files alone."""
-        return line_of("sources", files=digests)
+        return line_of(SourcesLine(digests))
 
     def epoch_begin(self, number: int) -> Line:
         """Return the begin of an epoch, at the end of the last interval."""
-        return line_of("epoch_begin", number=number)
+        return line_of(EpochBeginLine(number))
 
     def epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> Line:
         """Return the end of the epoch, at the end of the last interval."""
-        return line_of("epoch_end", batches=batches, samples=samples, is_complete=is_complete)
+        return line_of(EpochEndLine(batches, samples, is_complete))
 
     def spans(self, steps: Sequence[RecordedStep]) -> Line:
         """Return single steps with their spans."""
-        return line_of("spans", **spans_to_data(steps, self._names.names))
+        return line_of(spans_line(steps, self._names.names))
 
     def rank(self, summary: dict[str, Any]) -> Line:
         """Return the summary that this rank sends to the others: sums of the run so far."""
-        return line_of("rank", **summary)
+        return line_of({"kind": "rank", **summary})
 
     def lost(self, intervals: int) -> Line:
         """Return how many intervals found no room while the disk did not respond."""
-        return line_of("lost", intervals=intervals)
+        return line_of(LostLine(intervals))
 
     def end(self, health: Health, ended_by: str | None) -> Line:
         """Return how the run ended."""
-        return line_of("end", ended_by=ended_by, **_health(health))
+        return line_of(EndLine(ended_by, **_health(health)))
 
 
-def line_of(kind: str, **values: Any) -> Line:
-    """Return a line of that kind."""
-    data = json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=False)
-    return Line(kind, f"{data}\n".encode())
+def line_of(record: Struct | dict[str, Any]) -> Line:
+    """Return a record as a line of its kind."""
+    data = msgspec.to_builtins(record)
+    return Line(data["kind"], f"{json.dumps(data, separators=(',', ':'), allow_nan=False)}\n".encode())
 
 
 class Journal:
@@ -161,8 +176,8 @@ class Journal:
         warmup: int | None,
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self._lines = JournalLines(names)
-        self._begin = {"schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
+        self.lines = JournalLines(names)
+        self._begin = {"kind": "begin", "schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
         self._file: OwnFile | None = None
         self._buffer: BufferedLines | None = BufferedLines()
         if path is not None:
@@ -187,10 +202,10 @@ class Journal:
         """Write the lines kept in memory to ``file``; later lines are written at once."""
         buffer, self._buffer = self._buffer, None
         self._file = file
-        self.append(line_of("begin", **{**self._begin, **identity}))
+        self.append(line_of({**self._begin, **identity}))
         if buffer is not None:
             if buffer.dropped:
-                self.append(line_of("held", dropped=buffer.dropped))
+                self.append(line_of(HeldLine(buffer.dropped)))
             self._file.append(buffer.drain())
 
     def moved(self, folder: Path) -> None:
@@ -205,29 +220,9 @@ class Journal:
         elif self._file is not None:
             self._file.append(line.data)
 
-    def write_interval(self, *of_interval: Any, **more: Any) -> None:
-        """Append ``JournalLines.interval``."""
-        self.append(self._lines.interval(*of_interval, **more))
-
-    def write_epoch_begin(self, number: int) -> None:
-        """Append ``JournalLines.epoch_begin``."""
-        self.append(self._lines.epoch_begin(number))
-
-    def write_epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        """Append ``JournalLines.epoch_end``."""
-        self.append(self._lines.epoch_end(batches, samples, is_complete))
-
-    def write_spans(self, steps: Sequence[RecordedStep]) -> None:
-        """Append ``JournalLines.spans``."""
-        self.append(self._lines.spans(steps))
-
-    def write_rank(self, summary: dict[str, Any]) -> None:
-        """Append ``JournalLines.rank``."""
-        self.append(self._lines.rank(summary))
-
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
-        self.append(self._lines.end(health, ended_by))
+        self.append(self.lines.end(health, ended_by))
         self.discard()
 
     def discard(self) -> None:
@@ -247,46 +242,9 @@ def _files_named(
     known = set()
     if program is not None:
         known = {SourceFile(call.site.file, call.site.path) for call in program.calls if call.site.path}
-        places += [] if program.compiled is None else [program.compiled.place]
-        places += [] if program.repeats is None else [program.repeats.place]
-        places += [] if program.slices is None else [program.slices.place]
-        places += [] if program.unused_gradients is None else [program.unused_gradients.place]
-        places += [] if program.unused_graphs is None else [program.unused_graphs.place]
-        places += [] if program.frozen is None else [program.frozen.place]
-        places += [] if program.graphs is None else [program.graphs.place, program.graphs.backward]
+        places += [getattr(facts, name, "") for facts in program for name in ("place", "backward")]
     names = {place.partition(":")[0] for place in places} - {file.name for file in known}
     return frozenset(file for file in known | {SourceFile(name) for name in names} if file.name.endswith(".py"))
-
-
-def _more(tally: PhaseCounts) -> list[Any]:
-    """Return the columns of a phase that most loaders do not have."""
-    if tally.cut_passes:
-        return [tally.made, tally.cut_passes]
-    return [tally.made] if tally.made.number else []
-
-
-def _loader(counts: LoaderCounts) -> list[Any]:
-    # Earlier versions write and read only the first four.
-    phases = [
-        [phase, tally.batches, tally.samples, tally.wait_ns, *_more(tally)]
-        for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
-    ]
-    return [
-        counts.name,
-        counts.batches,
-        counts.samples,
-        counts.wait_ns,
-        counts.loader_id,
-        counts.requested_share,
-        phases,
-        *_without_last_nones([counts.arguments, counts.workers]),
-    ]
-
-
-def _without_last_nones(columns: list[Any]) -> list[Any]:
-    while columns and columns[-1] is None:
-        columns.pop()
-    return columns
 
 
 def _health(health: Health) -> dict[str, Any]:

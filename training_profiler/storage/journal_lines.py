@@ -1,23 +1,116 @@
 """The lines of a journal: the one place where what stands in one becomes data. Each is checked before it counts."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
+from training_profiler.aggregation.step_spans import RecordedStep, Why
 from training_profiler.base.text import one_line, printable
-from training_profiler.loader_workers.record import WorkerRecord, sums_of
-from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts, MadeBatches
-from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.base.units import NS_PER_US
+from training_profiler.model.bounds import MOST_LOADERS, MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
+from training_profiler.model.interval import IntervalRecord
+from training_profiler.model.loader_workers import WorkerSums, fit_sums
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderArguments, LoaderCounts, MadeBatches
+from training_profiler.snapshot.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
+from training_profiler.snapshot.series import Lane, Span, StepLanes
 from training_profiler.snapshot.snapshot import DeviceTimingStats
-from training_profiler.storage.facts_codec import checked_facts, fit
-from training_profiler.storage.journal_codec import IntervalRecord, check_interval
-from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
-from training_profiler.storage.span_lines import SpansLine, check_spans
+
+Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
+
+
+class LaneRow(Struct, array_like=True):
+    """The spans of a thread in columns."""
+
+    thread: str
+    names: list[Count]  # places in the names of the line
+    begin_us: list[Offset]  # since the begin of the step
+    end_us: list[Offset]
+
+
+class StepRow(Struct, array_like=True):
+    """A step; see ``RecordedStep``."""
+
+    number: Count
+    why: Why
+    begin_ns: Moment
+    end_ns: Moment
+    duration_ns: Count
+    left_out: Count
+    lanes: list[LaneRow]
+
+
+class SpansLine(Struct, tag_field="kind", tag="spans"):
+    """Steps with their spans. Journals of earlier versions have none, and earlier versions ignore them."""
+
+    names: list[str]  # of the sections
+    steps: list[StepRow]
+
+    def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes]:
+        """Return the steps, with the texts that two functions make of names of sections and of threads."""
+        names = [name(given) for given in self.names]
+        return [
+            StepLanes(
+                row.number,
+                row.why,
+                row.begin_ns,
+                row.end_ns,
+                row.duration_ns,
+                row.left_out,
+                tuple(Lane(thread(lane.thread), _spans(row, lane, names)) for lane in row.lanes),
+            )
+            for row in self.steps
+        ]
+
+
+def _spans(row: StepRow, lane: LaneRow, names: Sequence[str]) -> tuple[Span, ...]:
+    columns = zip(lane.names, lane.begin_us, lane.end_us, strict=True)
+    return tuple(
+        Span(names[name], row.begin_ns + begin * NS_PER_US, row.begin_ns + end * NS_PER_US)
+        for name, begin, end in columns
+    )
+
+
+def spans_line(steps: Sequence[RecordedStep], names: Mapping[int, str]) -> SpansLine:
+    """Return single steps with their spans."""
+    used = sorted({id for step in steps for lane in step.threads.values() for id in lane.ids.tolist()})
+    place = {id: at for at, id in enumerate(used)}
+    return SpansLine([names[id] for id in used], [_step_row(step, place) for step in steps])
+
+
+def _step_row(step: RecordedStep, place: Mapping[int, int]) -> StepRow:
+    number, begin_ns, end_ns, duration_ns = step.bounds
+    lanes = []
+    for thread, spans in step.threads.items():
+        # Both ends are rounded in the same way, so what is nested stays nested.
+        begins_us, ends_us = ((times - begin_ns) // NS_PER_US for times in (spans.begin_ns, spans.end_ns))
+        lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], begins_us.tolist(), ends_us.tolist()))
+    return StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes)
+
+
+def check_spans(line: SpansLine) -> None:
+    """Check what the types alone do not.
+
+    Raises:
+        ValueError: columns do not belong together.
+    """
+    for row in line.steps:
+        if row.end_ns < row.begin_ns:
+            raise ValueError("a step ends before its begin")
+        for lane in row.lanes:
+            if not len(lane.names) == len(lane.begin_us) == len(lane.end_us):
+                raise ValueError("the columns of spans have different lengths")
+            if any(name >= len(line.names) for name in lane.names):
+                raise ValueError("a span is of a section without a name")
+            if any(end < begin for begin, end in zip(lane.begin_us, lane.end_us, strict=True)):
+                raise ValueError("a span ends before its begin")
+
 
 Share = Annotated[float, Meta(ge=0, le=1e9)]
+MOST_CALLS: Final = 32  # in the facts of a program; and arguments, data types, devices
+_PARTS: Final = frozenset({"used", "part", "passed_on", "loop"})  # fields of facts that are 0 to 1
 _SURROGATES: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
@@ -49,7 +142,24 @@ class LoaderRow(Struct, array_like=True):
     requested_share: Share | None = None
     phases: list[Phase] = []
     arguments: LoaderArguments | None = None
-    workers: WorkerRecord | None = None
+    workers: WorkerSums | None = None
+
+    @classmethod
+    def of(cls, counts: LoaderCounts) -> Self:
+        """Return the batches of a loader so far."""
+        phases = [counts.of(phase) for phase in (TRAIN, VAL)]
+        rows = [Phase(cast(Any, of.phase), of.batches, of.samples, of.wait_ns, of.made, of.cut_passes) for of in phases]
+        return cls(
+            counts.name,
+            counts.batches,
+            counts.samples,
+            counts.wait_ns,
+            counts.loader_id,
+            counts.requested_share,
+            rows,
+            counts.arguments,
+            counts.workers,
+        )
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
@@ -58,7 +168,7 @@ class LoaderRow(Struct, array_like=True):
         if self.arguments is not None:
             counts.use_arguments(fit(self.arguments))
         if self.workers is not None:
-            counts.use_workers(sums_of(self.workers))
+            counts.use_workers(fit_sums(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
             counts.by_phase[phase.phase].add(
                 phase.batches, phase.samples, phase.wait_ns, MadeBatches(*phase.made), phase.cut_passes
@@ -66,9 +176,13 @@ class LoaderRow(Struct, array_like=True):
         return counts
 
 
-class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval"):
-    """A flush interval; loaders, device and health cover the run so far."""
+class IntervalLine(IntervalRecord, omit_defaults=True, kw_only=True, tag_field="kind", tag="interval"):
+    """A flush interval; loaders, device and health cover the run so far. Version 0.2.0 needs what has no default."""
 
+    end_ns: Moment
+    first_fetch_ns: Count | None
+    dropped: Count
+    unended: Count
     loaders: list[LoaderRow]
     open_sections: list[str]
     device: DeviceTimingStats | None = None
@@ -91,7 +205,7 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
         return None if self.program is None else checked_facts(self.program)
 
 
-class PendingLine(IntervalLine, kw_only=True, tag_field="kind", tag="pending"):
+class PendingLine(IntervalLine, omit_defaults=True, kw_only=True, tag_field="kind", tag="pending"):
     """An interval that has not ended: the next line of a stretch covers it again, so only the last one counts."""
 
 
@@ -179,7 +293,7 @@ def decode_line(line: bytes) -> Line | None:
     try:
         record: Line = _LINES.decode(line)
         if isinstance(record, IntervalLine):
-            check_interval(record)
+            record.check()
         elif isinstance(record, SpansLine):
             check_spans(record)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -224,3 +338,27 @@ def sentences(texts: Sequence[str]) -> tuple[str, ...]:
     kept = tuple(map(one_line, texts[:MOST_NOTES]))
     more = len(texts) - MOST_NOTES
     return (*kept, f"and {more} more") if more > 0 else kept
+
+
+def checked_facts(facts: ProgramFacts) -> ProgramFacts:
+    """Return the program's facts, read from a journal."""
+    parts = {name: _parts(value) for name, value in fit(facts, MOST_CALLS)._asdict().items()}
+    return ProgramFacts(**{**parts, "calls": tuple(map(_call, facts.calls[:MOST_CALLS]))})
+
+
+def _call(call: CallFacts) -> CallFacts:
+    column = max(-1, min(MOST_SUM, call.site.column))  # -1 is unknown
+    fitted = fit(call, MOST_CALLS)
+    return fitted._replace(site=fitted.site._replace(column=column))
+
+
+def _parts(facts: Any) -> Any:
+    """Return facts whose parts are no more than the whole."""
+    names = _PARTS.intersection(getattr(facts, "_fields", ()))
+    facts = facts._replace(**{name: min(1.0, getattr(facts, name)) for name in names}) if names else facts
+    if isinstance(facts, UnusedGradients):
+        return facts._replace(numbers=min(facts.numbers, facts.of), passed_on=min(facts.part, facts.passed_on))
+    if isinstance(facts, UnusedGraphs):
+        of = max(1, facts.of)
+        return facts._replace(steps=max(1, facts.steps), calls=min(max(1, facts.calls), of), of=of)
+    return facts

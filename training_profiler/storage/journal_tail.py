@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.model.bounds import MOST_LINE_BYTES
 from training_profiler.safety.files import may_follow, open_file
 from training_profiler.storage.journal_lines import as_object as as_record
-from training_profiler.storage.limits import MOST_LINE_BYTES
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from training_profiler.aggregation.trend import Point, Series
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
+from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.model.interval import IntervalRecord
 from training_profiler.safety.files import Lines, may_follow, open_file
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
-from training_profiler.storage.journal_codec import IntervalRecord
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.launch import is_running
-from training_profiler.storage.limits import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
 from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_list import ENDED, STATES
 from training_profiler.storage.run_reader import find_attempt, with_ranks

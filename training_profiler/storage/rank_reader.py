@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import NS_PER_S, duration_text
+from training_profiler.model.bounds import MOST_SUM
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.liveness import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
@@ -20,7 +21,6 @@ from training_profiler.storage.journal_discovery import (
 )
 from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
-from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
 
 MOST_MESSAGES: Final = 8

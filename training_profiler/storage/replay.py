@@ -6,9 +6,11 @@ from typing import Final, Protocol
 from training_profiler.aggregation.run import RunSums
 from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.bounds import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
+from training_profiler.model.interval import IntervalRecord
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.snapshot.snapshot import Health, Price, Snapshot
-from training_profiler.storage.journal_codec import IntervalRecord, SpareBins, largest_sum, totals_from_data
+from training_profiler.storage.journal_codec import SpareBins, totals_of
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
     BadLineError,
@@ -25,7 +27,6 @@ from training_profiler.storage.journal_lines import (
     sentences,
 )
 from training_profiler.storage.launch import is_running
-from training_profiler.storage.limits import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
 
 # By whether the process still runs, as far as known.
@@ -105,10 +106,10 @@ class Replay:
     def _add_interval(self, sums: RunSums, record: IntervalLine) -> None:
         if record.end_ns < sums.run.end_ns:
             raise BadLineError("an interval ends before the one before it")
-        added = self._added + largest_sum(record)
+        added = self._added + record.largest_sum()
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
-        sums.add(*totals_from_data(record, self._names, self._spare))
+        sums.add(totals_of(record, self._names, self._spare), record.step_ns)
         if self._series is not None:
             self._series.add(record)
         self._added, self._last = added, record

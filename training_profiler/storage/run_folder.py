@@ -16,9 +16,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.safety.files import is_folder, replace_file
+from training_profiler.safety.files import is_folder, is_readable, replace_file
 from training_profiler.sampling.user_code import SPAWNED
 from training_profiler.settings.settings import Settings, launch_id
+from training_profiler.torch_capture.request import FOLDER
+
+MOST_CAPTURES: Final = 50
+
+
+def captures_of(folder: Path) -> list[str]:
+    """Return the paths of the traces below the run folder, by name."""
+    try:
+        names = sorted(
+            path.name for path in (folder / FOLDER).iterdir() if ".trace.json" in path.name and is_readable(path)
+        )
+    except OSError:
+        return []
+    return [f"{FOLDER}/{name}" for name in names[:MOST_CAPTURES]]
+
 
 MASK: Final = "***"
 # Names are compared in lower case with "-" between words: apiKey and API_KEY become api-key.

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S
+from training_profiler.model.bounds import MOST_SUM
 from training_profiler.safety.files import read_file
 from training_profiler.storage.journal_discovery import NO_JOURNAL, inspect_journal
 from training_profiler.storage.journal_lines import as_object
 from training_profiler.storage.journal_tail import is_beginning, read_end
 from training_profiler.storage.launch import is_running
-from training_profiler.storage.limits import MOST_SUM
-from training_profiler.storage.run_choice import run_folders, run_name
 from training_profiler.storage.run_folder import REPORT_DATA, journal_name
 from training_profiler.storage.run_lookup import program_in, read_meta
+from training_profiler.storage.run_reader import run_folders, run_name
 
 RUNNING, ENDED, KILLED, UNKNOWN = "running", "ended", "killed", "unknown"
 MOST_REPORT_BYTES: Final = 64 * BYTES_PER_MIB

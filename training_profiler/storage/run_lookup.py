@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.bounds import MOST_META_BYTES, MOST_SUM
 from training_profiler.safety.files import is_folder, read_file
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_journals
 from training_profiler.storage.journal_lines import as_object
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
-from training_profiler.storage.limits import MOST_META_BYTES, MOST_SUM
 from training_profiler.storage.run_folder import META, is_folder_of, is_own_name, is_plain_name, journal_name
 
 

@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.safety.files import lines_of, may_follow, open_file
+from training_profiler.base.units import BYTES_PER_GIB, NS_PER_S
+from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.safety.files import is_folder, lines_of, may_follow, open_file
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
@@ -17,12 +18,106 @@ from training_profiler.storage.journal_discovery import (
     find_own_folder_journals,
     select_journals,
 )
-from training_profiler.storage.limits import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.storage.journal_tail import read_end
+from training_profiler.storage.launch import is_running
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
 from training_profiler.storage.replay import Replay
-from training_profiler.storage.run_folder import is_own_name, journal_name
-from training_profiler.storage.run_lookup import attempts_before
+from training_profiler.storage.run_folder import META, is_own_name, journal_name
+from training_profiler.storage.run_lookup import attempts_before, run_named
 from training_profiler.storage.series_reader import SeriesReader
+
+
+def run_folders(parent: Path) -> list[Path]:
+    """Return the run folders in ``parent``, newest first; those of ranks that knew no run folder are left out.
+
+    The names begin with the time, so no file has to be read.
+    """
+    try:
+        names = [name for name in os.listdir(parent) if name[:8].isdigit() and not is_own_name(name)]
+    except OSError:
+        return []
+    folders = [parent / name for name in sorted(names, key=_order, reverse=True)]
+    return [folder for folder in folders if is_folder(folder) and _is_run(folder)]
+
+
+def _order(name: str) -> tuple[str, int, str]:
+    """Return the time of a folder, and its number among those of one second."""
+    stem, _, number = name.rpartition("-")
+    is_numbered = stem.count("-") >= 1 and number.isdecimal()
+    return name[:15], int(number) if is_numbered else 1, name
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / META).exists() or (folder / journal_name(0)).exists()
+
+
+def run_name(meta: dict[str, Any]) -> str | None:
+    """Return the name that the user gave the run; None without one."""
+    settings = meta.get("settings")
+    name = settings.get("name") if isinstance(settings, dict) else None
+    name = name or meta.get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def choose_run(given: Path | None, runs: Path) -> Path:
+    """Return the run folder that ``given`` means: a run, the newest of a folder of runs, or a name among ``runs``.
+
+    Raises:
+        RunFolderError: there is no such run.
+    """
+    if given is None:
+        return newest_runs(runs, 1)[0]
+    if os.path.lexists(given):
+        return newest_run(given) or given
+    named = run_named(str(given), runs)
+    if named is None:
+        raise RunFolderError(
+            f"{given} is neither a folder nor the name of a run in {runs}; training-profiler list shows the runs"
+        )
+    return named
+
+
+def newest_runs(runs: Path, count: int) -> list[Path]:
+    """Return the ``count`` newest runs in ``runs``, newest first.
+
+    Raises:
+        RunFolderError: there are fewer.
+    """
+    folders = run_folders(runs)[:count]
+    if len(folders) < count:
+        held = "no run" if not folders else "1 run" if len(folders) == 1 else f"{len(folders)} runs"
+        what = f"{runs} holds {held}" if runs.is_dir() else f"{runs} does not exist"
+        raise RunFolderError(f"{what}; give a run folder, e.g. training-profiler report runs/20261121-142530")
+    return folders
+
+
+def journals_of_running(folder: Path, command: str) -> list[JournalFile]:
+    """Return the readable journals of a run folder; ``command`` is for the example in a message.
+
+    Raises:
+        RunFolderError: ``folder`` is not a run folder.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a folder; example: training-profiler {command} runs/20261121-142530")
+    journals = [journal for journal in find_journals(folder) if not journal.problem]
+    if not journals:
+        raise RunFolderError(f"{folder} is not a run folder: it has no journal (rank0.jsonl)")
+    own = folder.resolve()
+    if all(journal.path.resolve().parent != own for journal in journals):  # a training reads its own folder only
+        run = max(journal.path.parent for journal in journals)
+        raise RunFolderError(f"{folder} is not a run folder, but contains one; example: {run}")
+    return journals
+
+
+def is_still_running(journal: JournalFile) -> bool | None:
+    """Return whether the process that writes a journal still runs; None if that is unknown."""
+    begin = journal.begin or {}
+    try:
+        if read_end(journal.path, "end", lambda record: record).has_end:
+            return False
+    except OSError:
+        return None
+    return is_running(begin.get("host"), begin.get("pid"), journal.wall_ns / NS_PER_S)
 
 
 def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | None = None) -> Snapshot:

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from training_profiler.aggregation.machine import MachineSums, machine_from_data
+from training_profiler.aggregation.machine import MachineSums
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
 from training_profiler.comparison.run_series import RunSeries, Stretch
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.storage.journal_codec import IntervalRecord, machine_data
-from training_profiler.storage.section_blocks import section_blocks
+from training_profiler.model.interval import IntervalRecord
+from training_profiler.snapshot.snapshot import OTHER
+from training_profiler.storage.journal_codec import machine_of
 
 
 class SeriesReader:
@@ -31,8 +32,8 @@ class SeriesReader:
 
     def add(self, record: IntervalRecord) -> None:
         """Add the next interval."""
-        if record.machine is not None and record.machine.looks:
-            self._machine.add(machine_from_data(machine_data(record.machine)))
+        if record.machine is not None:
+            self._machine.add(machine_of(record.machine))
         if record.step_ns:
             self._stretches.append(_stretch(record, self._fetched))
             self._fetched = 0
@@ -64,11 +65,11 @@ class SeriesReader:
 
 def _stretch(record: IntervalRecord, fetched_before: int) -> Stretch:
     step_s = np.array(record.step_ns, np.float64) / NS_PER_S
-    blocks = section_blocks(record, printable)
+    blocks = record.blocks(lambda name: printable(name) or OTHER)
     sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
     return Stretch(
         step_s,
-        tuple(record.slowed_by_capture or ()),
+        tuple(record.slowed_by_capture),
         sections,
         blocks.steps_a_block,
         samples=None if record.samples is None else record.samples + fetched_before,

@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S
+from training_profiler.model.bounds import MOST_SOURCES
 from training_profiler.safety.files import read_file
-from training_profiler.storage.limits import MOST_SOURCES
 
 AROUND: Final = 2  # lines before and after
 MOST_BYTES: Final = 4 * BYTES_PER_MIB

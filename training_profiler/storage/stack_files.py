@@ -8,10 +8,9 @@ from typing import Final
 
 import msgspec
 
+from training_profiler.model.bounds import Moment, fit
 from training_profiler.safety.files import is_folder, make_inner_folder, read_file, replace_file
 from training_profiler.snapshot.stacks import RankStacks
-from training_profiler.storage.facts_codec import fit
-from training_profiler.storage.limits import Moment
 
 FOLDER: Final = "stacks"
 REQUEST: Final = "request.json"

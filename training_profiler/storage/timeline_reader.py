@@ -5,13 +5,23 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from training_profiler.base.text import printable
+from training_profiler.model.bounds import (
+    MOST_EPOCHS,
+    MOST_JOURNAL_BYTES,
+    MOST_LINE_BYTES,
+    MOST_NAMES,
+    MOST_SOURCES,
+    MOST_SPANS,
+)
+from training_profiler.model.interval import NO_SECTION, LineRow, location_of
+from training_profiler.model.location import Location
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
-from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, StepLanes, Stretch
+from training_profiler.snapshot.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
-from training_profiler.storage.journal_codec import NO_SECTION, LineRow
 from training_profiler.storage.journal_discovery import (
     JournalFile,
     find_journals,
@@ -26,20 +36,13 @@ from training_profiler.storage.journal_lines import (
     Line,
     PendingLine,
     SourcesLine,
+    SpansLine,
     decode_line,
 )
-from training_profiler.storage.limits import (
-    MOST_EPOCHS,
-    MOST_JOURNAL_BYTES,
-    MOST_LINE_BYTES,
-    MOST_NAMES,
-    MOST_SOURCES,
-    MOST_SPANS,
-)
 from training_profiler.storage.rank_reader import attempt_of
-from training_profiler.storage.section_blocks import section_blocks
-from training_profiler.storage.span_lines import SpansLine
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
+
+ON_STACK: Final = 6  # fields of a location that stacks of samples show: up to its phase
 
 
 def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, ...]:
@@ -89,7 +92,7 @@ class _Reading:
         self._epochs: list[EpochSpan] = []
         self._epoch_begin_ns: int | None = None  # until the stretch that follows it
         self._edges: Counter[tuple[str, str]] = Counter()  # (section, parent)
-        self._samples: dict[str, Counter[SampledLine | None]] = {}
+        self._samples: dict[str, Counter[Location | None]] = {}
         self._pending: PendingLine | None = None
         self._recorded: dict[int, StepLanes] = {}
         self._spans = 0  # in them
@@ -154,7 +157,7 @@ class _Reading:
     def _add_interval(self, record: IntervalLine) -> None:
         if record.end_ns < self._end_ns:
             return
-        blocks = section_blocks(record, self._name)
+        blocks = record.blocks(self._name)
         outside_ns = sum(
             section.self_ns for given, section in record.sections.items() if _is_outside_steps(self._name(given))
         )
@@ -165,7 +168,7 @@ class _Reading:
                 record.end_ns,
                 record.first_step,
                 array("q", record.step_ns),
-                tuple(record.slowed_by_capture or ()),
+                tuple(record.slowed_by_capture),
                 *blocks,
                 outside_ns,
                 {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
@@ -202,12 +205,9 @@ def _is_outside_steps(name: str) -> bool:
     return name == PROFILER or name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
 
 
-def _counted(rows: Iterable[LineRow]) -> Counter[SampledLine | None]:
-    counts: Counter[SampledLine | None] = Counter()
+def _counted(rows: Iterable[LineRow]) -> Counter[Location | None]:
+    counts: Counter[Location | None] = Counter()
     for row in rows:
-        line = None
-        if row.file is not None:
-            words = (printable(word) for word in (row.waits_in, row.inside, row.phase))
-            line = SampledLine(printable(row.file), row.line, printable(row.function), *words)
-        counts[line] += row.samples
+        location = location_of(row)
+        counts[None if location is None else Location(*location[:ON_STACK])] += row.samples
     return counts

@@ -14,8 +14,7 @@ from training_profiler.base.units import S_PER_MINUTE, duration_text
 from training_profiler.diagnosis import diagnose
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.storage.run_choice import newest_runs
-from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.run_reader import newest_runs, read_run
 from training_profiler.trials.interleaved import Schedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import ReadsStdinError, TrialError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
 
-from training_profiler.storage.limits import Count
+from training_profiler.model.bounds import Count
 from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 

@@ -6,7 +6,7 @@ from itertools import islice
 from math import isfinite, isnan
 from typing import Final
 
-from training_profiler.storage.limits import Count
+from training_profiler.model.bounds import Count
 
 IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
 NOT_REPEATABLE, UNKNOWN = "not repeatable", "unknown"

@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from training_profiler.base.text import printable_data
+from training_profiler.model.bounds import Count
 from training_profiler.safety.files import lines_of, open_file
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.storage.limits import Count
 from training_profiler.trials.losses import LossComparison
 from training_profiler.trials.statistics import Effect
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from training_profiler.base.errors import RunFolderError
+from training_profiler.model.bounds import Count
 from training_profiler.safety.files import read_file, replace_file
-from training_profiler.storage.limits import Count
 from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import Outcome, Schedule
 from training_profiler.trials.results import from_data

@@ -15,7 +15,7 @@ import numpy as np
 
 from training_profiler.aggregation.arrays import Floats
 from training_profiler.comparison.compare import LEAST_SHOWN
-from training_profiler.storage.limits import Count
+from training_profiler.model.bounds import Count
 from training_profiler.trials.aligned_ranks import faster_p, shift_of
 
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown

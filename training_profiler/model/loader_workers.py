@@ -2,7 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
+
+from training_profiler.model.bounds import Count, fit
 
 MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
 MOST_WORKERS: Final = 64  # whose memory is kept
@@ -26,43 +30,46 @@ class WorkerLine(NamedTuple):
 
     phase: str
     file: str
-    line: int
+    line: Count
     function: str
     inside: str  # frames of a library that the line called; see ``LineStats.inside``
-    samples: int
+    samples: Count
 
 
 class WorkerMemory(NamedTuple):
     """The resident memory of one worker in bytes."""
 
-    first: int  # with its first batches made
-    last: int
-    peak: int
+    first: Count  # with its first batches made
+    last: Count
+    peak: Count
 
 
 class WorkerSums(NamedTuple):
     """The work of workers, from the begin of the first batch of each."""
 
-    workers: int = 0
-    batches: int = 0
-    wall_ns: int = 0  # summed over workers, as all others
-    fetch_ns: int = 0  # making batches: data set, transforms and collate_fn
-    slowest_ns: int = 0  # the longest batch of all
-    cpu_ns: int = 0  # of the processes and of programs that they ran, without ``sampling_ns``
-    queued_ns: int = 0  # ready to run, but no CPU was free
-    sampling_ns: int = 0  # CPU time of our own thread
-    idle_samples: int = 0
-    waits: int = 0  # samples of the training in which it waited for a batch of theirs
-    held: int = 0  # of these: later batches were ready
-    lines: tuple[WorkerLine, ...] = ()
-    memory: tuple[WorkerMemory, ...] = ()
-    pin_waits: int = 0  # samples of the training in which it waited for a batch that a thread pins
-    pinning: int = 0  # of these: the thread unpacked or copied one
+    workers: Count = 0
+    batches: Count = 0
+    wall_ns: Count = 0  # summed over workers, as all others
+    fetch_ns: Count = 0  # making batches: data set, transforms and collate_fn
+    slowest_ns: Count = 0  # the longest batch of all
+    cpu_ns: Count = 0  # of the processes and of programs that they ran, without ``sampling_ns``
+    queued_ns: Count = 0  # ready to run, but no CPU was free
+    sampling_ns: Count = 0  # CPU time of our own thread
+    idle_samples: Count = 0
+    waits: Count = 0  # samples of the training in which it waited for a batch of theirs
+    held: Count = 0  # of these: later batches were ready
+    lines: Annotated[tuple[WorkerLine, ...], Meta(max_length=500)] = ()
+    memory: Annotated[tuple[WorkerMemory, ...], Meta(max_length=500)] = ()
+    pin_waits: Count = 0  # samples of the training in which it waited for a batch that a thread pins
+    pinning: Count = 0  # of these: the thread unpacked or copied one
 
     @property
     def samples(self) -> int:
         """All samples."""
         return self.idle_samples + sum(line.samples for line in self.lines)
+
+
+_ADDED: Final = [name for name in WorkerSums._fields if name not in ("slowest_ns", "lines", "memory")]
 
 
 def added(parts: Iterable[WorkerSums]) -> WorkerSums:
@@ -73,22 +80,17 @@ def added(parts: Iterable[WorkerSums]) -> WorkerSums:
         for line in part.lines:
             samples[line[:5]] += line.samples
     return WorkerSums(
-        workers=sum(part.workers for part in parts),
-        batches=sum(part.batches for part in parts),
-        wall_ns=sum(part.wall_ns for part in parts),
-        fetch_ns=sum(part.fetch_ns for part in parts),
+        **{name: sum(getattr(part, name) for part in parts) for name in _ADDED},
         slowest_ns=max((part.slowest_ns for part in parts), default=0),
-        cpu_ns=sum(part.cpu_ns for part in parts),
-        queued_ns=sum(part.queued_ns for part in parts),
-        sampling_ns=sum(part.sampling_ns for part in parts),
-        idle_samples=sum(part.idle_samples for part in parts),
-        waits=sum(part.waits for part in parts),
-        held=sum(part.held for part in parts),
         lines=largest_lines(samples),
         memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
-        pin_waits=sum(part.pin_waits for part in parts),
-        pinning=sum(part.pinning for part in parts),
     )
+
+
+def fit_sums(sums: WorkerSums) -> WorkerSums:
+    """Return sums of another process as reports may have them. A phase of a later version counts as the first."""
+    lines = (line if line.phase in PHASES else line._replace(phase=PHASES[0]) for line in sums.lines)
+    return fit(sums._replace(lines=tuple(lines)))
 
 
 def largest_lines(samples: Counter[tuple[str, str, int, str, str]]) -> tuple[WorkerLine, ...]:

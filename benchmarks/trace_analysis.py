@@ -233,7 +233,7 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return our cost of one file."""
     import gc
 
-    from training_profiler.trace_analysis.analysis import analyse
+    from training_profiler.trace_analysis.trace import analyse
     from training_profiler.trace_analysis.trace_json import trace_data
 
     gc.disable()  # as the command does

@@ -22,6 +22,7 @@ ARROWS = {
     "tables": "",
     "model": "base",
     "snapshot": "base tables model",
+    "statistics": "model snapshot",
     "recording": "base tables model",
     "safety": "base recording",
     "instrumentation": "base tables model snapshot recording safety",
@@ -29,18 +30,18 @@ ARROWS = {
     "loader_workers": "base model recording safety instrumentation sampling",
     "device": "base tables snapshot recording safety",
     "torch_capture": "base tables model recording safety instrumentation",
-    "aggregation": "base tables model snapshot recording sampling device",
+    "aggregation": "base tables model snapshot statistics recording sampling device",
     "findings": "base",
     "diagnosis": "base tables model snapshot recording sampling findings",
-    "comparison": "base snapshot aggregation",
+    "comparison": "base snapshot statistics",
     "settings": "base tables snapshot torch_capture findings diagnosis",
     "reports": "base tables model snapshot recording findings diagnosis comparison",
     "page": "base snapshot recording device aggregation diagnosis comparison reports",
     "sinks": "base tables snapshot recording safety diagnosis settings reports",
-    "ranks": "base tables model snapshot recording safety instrumentation aggregation settings",
+    "ranks": "base tables model snapshot statistics recording safety instrumentation aggregation settings",
     "storage": (
-        "base tables model snapshot recording safety sampling torch_capture aggregation diagnosis comparison "
-        "settings ranks"
+        "base tables model snapshot statistics recording safety sampling torch_capture aggregation diagnosis "
+        "comparison settings ranks"
     ),
     "runtime": (
         "bootstrap base tables snapshot recording safety instrumentation sampling loader_workers device "
@@ -50,9 +51,9 @@ ARROWS = {
     "api": "base tables snapshot recording safety sampling settings sinks runtime",
     "integrations": "base tables recording safety instrumentation sinks api",
     "trace_analysis": "base tables safety findings page",
-    "component_benchmark": "base tables findings",
+    "component_benchmark": "base tables",
     "trials": (
-        "base tables model snapshot recording safety instrumentation sampling aggregation findings diagnosis "
+        "base tables model snapshot statistics recording safety instrumentation sampling findings diagnosis "
         "comparison reports storage"
     ),
     "cli": (
@@ -66,13 +67,14 @@ PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_hook"},  # its other file: this folder is on sys.path, not a package
     "model": {"msgspec"},
     "safety": {"numpy"},  # so that its threads take no signals
+    "statistics": {"numpy"},
     "sampling": {"psutil"},
     "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"msgspec", "numpy"},
     "comparison": {"numpy"},
-    "findings": {"tabulate"},  # for the tables of the standalone tools
+    "base": {"tabulate"},
     "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"msgspec", "numpy"},

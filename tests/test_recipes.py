@@ -124,7 +124,7 @@ def test_trace_rule_is_one_function(copy: Copy) -> None:
         '''
 
 @RULES.rule("always", threshold=0.0)
-def always(analysis: Analysis, threshold: float) -> Finding | None:
+def always(analysis: Trace, threshold: float) -> Finding | None:
     """Fire in every trace."""
     return Finding("always", "this rule always fires", {"threshold": threshold}, 0.001, "leave it")
 ''',

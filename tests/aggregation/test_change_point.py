@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from training_profiler.aggregation.change_point import change_point
+from training_profiler.statistics.change_point import change_point
 
 
 def wandering(rng, count, correlation, tail=np.inf):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.aggregation.histogram import BIN_COUNT, BIN_RATIO, bins_of, count_durations, quantile_ns
+from training_profiler.statistics.histogram import BIN_COUNT, BIN_RATIO, bins_of, count_durations, quantile_ns
 
 durations = st.lists(st.integers(1, 2**50), min_size=1, max_size=200)
 

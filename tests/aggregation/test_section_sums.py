@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.section_totals import SectionSums
+from training_profiler.statistics.histogram import BIN_COUNT
 
 
 def added(sums, ids, durations_ns, steps=None, is_measured=None):

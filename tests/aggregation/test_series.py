@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.aggregation.trend import MOST_POINTS, Series
+from training_profiler.statistics.trend import MOST_POINTS, Series
 
 MIB = 2**20
 

@@ -1,6 +1,6 @@
 import random
 
-from training_profiler.aggregation.trend import trend
+from training_profiler.statistics.trend import trend
 
 
 def points(ys):

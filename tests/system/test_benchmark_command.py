@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import training_profiler.component_benchmark.stopwatch  # noqa: F401  # torch 2.4 prints a line when this is imported
+import training_profiler.component_benchmark.result  # noqa: F401  # torch 2.4 prints a line when this is imported
 from tests.support.versions import TORCH
 from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, command, environment
 from training_profiler.cli.run import BOOTSTRAP

@@ -3,8 +3,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace, gpu
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.report.views import render_view
+from training_profiler.trace_analysis.trace import analyse
 
 KINDS = ("k", "ncclDevKernel", "copy")
 PARTS = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")

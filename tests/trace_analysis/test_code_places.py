@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.support.traces import AUTOGRAD, LOOP, Trace
 from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import SampledLine, Span, write_trace
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.code_places import SampledLine as CodeLine
 from training_profiler.trace_analysis.code_places import line_of, shortened_line
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000

@@ -6,11 +6,11 @@ import pytest
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace, gpu
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.communication import Runs, RunsOf, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.comparison_json import comparison_data
 from training_profiler.trace_analysis.report.comparison import render_comparison
+from training_profiler.trace_analysis.trace import analyse
+from training_profiler.trace_analysis.trace_json import comparison_data
 
 
 def steps(*lengths, operator="aten::mm", has_gpu=True):
@@ -25,7 +25,7 @@ def steps(*lengths, operator="aten::mm", has_gpu=True):
 
 def compared(tmp_path, before, after):
     sides = (before.write(tmp_path, "before.json"), after.write(tmp_path, "after.json"))
-    return compare(*(analyse(side, with_step_work=True) for side in sides))
+    return compare(*(analyse(side) for side in sides))
 
 
 def loops(tmp_path, before, after):

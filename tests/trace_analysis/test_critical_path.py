@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNEL, Program, simulated_program
 from tests.support.traces import AUTOGRAD, Trace
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path, spans_of
 from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome, outcomes
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.timeline import main_thread
+from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000
@@ -56,13 +56,13 @@ NOTHING = Change("nothing")
 
 
 def graph_of(trace: Trace, tmp_path) -> Graph:
-    graph = analyse(trace.write(tmp_path), with_graph=True).graph
+    graph = analyse(trace.write(tmp_path)).graph
     assert isinstance(graph, Graph), graph
     return graph
 
 
 def why_not(trace: Trace, tmp_path) -> str:
-    why = analyse(trace.write(tmp_path), with_graph=True).graph
+    why = analyse(trace.write(tmp_path)).graph
     assert isinstance(why, str)
     return why
 

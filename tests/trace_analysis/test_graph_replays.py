@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.simulated_server import Server, served
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
 from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 US = 1000
@@ -30,7 +30,7 @@ SERVERS = st.builds(
 
 
 def analysed(server, tmp_path):
-    return analyse(served(server)[0].write(tmp_path), with_graph=True)
+    return analyse(served(server)[0].write(tmp_path))
 
 
 def sums_of(found):
@@ -93,7 +93,7 @@ def test_the_launch_of_a_graph_is_named_on_the_path(tmp_path):
 @given(SERVERS)
 def test_gaps_and_path_add_up_for_any_server(tmp_path, server):
     trace, answer = served(server)
-    found = analyse(trace.write(tmp_path), with_graph=True)
+    found = analyse(trace.write(tmp_path))
     assert not found.doubts
     assert sum(found.gap_lengths_ns) == sum(answer.idle_us.values()) * US
     inside = server.pause_us * (server.kernels - 1) * server.tokens if server.pause_us >= 30 else 0

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.trace_analysis.intervals import covered, gaps, overlap, together, union
+from training_profiler.trace_analysis.timeline import covered, gaps, overlap, together, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
 

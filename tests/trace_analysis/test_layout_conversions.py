@@ -3,12 +3,17 @@
 import pytest
 
 from tests.support.traces import Trace
-from tests.trace_analysis.test_rule import by_code
 from training_profiler.trace_analysis.kernel_names import converts_layout, converts_to_nchw
 from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.views import render_view
+from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
+
+
+def by_code(trace, tmp_path):
+    return {finding.code: finding for finding in recommendations(trace.analysed(tmp_path))}
+
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true>"
 TO_NCHW = "void cudnn::engines_precompiled::nhwcToNchwKernel<float, float, float, true, false>"

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training_profiler.trace_analysis import kernel_names, runtime_calls
-from training_profiler.trace_analysis.name_patterns import compiled
+from training_profiler.trace_analysis.kernel_names import compiled
 
 PATTERNS = (
     r"\bep::|a2a",

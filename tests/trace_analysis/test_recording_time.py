@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.cli import main
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.intervals import Intervals, covered, union
 from training_profiler.trace_analysis.recording_time import cut
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.timeline import Intervals, covered, union
+from training_profiler.trace_analysis.trace import analyse
 from training_profiler.trace_analysis.trace_json import path_data, trace_data
 
 US = 1000  # ns
@@ -124,7 +124,7 @@ def test_page_and_comparison_say_how_busy_the_device_is_without_the_recording(tm
 
 
 def test_the_path_begins_after_the_start_of_the_recording(tmp_path):
-    graph = analyse(captured().write(tmp_path), with_graph=True).graph
+    graph = analyse(captured().write(tmp_path)).graph
     path = critical_path(graph)
     assert (path.wall_ns, path.recording_ns) == (31_000 * US, 9000 * US)
     assert "(profiler)" not in {link.name for link in path.links}

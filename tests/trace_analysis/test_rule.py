@@ -1,8 +1,12 @@
-"""Each rule fires above its threshold and is silent below it and without data."""
+"""Each rule fires above its threshold and is silent below it and without data; what it says is in a golden file."""
+
+from pathlib import Path
 
 import pytest
 
+from tests.support.golden import assert_golden
 from tests.support.traces import AUTOGRAD, Trace, gpu
+from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
@@ -277,10 +281,6 @@ CASES = {
 }
 
 
-def by_code(trace, tmp_path):
-    return {finding.code: finding for finding in recommendations(trace.analysed(tmp_path))}
-
-
 def codes(trace, tmp_path):
     return [finding.code for finding in RULES.findings(trace.analysed(tmp_path))]
 
@@ -299,171 +299,258 @@ def test_every_rule_is_tested_and_named_once():
     assert sorted(rule.code for rule in RULES) == sorted(CASES)
 
 
-def test_largest_saving_comes_first_unknown_ones_last(tmp_path):
-    found = recommendations(data_loading(400).copy("HtoD (Pageable -> Device)", 1000, 500).analysed(tmp_path))
-    worth = [saving_ms(finding) for finding in found]
-    known = [saving for saving in worth if saving is not None]
-    assert worth == sorted(known, reverse=True) + [None] * (len(worth) - len(known))
+WITH_WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+TO_DEVICE = "HtoD (Pageable -> Device)"
+BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 
 
-def test_loader_without_workers_is_named(tmp_path):
-    finding = RULES["data-loading-bound"](data_loading(200).analysed(tmp_path))
-    assert finding.message == "20.0% of step time is spent waiting for batches from a DataLoader without workers"
-    assert finding.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
+def launching(name="k", by="cudaLaunchKernel", trace=None):
+    """Return a trace whose host needs 300 of 1000 us for one operator before the next launch."""
+    trace = (trace or stepped()).op("aten::mm", 100, 300).kernel(name, 0, 100, launched=(0, 1), by=by)
+    return trace.kernel(name, 400, 600, launched=(398, 1), by=by)
 
 
-def test_loader_with_workers_is_not_reported_without(tmp_path):
-    trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
-    finding = RULES["data-loading-bound"](trace.analysed(tmp_path))
-    assert finding.message == "20.0% of step time is spent waiting for batches"
-
-
-def test_healthy_trace_has_no_recommendation(tmp_path):
-    assert codes(busy(stepped(3), 0, 3 * STEP), tmp_path) == []
-
-
-def test_saving_is_the_mean_over_devices(tmp_path):
+def two_devices():
     trace = stepped().op("aten::mm", 100, 300)
     for device in (0, 1):
         trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))
-    found = {finding.code: saving_ms(finding) for finding in recommendations(trace.analysed(tmp_path))}
-    assert found["launch-bound"] == pytest.approx(0.299)  # the last us of the gap is the device's
+    return trace
 
 
-@pytest.mark.parametrize(
-    ("call", "advice"),
-    [
-        ("cudaLaunchKernel", 'Use torch.compile(mode="reduce-overhead") or CUDA graphs, larger'),
-        ("runFunction - job_prep_and_submit_for_execution", "Use torch.compile, larger"),
-    ],
-)
-def test_graphs_are_advised_where_the_runtime_has_them(call, advice, tmp_path):
-    trace = stepped().op("aten::mm", 100, 300).kernel("k", 0, 100, launched=(0, 1), by=call)
-    trace.kernel("k", 400, 600, launched=(398, 1), by=call)
-    finding = RULES["launch-bound"](trace.analysed(tmp_path))
-    assert finding.fix.startswith(advice)
-    assert finding.message.endswith("of step time")  # nothing on short kernels, of which there are none
-
-
-def test_fewer_launches_need_nothing_that_is_there_or_not_trained(tmp_path):
-    def fix(name, trace):
-        trace.op("aten::mm", 100, 300).kernel(name, 0, 100, launched=(0, 1))
-        return RULES["launch-bound"](trace.kernel(name, 400, 600, launched=(398, 1)).analysed(tmp_path)).fix
-
-    assert fix("triton_poi_fused_0", stepped()) == "Use CUDA graphs, larger batches, fused operators"
-    trained = stepped().mark("Optimizer.step#SGD.step", 0, 50)
-    assert "a fused optimizer" in fix("k", trained)
-
-
-@pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
-def test_pinned_memory_is_advised_where_copies_are_not_from_it(memory, advised, tmp_path):
-    trace = stepped().copy(f"HtoD ({memory} -> Device)", 0, 500).kernel("k", 500, 500)
-    assert ("pin_memory" in RULES["data-transfer"](trace.analysed(tmp_path)).fix) == advised
-
-
-@pytest.mark.parametrize(("launch_us", "advised"), [(490, True), (5, False)])
-def test_copies_that_do_not_block_are_advised_a_stream_of_their_own(launch_us, advised, tmp_path):
-    trace = stepped().op("aten::copy_", 0, launch_us).copy("HtoD (Pinned -> Device)", 2, 490, launched=(1, 3))
-    fix = RULES["data-transfer"](busy(trace, 500).analysed(tmp_path)).fix
-    assert ("non_blocking" in fix, "on a stream of its own" in fix) == (advised, not advised)
-
-
-@pytest.mark.parametrize(("operator_us", "advised"), [(490, True), (5, False)])
-def test_copies_from_pageable_memory_are_advised_not_to_block_where_they_do(operator_us, advised, tmp_path):
-    trace = stepped().op("aten::copy_", 0, operator_us).copy("HtoD (Pageable -> Device)", 2, 490, launched=(1, 3))
-    fix = RULES["pageable-copies"](busy(trace, 500).analysed(tmp_path)).fix
-    blocks = " and .to(device, non_blocking=True)" * advised
-    assert fix == f"Use pinned memory (Tensor.pin_memory() or DataLoader(pin_memory=True)){blocks}"
-    trace.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 1)
-    fix = RULES["pageable-copies"](trace.analysed(tmp_path)).fix
-    assert fix == f"Use DataLoader(pin_memory=True){blocks}"
-
-
-def test_copies_to_the_host_are_advised_less_of_them(tmp_path):
-    trace = busy(stepped().copy("DtoH (Device -> Pinned)", 0, 500), 500)
-    assert RULES["data-transfer"](trace.analysed(tmp_path)).fix.startswith("Keep results on the device")
-
-
-@pytest.mark.parametrize(("allocations", "is_off"), [(70, True), (20, False)])
-def test_a_cache_that_is_off_is_said(allocations, is_off, tmp_path):
-    trace = Trace().step(1, 0, 10_000).kernel("k", 0, 9_000)
-    for i in range(100):
-        trace.op("aten::empty", 50 * i, 5)
-        if i < allocations:
-            trace.call("cudaMalloc", 50 * i + 1, 10).call("cudaFree", 50 * i + 20, 10)
-    assert ("caching allocator is off" in RULES["allocations"](trace.analysed(tmp_path)).fix) == is_off
-
-
-@pytest.mark.parametrize(
-    ("first_us", "advice"), [(300, "Where the device or a library"), (20, "Set PYTORCH_CUDA_ALLOC")]
-)
-def test_a_single_slow_allocation_does_not_blame_the_cache(first_us, advice, tmp_path):
-    trace = stepped().call("cudaFree", 0, first_us).call("cudaMalloc", 400, 20).call("cudaMalloc", 500, 20)
-    finding = RULES["allocations"](busy(trace).analysed(tmp_path))
-    assert finding.fix.startswith(advice)
-    assert ("0.3 ms of it one call" in finding.message) is (first_us == 300)
-
-
-def test_one_slow_call_alone_does_not_blame_the_cache(tmp_path):
-    finding = RULES["allocations"](busy(stepped().call("cudaFree", 0, 300)).analysed(tmp_path))
-    assert finding.message == "1 call of cudaMalloc and cudaFree (or HIP's) takes 30.0% of step time"
-    assert finding.fix.startswith("Where the device or a library is used for the first time")
-
-
-def test_advice_about_allocations_fits_the_device(tmp_path):
-    trace = busy(stepped())
-    for i in range(4):
-        trace.event("xpu_runtime", "urUSMDeviceAlloc", 100 * i, 50)
-    finding = RULES["allocations"](trace.analysed(tmp_path))
-    assert finding.message == "4 calls that allocate or free memory of the device take 20.0% of step time"
-    assert "CUDA" not in finding.fix
-
-
-def test_what_happens_outside_of_the_steps_does_not_count(tmp_path):
-    """A model is moved to the device before the first step; the step itself copies for 2 of 100 ms."""
-    direction = "HtoD (Pageable -> Device)"
-    trace = Trace().step(1, 500_000, 100_000).copy(direction, 500_010, 2000, launched=(500_000, 2))
-    trace.kernel("vectorized_elementwise_kernel", 502_010, 97_990)
-    for at in range(0, 400_000, 100_000):
-        trace.op("aten::copy_", at, 20).copy(direction, at + 10, 80_000, launched=(at + 1, 2))
-    found = by_code(trace, tmp_path)
-    copies = found["pageable-copies"]
-    assert "1 copy from pageable memory takes 2.0% of step time" in copies.message
-    assert copies.potential_saving_s == pytest.approx(2e-3)
-    assert all(finding.potential_saving_s <= 0.1 for finding in found.values())
-
-
-def test_copies_at_the_same_time_count_once(tmp_path):
-    trace = Trace().step(1, 0, 1000).kernel("vectorized_elementwise_kernel", 200, 800)
-    for stream in range(8):
-        trace.copy("HtoD (Pageable -> Device)", 0, 400, stream=20 + stream)
-    found = by_code(trace, tmp_path)["pageable-copies"]
-    assert "8 copies from pageable memory take 40.0% of step time" in found.message
-
-
-def test_copies_behind_other_work_are_no_time_to_gain(tmp_path):
-    trace = stepped().op("aten::copy_", 0, 5).kernel("direct_copy_kernel", 10, 400, launched=(1, 1))
-    trace.kernel("vectorized_elementwise_kernel", 110, 600, stream=9)
-    found = RULES["frequent-copies"](trace.analysed(tmp_path))
-    assert "take 14.3% of its busy time" in found.message
-    assert found.potential_saving_s == pytest.approx(100e-6)
-
-
-def test_copies_from_device_to_device_are_conversions(tmp_path):
-    trace = stepped().op("aten::copy_", 0, 900).copy("DtoD (Device -> Device)", 100, 500, launched=(10, 2))
-    assert RULES["frequent-copies"](trace.analysed(tmp_path)) is not None
-
-
-def test_copies_from_the_host_are_no_conversions(tmp_path):
-    trace = stepped().op("aten::copy_", 0, 900).copy("HtoD (Pageable -> Device)", 100, 500, launched=(10, 2))
-    assert RULES["frequent-copies"](trace.analysed(tmp_path)) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "advised"), [("k", 90, True), ("triton_poi_fused_0", 90, False), ("k", 60, False)]
-)
-def test_torch_compile_is_advised_where_it_can_help(name, capability, advised, tmp_path):
+def small_on(name, capability):
     trace = Trace(deviceProperties=[gpu(capability=capability)]).step(1, 0, 1000)
     for i in range(40):
         trace.kernel(name, 20 * i, 5, launched=(20 * i, 2))
-    assert ("torch.compile" in RULES["small-kernels"](trace.analysed(tmp_path)).fix) == advised
+    return trace
+
+
+def copied(us, memory="Pinned"):
+    """Return a trace whose host is for ``us`` in the operator that copies for 490 us."""
+    trace = stepped().op("aten::copy_", 0, us).copy(f"HtoD ({memory} -> Device)", 2, 490, launched=(1, 3))
+    return busy(trace, 500)
+
+
+def allocating(count):
+    trace = Trace().step(1, 0, 10_000).kernel("k", 0, 9_000)
+    for i in range(100):
+        trace.op("aten::empty", 50 * i, 5)
+        if i < count:
+            trace.call("cudaMalloc", 50 * i + 1, 10).call("cudaFree", 50 * i + 20, 10)
+    return trace
+
+
+def slow_first_allocation(us):
+    return busy(stepped().call("cudaFree", 0, us).call("cudaMalloc", 400, 20).call("cudaMalloc", 500, 20))
+
+
+def allocating_on_xpu():
+    trace = busy(stepped())
+    for i in range(4):
+        trace.event("xpu_runtime", "urUSMDeviceAlloc", 100 * i, 50)
+    return trace
+
+
+def copies_before_the_step():
+    """A model is moved to the device before the first step; the step itself copies for 2 of 100 ms."""
+    trace = Trace().step(1, 500_000, 100_000).copy(TO_DEVICE, 500_010, 2000, launched=(500_000, 2))
+    trace.kernel("vectorized_elementwise_kernel", 502_010, 97_990)
+    for at in range(0, 400_000, 100_000):
+        trace.op("aten::copy_", at, 20).copy(TO_DEVICE, at + 10, 80_000, launched=(at + 1, 2))
+    return trace
+
+
+def copies_at_once():
+    trace = Trace().step(1, 0, 1000).kernel("vectorized_elementwise_kernel", 200, 800)
+    for stream in range(8):
+        trace.copy(TO_DEVICE, 0, 400, stream=20 + stream)
+    return trace
+
+
+def copies_behind_other_work():
+    trace = stepped().op("aten::copy_", 0, 5).kernel("direct_copy_kernel", 10, 400, launched=(1, 1))
+    return trace.kernel("vectorized_elementwise_kernel", 110, 600, stream=9)
+
+
+def copies_in_operator(direction):
+    return stepped().op("aten::copy_", 0, 900).copy(direction, 100, 500, launched=(10, 2))
+
+
+def waits(*lengths_us):
+    trace, at = Trace().step(1, 0, 600), 0
+    for us in lengths_us:
+        trace.mark(WITH_WORKERS, at, us)
+        at += us + 10
+    return trace
+
+
+def copies_of(us, count):
+    trace = busy(stepped().copy(TO_DEVICE, 0, 500))
+    for i in range(count):
+        trace.copy(TO_DEVICE, 600 + 0.1 * i, us)
+    return trace
+
+
+def reserved_by(share, trains):
+    trace = reserved(GIB // 100, share * 100 * GIB, 100 * GIB)
+    return trace.op(BACKWARD, 0, 5).kernel("k", 900, 5, launched=(1, 2)) if trains else trace
+
+
+def ahead(*kernel_us, is_ahead=True):
+    """Return a trace whose host launches one long kernel a step: ahead of the device, or after each has ended."""
+    trace, begin, free = Trace(), 0, 0
+    for i, (step_us, us) in enumerate(zip((100, 100, 400, 500), kernel_us, strict=True)):
+        free = max(free, begin + 10)
+        trace.step(i, begin, step_us).op("aten::mm", begin, 20).kernel("k", free, us, launched=(begin + 5, 5))
+        begin, free = begin + step_us, free + us
+        assert (free > begin) == is_ahead or i > 1
+    return trace
+
+
+def short_of(*idle, **more):
+    """Return a trace whose device is busy for 60% of the step, with one gap of 400 us."""
+    trace = stepped().kernel("k", 0, 300, launched=(0, 1), **more).op("the last", 990, 5)
+    for name, ts, us in idle:
+        trace.op(name, ts, us)
+    return trace
+
+
+def few_kernels(count):
+    trace = stepped()
+    for i in range(count):
+        trace.kernel("vectorized_elementwise_kernel", 20 * i, 5)
+    return trace
+
+
+def first_of_many(step_us, kernels=50):
+    """Return a trace of one step whose host does nothing for 1.5 ms, and then launches 1 ms of work each 60 us."""
+    trace = Trace().op("aten::earlier", -10, 5).step(1, 0, step_us).op("aten::sort", 0, 1500)
+    for i in range(kernels):
+        at = 1500 + 60 * i
+        trace.op("aten::mm", at, 50).kernel("gemm", 1510 + 1000 * i, 1000, launched=(at + 5, 5))
+    return trace
+
+
+def small_and_communicating(stream):
+    return stepped().kernel("ncclDevKernel_AllReduce", 0, 500).kernel("k", 500, 500, stream=stream)
+
+
+def read_last():
+    trace = stepped().kernel("k", 0, 100).op("aten::item", 90, 100).op("aten::mm", 200, 700)
+    return trace.copy("DtoH (Device -> Pageable)", 100, 2, launched=(91, 95))
+
+
+def waited_less():
+    trace = stepped().mark(WITH_WORKERS, 100, 200).kernel("k", 0, 100, launched=(0, 1))
+    return trace.op("aten::mm", 300, 190).kernel("k", 490, 510, launched=(480, 5))
+
+
+def compiled(category, name):
+    return small_kernels(20).event(category, name, 0, 10)
+
+
+def updated(name, kernel):
+    return small_kernels(20).mark(name, 0, 5).kernel(kernel, 900, 5, launched=(1, 2))
+
+
+SCENARIOS = {
+    "the largest saving comes first, unknown ones last": data_loading(400).copy(TO_DEVICE, 1000, 500),
+    "a loader without workers is named": data_loading(200),
+    "a loader with workers is not reported without": busy(stepped().mark(WITH_WORKERS, 0, 200)),
+    "a healthy trace has no finding": busy(stepped(3), 0, 3 * STEP),
+    "the saving is the mean over devices": two_devices(),
+    "graphs are advised where the runtime has them": launching(),
+    "and not where it has none": launching(by="runFunction - job_prep_and_submit_for_execution"),
+    "kernels that are fused need no fusing": launching("triton_poi_fused_0"),
+    "a fused optimizer is advised where one updates": launching(trace=stepped().mark("Optimizer.step#SGD.step", 0, 50)),
+    "pinned memory is advised where copies are not from it": stepped().copy(TO_DEVICE, 0, 500).kernel("k", 500, 500),
+    "and not where they are": stepped().copy("HtoD (Pinned -> Device)", 0, 500).kernel("k", 500, 500),
+    "copies that block are advised not to": copied(490),
+    "copies that do not block are advised a stream of their own": copied(5),
+    "copies from pageable memory are advised not to block where they do": copied(490, "Pageable"),
+    "and only pinned memory where they do not": copied(5, "Pageable"),
+    "a loader can pin its batches": copied(490, "Pageable").mark(WITH_WORKERS, 0, 1),
+    "copies to the host are advised less of them": busy(stepped().copy("DtoH (Device -> Pinned)", 0, 500), 500),
+    "a cache that is off is said": allocating(70),
+    "a few allocations do not show that it is off": allocating(20),
+    "a single slow allocation does not blame the cache": slow_first_allocation(300),
+    "several allocations do": slow_first_allocation(20),
+    "one slow call alone does not": busy(stepped().call("cudaFree", 0, 300)),
+    "advice about allocations fits the device": allocating_on_xpu(),
+    "what happens outside of the steps does not count": copies_before_the_step(),
+    "copies at the same time count once": copies_at_once(),
+    "copies behind other work are no time to gain": copies_behind_other_work(),
+    "copies from device to device are conversions": copies_in_operator("DtoD (Device -> Device)"),
+    "copies from the host are none": copies_in_operator(TO_DEVICE),
+    "torch.compile is advised where it can help": small_on("k", 90),
+    "and not where kernels are compiled": small_on("triton_poi_fused_0", 90),
+    "and not on a device that is too old": small_on("k", 60),
+    "channels_last is advised where convolutions run": frequent_copies(50).kernel(
+        "volta_scudnn_128x64_relu_medium_nn_v1", 200, 50
+    ),
+    "and not without them": frequent_copies(50).kernel("volta_sgemm_64x64_nt", 200, 50),
+    "torch.compile is not advised where its graphs run": compiled(
+        "user_annotation", "## Call CompiledFxGraph fb3en3pmdtsn2pziyq6jiyhnewghozxvyb5vy5kk6ejlff ##"
+    ),
+    "nor where its regions do": compiled("cpu_op", "Torch-Compiled Region: 0/0"),
+    "nor where its backward passes do": compiled("cpu_op", "CompiledFunction"),
+    "an optimizer is advised where one updates tensor by tensor": updated(
+        "Optimizer.step#SGD.step", "vectorized_elementwise_kernel"
+    ),
+    "and not where it is one already": updated("Optimizer.step#SGD.step", "multi_tensor_apply_kernel"),
+    "and not where none is": updated(BACKWARD, "k"),
+    "little memory is a matter of the training's batch": reserved_by(0.02, trains=True),
+    "or of the program's": reserved_by(0.004, trains=False),
+    "communication with a stream of its own": small_and_communicating(99),
+    "a stream for communication is advised where it has none": small_and_communicating(7),
+    "a read is not credited with idle time after the last work": read_last(),
+    "workers start once": waits(300, 20, 30, 20),
+    "too few waits show no start": waits(300, 20, 30),
+    "a usual first wait is none": waits(30, 20, 30, 20),
+    "copies of 0 us are counted": copies_of(0, 1000),
+    "as those of 10 us are": copies_of(10, 1),
+    "steps that the host launches ahead of an even device do not vary": ahead(300, 300, 305, 300),
+    "steps vary where the device does": ahead(300, 300, 600, 300),
+    "steps vary where the device waits for the host": ahead(80, 80, 380, 480, is_ahead=False),
+    "no more is saved than was waited for": waited_less(),
+    "the host is blamed for an idle device where it is behind it": short_of(("aten::mm", 300, 390)).kernel(
+        "k", 700, 300, launched=(690, 5)
+    ),
+    "and not where it launched long before": short_of().kernel("k", 700, 300, launched=(20, 5)),
+    "and not where the launch is unknown": short_of().kernel("k", 700, 300),
+    "20 kernels show something of a program": few_kernels(20),
+    "18 kernels show nothing": few_kernels(18),
+    "the first launch of a host that runs ahead is not what its steps wait for": first_of_many(5000),
+    "it is where the host does not run ahead": first_of_many(5000, kernels=3),
+    "two steps are not said to be one": first_of_many(5000).step(2, 5000, 9),
+    "an optimizer that the trace lacks passes no check": Trace()
+    .step(1, 0, 900)
+    .op(BACKWARD, 0, 5)
+    .kernel("k", 10, 50, launched=(1, 2)),
+    "kernels that take no time have no share": Trace().kernel("k", 0, 0),
+    "copies of unknown amount have none": Trace().copy("DtoD", 0, 5).copy("HtoD", 9, 5, bytes=64),
+}
+# The view of a claim that is not about findings.
+VIEWS = {
+    "steps that the host launches ahead of an even device do not vary": "overview",
+    "the first launch of a host that runs ahead is not what its steps wait for": "overview",
+    "it is where the host does not run ahead": "overview",
+    "an optimizer that the trace lacks passes no check": "checklist",
+    "kernels that take no time have no share": "kernels",
+    "copies of unknown amount have none": "trace",
+}
+
+
+def said(claim, found):
+    """Return all about a trace: each rule's finding by itself, those that are left together, the claim's view."""
+    lines = [f"##### {claim}"]
+    for finding in RULES.findings(found):
+        saving = saving_ms(finding)
+        worth = "unknown" if saving is None else f"{saving:.4f} ms"
+        lines += [f"{finding.code}: {finding.message}", f"    {finding.fix}", f"    {worth}, {dict(finding.evidence)}"]
+    lines.append(f"together: {', '.join(finding.code for finding in recommendations(found)) or 'nothing'}")
+    return "\n".join([*lines, render_view(VIEWS.get(claim, "recommendations"), found, "host_self")])
+
+
+def test_what_is_said_of_each_scenario_is_as_before(tmp_path):
+    texts = [said(claim, trace.analysed(tmp_path)) for claim, trace in SCENARIOS.items()]
+    assert_golden(Path(__file__).parents[1] / "golden" / "trace_rules.txt", "\n\n".join(texts) + "\n")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.communication import over_ranks
 from training_profiler.trace_analysis.compare import compare
 from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.trace import analyse
 from training_profiler.trace_analysis.trace_json import trace_data
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -106,7 +106,7 @@ def test_more_workers_remove_the_wait_for_data_and_raise_utilization():
 
 def test_work_per_step_equals_sums_over_the_file():
     path = TRACES / "v100_resnet50_workers4.pt.trace.json.gz"
-    found = analyse(path, with_step_work=True)
+    found = analyse(path)
     events = [event for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if event["ph"] == "X"]
     steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("ProfilerStep#")]
     launched = {e["args"]["correlation"]: e["ts"] for e in events if e["cat"] == "Runtime"}
@@ -189,7 +189,7 @@ BEHIND = {"mi300x_resnet_ddp.pt.trace.json.gz", "h100_qwen_inference.pt.trace.js
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_critical_path_adds_up_and_begins_after_earlier_work(name):
-    path = critical_path(analyse(TRACES / name, with_graph=True).graph)
+    path = critical_path(analyse(TRACES / name).graph)
     assert sum(link.ns for link in path.links) == path.wall_ns > 0
     assert (path.earlier_ns > 0) == (name in BEHIND)
     assert (path.step_ns is None) == (name in BEHIND)

@@ -18,6 +18,7 @@ class FakeLauncher:
     """Starts a training that makes steps until the user interrupts it, or it ends by itself."""
 
     program = SimpleNamespace(shown="train.py")
+    isolation = SimpleNamespace(name_originals=lambda folder: None)
 
     def __init__(self, tmp_path, status=None, interrupted=False):
         self.process = self

@@ -47,13 +47,13 @@ class NoIsolation:
         return environment
 
     def finish(self):
-        return None
+        return ()
 
 
 def test_the_space_is_watched_while_any_training_of_the_session_runs(tmp_path, monkeypatch):
     free_bytes = iter([100, 10])
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
-    monkeypatch.setattr(launcher, "prepare", lambda scratch, script: NoIsolation(tmp_path))
+    monkeypatch.setattr(launcher, "prepare", lambda scratch, script, ways: NoIsolation(tmp_path))
     training = Launcher(Program([sys.executable, "-c", "pass"], True, "train.py"), tmp_path, "no table").start((), 3)
     try:
         with pytest.raises(DiskSpaceError):

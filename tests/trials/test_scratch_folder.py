@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from training_profiler.trials.isolation.isolation import prepare
-from training_profiler.trials.isolation.plan import REDIRECTED
+from training_profiler.trials.isolation.plan import UNGUARDED
 from training_profiler.trials.scratch_folder import LOCK, PREFIX, scratch_folder
 
 HOLD = (
@@ -88,7 +88,7 @@ def test_processes_and_temporary_files_of_a_killed_session_s_trainings_go(
     tmp_path: Path, other_session: "subprocess.Popen[str]"
 ) -> None:
     (theirs,) = tmp_path.iterdir()
-    isolation = prepare(theirs / "0", ways=(REDIRECTED,))
+    isolation = prepare(theirs / "0", ways=(UNGUARDED,))
     environment = isolation.environ(os.environ)
     temporary = Path(environment["TMPDIR"])
     left = subprocess.Popen(["sleep", "600"], env=environment)

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
@@ -40,6 +39,7 @@ from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.snapshot.snapshot import PROFILER
+from training_profiler.statistics.arrays import Bools, Ints
 from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 
 UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers

@@ -5,12 +5,12 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.step_totals import VARIES_AT_LEAST
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.interval import GarbageRecord
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
+from training_profiler.statistics.arrays import Ints
 
 KINDS: Final = (*YOUNG, FULL, ASKED)
 MOST_WAITING: Final = 65_536  # collections, in case the clock stands still

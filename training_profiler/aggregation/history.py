@@ -5,11 +5,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.base.units import NS_PER_US
+from training_profiler.statistics.arrays import Ints
 
 MOST_PARTS: Final = 256
 MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.span_matching import LeafSpans, Stretches, moments_in
 from training_profiler.model.location import Location, Sample
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import MOST_WAITING
 from training_profiler.snapshot.snapshot import PROFILER
+from training_profiler.statistics.arrays import Ints
 
 # Samples by section id and line; id 0 stands for no section. Samples of no section within complete steps are counted
 # once more under IN_STEPS: only the end of a step shows that it was one.

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
 from training_profiler.aggregation.section_kinds import SectionKinds
 from training_profiler.aggregation.span_matching import Events
@@ -18,6 +17,7 @@ from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, Ma
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
+from training_profiler.statistics.arrays import Bools, Ints
 from training_profiler.tables.sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
 
 # The sums of each loader, once for training and once for validation. BETWEEN is not a section: it is the time from

@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
-from training_profiler.aggregation.change_point import ChangePoint, change_point
 from training_profiler.aggregation.gradient_sync import move_late
 from training_profiler.aggregation.history import MemoryPoint
 from training_profiler.aggregation.hot_lines import making_shares, phase_shares
@@ -47,6 +45,8 @@ from training_profiler.snapshot.snapshot import (
     StartupStats,
     Throughput,
 )
+from training_profiler.statistics.arrays import Floats
+from training_profiler.statistics.change_point import ChangePoint, change_point
 from training_profiler.tables.peaks import peak_of
 
 STARTUP_SAMPLES_NEEDED: Final = 10

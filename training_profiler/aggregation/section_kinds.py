@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.statistics.arrays import Ints
 
 
 class SectionKinds:

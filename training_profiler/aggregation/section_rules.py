@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.section_kinds import SectionKinds
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.statistics.arrays import Bools, Ints
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 
 STEP_PART, OUTSIDE = 1, 2  # manual sections of these kinds hide inferred ones; other names are of kind 0

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.model.interval import MOST_BLOCKS
+from training_profiler.statistics.arrays import Ints
 
 
 class SectionSeries:

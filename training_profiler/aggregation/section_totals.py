@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.arrays import Bools, Floats, Ints
-from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantiles_ns
+from training_profiler.statistics.arrays import Bools, Floats, Ints
+from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
 
 NEVER = np.iinfo(np.int64).max
 ADDED = (

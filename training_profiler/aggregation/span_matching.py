@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.recording.event_codes import DISCARDED, SECTION_MASK, TIME_ONLY
+from training_profiler.statistics.arrays import Bools, Ints
 
 Flat = Any  # integers: a list, or memory of the recorder in C
 Rename = Callable[[int, int], int]  # (outer section, id) -> id

@@ -6,15 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.change_point import ChangePoint, change_point
 from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.totals import Totals
-from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import StepPoint
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.snapshot.snapshot import CHECKS, OTHER, PYTHON, LineChange, LineStats, StepChange
+from training_profiler.statistics.change_point import ChangePoint, change_point
+from training_profiler.statistics.trend import Series
 
 LINES_KEPT: Final = 3  # of a section
 MOSTLY_CALLED: Final = 0.5  # of a line's time

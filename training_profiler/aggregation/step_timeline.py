@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
+from training_profiler.statistics.arrays import Ints
 
 OUTSIDE = -1
 

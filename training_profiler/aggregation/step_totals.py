@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.arrays import Bools, Floats, Integers, Ints
-from training_profiler.aggregation.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 from training_profiler.aggregation.work import StepPoint
 from training_profiler.base.units import NS_PER_S
 from training_profiler.snapshot.snapshot import AroundCapture
+from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
+from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 
 STEPS: Final = 50  # on each side
 STEPS_NEEDED: Final = 20  # before

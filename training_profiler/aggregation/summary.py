@@ -13,7 +13,6 @@ from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
 from training_profiler.aggregation.step_change import halves, step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
-from training_profiler.aggregation.trend import trend
 from training_profiler.aggregation.work import explained_by_calls, work_growth
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
@@ -26,6 +25,7 @@ from training_profiler.snapshot.snapshot import (
     SectionStats,
     StepStats,
 )
+from training_profiler.statistics.trend import trend
 from training_profiler.tables.sections import (
     ACTING_SECTIONS,
     BACKWARD_PASS,

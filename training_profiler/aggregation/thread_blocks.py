@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.span_matching import (
     Events,
@@ -15,6 +14,7 @@ from training_profiler.aggregation.span_matching import (
     rename_leaf_spans,
     stretches_between,
 )
+from training_profiler.statistics.arrays import Bools, Ints
 
 
 class EndedSpans(NamedTuple):

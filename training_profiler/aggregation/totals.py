@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 from msgspec import field
 
-from training_profiler.aggregation.arrays import Integers, Ints
 from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.history import RunHistory
 from training_profiler.aggregation.lines import LineCounts, WeightedLines
@@ -15,10 +14,11 @@ from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
-from training_profiler.aggregation.trend import Series
 from training_profiler.aggregation.work import InputWork
 from training_profiler.model.interval import StretchFigures
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks
+from training_profiler.statistics.arrays import Integers, Ints
+from training_profiler.statistics.trend import Series
 
 SUMMED: Final = ("tokens", "training_spans", "dropped", "unended")
 

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Integers
-from training_profiler.aggregation.trend import Point, Series, trend
 from training_profiler.snapshot.snapshot import FORWARD_PASSES, INPUT_ELEMENTS
+from training_profiler.statistics.arrays import Integers
+from training_profiler.statistics.trend import Point, Series, trend
 
 GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
 P_VALUE: Final = 0.001

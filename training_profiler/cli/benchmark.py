@@ -90,7 +90,7 @@ def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     from training_profiler.component_benchmark.factory import read_subject
     from training_profiler.component_benchmark.measure import Options, measure
     from training_profiler.component_benchmark.report import components_as_data, render_components
-    from training_profiler.component_benchmark.stopwatch import TorchStopwatch
+    from training_profiler.component_benchmark.result import TorchStopwatch
 
     subject = read_subject(arguments.source)
     stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _show_progress)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +17,14 @@ from training_profiler.safety.files import is_readable, write_output
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_lookup import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
-from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.comparison_json import comparison_data
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.over_ranks import joined_graph
-from training_profiler.trace_analysis.csv_files import OVER_RANKS, TABLES, csv_of, over_ranks_rows
-from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
+from training_profiler.trace_analysis.load.chunks import keep_memory
+from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
-from training_profiler.trace_analysis.process_memory import keep_memory
 from training_profiler.trace_analysis.report.comparison import render_comparison
 from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
@@ -36,7 +32,9 @@ from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
 from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
-from training_profiler.trace_analysis.trace_json import path_data, trace_data
+from training_profiler.trace_analysis.tables import OVER_RANKS, TABLES, over_ranks_rows
+from training_profiler.trace_analysis.trace import Trace, analyse
+from training_profiler.trace_analysis.trace_json import comparison_data, path_data, trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
@@ -128,7 +126,7 @@ def _written(arguments: argparse.Namespace) -> str:
             raise TraceError(f"--annotate takes one trace, and {arguments.trace} has {len(paths)}: give one of them")
         contents[arguments.annotate] = annotated(paths[0])
     if arguments.html is not None or arguments.csv is not None:
-        traces = [analyse(path, with_graph=True) for path in paths]
+        traces = _read(paths, with_graph=True)
         ranks, joined = _over_ranks(traces), _joined_graph(traces)
         if arguments.html is not None:
             thresholds = read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE)
@@ -148,17 +146,15 @@ def _written(arguments: argparse.Namespace) -> str:
 
 
 def _csv_files(
-    traces: Sequence[Analysis], ranks: Sequence[RankCollective], joined: Graph | str | None, folder: Path
+    traces: Sequence[Trace], ranks: Sequence[RankCollective], joined: Graph | str | None, folder: Path
 ) -> dict[Path, bytes]:
-    tables = {"over_ranks": over_ranks_rows(ranks)} | {name: rows_of(joined) for name, rows_of in OVER_RANKS.items()}
-    files = {folder / f"{name}.csv": csv_of(rows).encode("utf-8", "replace") for name, rows in tables.items() if rows}
+    tables = {"over_ranks": over_ranks_rows(ranks)} | {name: of(joined) for name, of in OVER_RANKS.items()}
     for trace in traces:
         of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
-        for name, rows_of in TABLES.items():
-            text = csv_of(rows_of(trace))
-            if text:
-                files[folder / f"{of}{name}.csv"] = text.encode("utf-8", "replace")
-    return files
+        tables |= {f"{of}{name}": table_of(trace) for name, table_of in TABLES.items()}
+    return {
+        folder / f"{name}.csv": table.csv().encode("utf-8", "replace") for name, table in tables.items() if table.rows
+    }
 
 
 def _text(arguments: argparse.Namespace) -> str:
@@ -184,7 +180,7 @@ def summary_of(path: Path) -> str:
 
 
 def _views(
-    trace: Analysis,
+    trace: Trace,
     asked: Sequence[str],
     sort: str,
     ranks: Sequence[RankCollective],
@@ -237,7 +233,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], thresholds: Mapping[str, float]) -> str:
     with_graph = arguments.json or CRITICAL_PATH in (arguments.view or ())
-    traces = [analyse(path, with_graph=with_graph) for path in _files(arguments.trace)]
+    traces = _read(_files(arguments.trace), with_graph=with_graph)
     ranks = _over_ranks(traces)
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
@@ -272,13 +268,12 @@ def _compared(arguments: argparse.Namespace) -> str:
     return "\n".join(render_comparison(comparison) for comparison in comparisons)
 
 
-def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
+def _pairing(before: Path, after: Path) -> list[tuple[Trace, Trace]]:
     """Return the pairs to compare: two files, or the same rank of two folders."""
     sides = [_files(before), _files(after)]
-    read = partial(analyse, with_step_work=True)
     if len(sides[0]) == len(sides[1]) == 1:
-        return [(read(sides[0][0]), read(sides[1][0]))]
-    by_rank = [{trace.rank: trace for trace in map(read, side)} for side in sides]
+        return [(analyse(sides[0][0]), analyse(sides[1][0]))]
+    by_rank = [{trace.rank: trace for trace in map(analyse, side)} for side in sides]
     if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
         raise TraceError(f"the traces in {before} and {after} are not of one rank each; compare them file by file")
     if by_rank[0].keys() != by_rank[1].keys():
@@ -309,12 +304,19 @@ def _files(given: Path) -> list[Path]:
     return files
 
 
-def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
+def _read(paths: Sequence[Path], *, with_graph: bool) -> list[Trace]:
+    """Return the traces; if there are several, without their events, which would take much memory."""
+    if len(paths) == 1:
+        return [analyse(paths[0])]
+    return [analyse(path).without_events(with_graph=with_graph) for path in paths]
+
+
+def _over_ranks(traces: Sequence[Trace]) -> list[RankCollective]:
     runs = {trace.rank: trace.collective_runs for trace in traces if trace.rank is not None}
     return over_ranks(runs) if are_ranks(traces) else []
 
 
-def _joined_graph(traces: Sequence[Analysis]) -> Graph | str | None:
+def _joined_graph(traces: Sequence[Trace]) -> Graph | str | None:
     """Return the graph over ranks, or why there is none; None if the traces are not of several ranks of one job."""
     if len(traces) < 2 or not are_ranks(traces):
         return None

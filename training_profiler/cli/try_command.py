@@ -40,6 +40,7 @@ from training_profiler.trials.edits import edited
 from training_profiler.trials.facts import facts_of
 from training_profiler.trials.identity import identity_of, why_another
 from training_profiler.trials.interruption import Interruption
+from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.launcher import Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
@@ -73,6 +74,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps", type=_count, metavar="N", help="steps of the whole training, to say how long it would take"
+    )
+    parser.add_argument(
+        "--allow-writes",
+        action="store_true",
+        help="try also where the kernel cannot hold back what a trial writes outside of this folder",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
     parser.add_argument(
@@ -133,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
-    return _session(_program(words), wishes, runs, arguments.json, lambda session: session.run())
+    return _session(_program(words), wishes, runs, arguments, lambda session: session.run())
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
@@ -178,7 +184,7 @@ def _resume(folder: Path, arguments: argparse.Namespace) -> int:
         return _print(_loaded(folder), folder, arguments.json)
     steps = arguments.steps or state.wishes.total_steps
     wishes = replace(state.wishes, budget_s=arguments.budget, total_steps=steps)
-    return _session(program, wishes, folder.parent, arguments.json, lambda session: session.resume(folder, state))
+    return _session(program, wishes, folder.parent, arguments, lambda session: session.resume(folder, state))
 
 
 def _loaded(folder: Path) -> Results:
@@ -211,12 +217,17 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
 
 
 def _session(
-    program: Program, wishes: Wishes, runs: Path, is_json: bool, run: Callable[[TrialSession], Results]
+    program: Program,
+    wishes: Wishes,
+    runs: Path,
+    arguments: argparse.Namespace,
+    run: Callable[[TrialSession], Results],
 ) -> int:
     """Run a session of trials or go on with one, print its results, and return the exit status."""
     progress = _Progress(wishes.budget_s)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check)
+        ways = WAYS_WITH_WRITES if arguments.allow_writes else WAYS
+        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check, ways)
         try:
             identity = identity_of(program, describe_process(read_settings()))
             session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
@@ -229,7 +240,7 @@ def _session(
             launcher.close()
         assert session.folder is not None
         save(session.folder, results)
-        status = _print(results, session.folder, is_json)
+        status = _print(results, session.folder, arguments.json)
         return INTERRUPTED if interruption.has_come else status
 
 

@@ -7,10 +7,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats, Ints
 from training_profiler.base.units import duration_text
 from training_profiler.comparison.drift import span_needed, unseen_variance
-from training_profiler.comparison.long_run import (
+from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
+from training_profiler.snapshot.snapshot import OTHER
+from training_profiler.statistics.arrays import Floats, Ints
+from training_profiler.statistics.long_run import (
     HUBER_K,
     MAD_TO_STD,
     Estimate,
@@ -20,8 +22,6 @@ from training_profiler.comparison.long_run import (
     typical,
     variance_of_mean,
 )
-from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
-from training_profiler.snapshot.snapshot import OTHER
 
 FASTER, SLOWER, NOT_SHOWN = "faster", "slower", "no difference shown"
 # A verdict is wrong in at most 5% of pairs of equal runs. Most of that belongs to the typical step; the mean finds rare

@@ -11,7 +11,7 @@ from math import exp, hypot, pi, sqrt
 from statistics import NormalDist
 from typing import Final
 
-from training_profiler.comparison.long_run import MOST_COSINES
+from training_profiler.statistics.long_run import MOST_COSINES
 
 STATE_STD: Final = 0.026  # of the logarithm; equal runs of 1 s beside other programs differed by up to 5.6%
 FORGOTTEN_S: Final = 2.5  # until the correlation with now is 1/e

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Bools, Floats, Ints
+from training_profiler.statistics.arrays import Bools, Floats, Ints
 
 SETTLED_AFTER: Final = 10  # first steps that are left out at least
 SETTLED_PART: Final = 0.1  # at most this part of a short run for that reason alone

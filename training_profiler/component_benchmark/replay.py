@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from training_profiler.component_benchmark.capture import Call, copied
-from training_profiler.component_benchmark.result import Timing
-from training_profiler.component_benchmark.stopwatch import Stopwatch
+from training_profiler.component_benchmark.result import Stopwatch, Timing
 from training_profiler.component_benchmark.subject import tensors_in
 
 WITH_A_COPY = "changes its input: timed with a copy of it"

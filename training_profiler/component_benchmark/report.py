@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import counted, ms_number, time_text
 from training_profiler.component_benchmark.result import NOISY_FROM, Component, ComponentBenchmark, Timing
-from training_profiler.findings.tables import table, with_details, wrapped
 
 SCHEMA: Final = 1
 REST_FROM: Final = 0.05  # share of the parent from which time outside of modules has its own row

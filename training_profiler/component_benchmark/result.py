@@ -1,10 +1,22 @@
-"""The result of a component benchmark: frozen data, in seconds."""
+"""The result of a component benchmark, in seconds, and the stopwatch that measures it."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-NOISY_FROM: Final = 0.1  # IQR over median; half of the measurements of a quiet machine lie within a few percent
+import torch
+
+# Importing the clock looks for a compiler of CUDA, and warns if there is one without a device.
+_log = logging.getLogger("torch.utils.cpp_extension")
+_level = _log.level
+_log.setLevel(logging.ERROR)
+from torch.utils.benchmark import Measurement, Timer  # noqa: E402
+
+_log.setLevel(_level)
+
+ENOUGH: Final = 5  # measurements; with fewer, quartiles mean nothing
+MOST_TIME: Final = 5.0  # limit for reaching ENOUGH, in multiples of min_run_time_s
 
 
 @dataclass(frozen=True)
@@ -68,3 +80,37 @@ class ComponentBenchmark:
     optimizer: str
     never_called: tuple[tuple[str, str], ...] = ()  # (name, class)
     notes: tuple[str, ...] = ()
+
+
+class Stopwatch(Protocol):
+    """Measures durations."""
+
+    def __call__(self, what: str, run: Callable[[], object]) -> Timing:
+        """Return the duration of one ``run``; ``what`` names it in the progress display."""
+
+
+class TorchStopwatch:
+    """Repeats a run for a given time, in blocks long enough for the clock."""
+
+    def __init__(
+        self, threads: int | None, min_run_time_s: float, show_progress: Callable[[str], None] = lambda what: None
+    ) -> None:
+        self.threads = threads or torch.get_num_threads()
+        self._min_run_time_s, self._show_progress = min_run_time_s, show_progress
+
+    def __call__(self, what: str, run: Callable[[], object]) -> Timing:
+        """Return the median over blocks of runs, and their interquartile range."""
+        self._show_progress(what)
+        timer = Timer("run()", globals={"run": run}, num_threads=self.threads)
+        first = timer.blocked_autorange(min_run_time=self._min_run_time_s)
+        blocks = [first]
+        taken_s = sum(first.raw_times)
+        while sum(len(block.times) for block in blocks) < ENOUGH and taken_s < MOST_TIME * self._min_run_time_s:
+            blocks.append(timer.timeit(first.number_per_run))
+            taken_s += sum(blocks[-1].raw_times)
+        (merged,) = Measurement.merge(blocks)
+        count = len(merged.times)
+        return Timing(merged.median, merged.iqr if count >= ENOUGH else None, count, first.number_per_run)
+
+
+NOISY_FROM: Final = 0.1  # IQR over median; half of the measurements of a quiet machine lie within a few percent

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.html import Cell, Html, element, joined, part, table
 from training_profiler.base.units import MS_PER_S, ms_number
 from training_profiler.comparison.compare import Comparison
 from training_profiler.comparison.run_series import SettledSteps
 from training_profiler.page.document import document, part_file
-from training_profiler.page.html import Cell, Html, element, joined, part, table
 from training_profiler.reports.comparison import (
     TOGETHER,
     VERDICT_COLORS,

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from training_profiler.base.html import Html, element, joined, text
 from training_profiler.base.text import printable_data
-from training_profiler.page.html import Html, element, joined, text
 
 _SLOT: Final = re.compile(r"\{\{(\w+)\}\}")
 _UNSAFE: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}

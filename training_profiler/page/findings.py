@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.html import Html, element, joined, part
 from training_profiler.diagnosis import Finding
-from training_profiler.page.html import Html, element, joined, part
 from training_profiler.reports.findings import REMARKS, important, saving_text, source_line
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import Snapshot

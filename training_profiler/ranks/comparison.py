@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from training_profiler.aggregation.arrays import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
-from training_profiler.aggregation.trend import median
 from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.section_spread import Cause, causes, medians_of_others, section_table, spreads
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.snapshot.ranks import AllRanksStats, ClockStats, HostStats, RankStats
+from training_profiler.statistics.arrays import Floats
+from training_profiler.statistics.trend import median
 
 HostKey = tuple[str, int | None]  # name, and number of the node: machines may share a name
 

@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats, Ints
 from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.summary import RankSection, RankSummary
 from training_profiler.snapshot.ranks import RankId, SectionSpread
+from training_profiler.statistics.arrays import Floats, Ints
 from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 
 MOST_SECTIONS: Final = 60  # those with most time over all ranks, because each rank may have names of its own

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.hot_lines import ENOUGH
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
@@ -28,6 +27,7 @@ from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncT
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
+from training_profiler.statistics.arrays import Ints
 from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from msgspec import structs
 
-from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.machine import FACTS, GPU_QUANTITIES, LEVELS, RAM, MachineSums
@@ -28,6 +27,7 @@ from training_profiler.model.interval import (
     location_of,
 )
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.statistics.arrays import Ints
 
 MEASURED: Final = ("measured", "min_ns", "max_ns", "min_step", "max_step")
 MOST_FLOPS: Final = 10**30  # more are damaged

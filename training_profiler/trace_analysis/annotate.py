@@ -13,14 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.analysis import Analysis, analyse_columns
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import spans_of
-from training_profiler.trace_analysis.launches import launches_of
 from training_profiler.trace_analysis.load.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.load.reader import read_text
-from training_profiler.trace_analysis.load.table import read_columns
-from training_profiler.trace_analysis.nesting import nesting_of
+from training_profiler.trace_analysis.trace import Trace, analyse
 
 PROCESS: Final = "training-profiler"
 _LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[')
@@ -32,18 +29,17 @@ def annotated(path: Path) -> bytes:
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
-    columns = read_columns(path)
-    analysis = analyse_columns(columns, path, with_graph=True)
+    analysis = analyse(path)
     text = read_text(path)
     begin = _LIST.search(text)
     if begin is None:
         raise TraceError(f"{path} cannot be annotated: its list of events was not found")
-    added = ",\n".join(_written(event) for event in _events(columns, analysis)).encode()
+    added = ",\n".join(_written(event) for event in _events(analysis)).encode()
     copy = b"".join((text[: begin.end()], b"\n", added, b",\n", text[begin.end() :]))
     return gzip.compress(copy, compresslevel=4, mtime=0) if path.suffix == ".gz" else copy
 
 
-def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
+def _events(analysis: Trace) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, PROCESS)
     for device in analysis.devices:
         yield _named("thread_name", device.index, f"gaps of device {device.index}")
@@ -68,13 +64,11 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
             "args": {key: value for key, value in details.items() if value},
         }
     yield from _path(analysis)
-    nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
-    call = launches_of(columns, nesting).call
     for device in analysis.devices:
-        yield from _counters(columns, call, device.index)
+        yield from _counters(analysis.columns, analysis.launches.call, device.index)
 
 
-def _path(analysis: Analysis) -> Iterator[dict[str, Any]]:
+def _path(analysis: Trace) -> Iterator[dict[str, Any]]:
     """Yield the critical path; nothing if it is unknown."""
     if not isinstance(analysis.graph, Graph):
         return

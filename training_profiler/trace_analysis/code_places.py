@@ -1,6 +1,7 @@
 """Where in the code time goes: by section, nn.Module and line, on the host, on the device and in gaps."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -9,13 +10,22 @@ import numpy as np
 
 from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.trace_analysis.gaps import Gap
-from training_profiler.trace_analysis.intervals import covered, union
-from training_profiler.trace_analysis.launches import Launches, is_section
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked
-from training_profiler.trace_analysis.load.numbers import numbered
-from training_profiler.trace_analysis.nesting import nesting_of, with_children
-from training_profiler.trace_analysis.program_frames import is_of_program
-from training_profiler.trace_analysis.timeline import Timeline, main_thread, timeline_of
+from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, with_children
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked
+from training_profiler.trace_analysis.timeline import Timeline, covered, main_thread, timeline_of, union
+
+_LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")
+_STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
+_FROZEN: Final = "<frozen "
+
+
+def is_of_program(file: str) -> bool:
+    """Return whether a file is the program's own or one of its libraries; torch writes paths below ``sys.path``."""
+    if _LIBRARY.search(file) or _STANDARD.search(file) or file.startswith(_FROZEN):
+        return False
+    top = file.partition("/")[0]
+    return top.removesuffix(".py") not in sys.stdlib_module_names
+
 
 _MODULE: Final = "nn.Module: "
 _FRAME: Final = re.compile(r"(.+)\((\d+)\): (.+)")

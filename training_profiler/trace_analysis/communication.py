@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.trace_analysis.device_activity import Device
-from training_profiler.trace_analysis.intervals import covered
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.timeline import covered
 
 _KINDS: Final = (
     ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),

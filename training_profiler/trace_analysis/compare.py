@@ -8,11 +8,10 @@ import numpy as np
 
 from training_profiler.base.errors import TraceError
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.call_tree import Branch
-from training_profiler.trace_analysis.call_tree import Path as CallPath
 from training_profiler.trace_analysis.device_activity import StepParts
-from training_profiler.trace_analysis.step_work import PerStep, PerStepOf
+from training_profiler.trace_analysis.step_work import Branch, PerStep, PerStepOf
+from training_profiler.trace_analysis.step_work import Path as CallPath
+from training_profiler.trace_analysis.trace import Trace
 
 SAME_AT_LEAST: Final = 0.5  # of the operators' calls per step; below it, these are two different programs
 BAND: Final = 2.0  # standard errors of the difference of means; exceeded by chance in under 5 % of cases
@@ -68,8 +67,8 @@ class BranchDifference:
 class Comparison:
     """All categories and all work, and utilization of the device in steps before and after, 0 to 1."""
 
-    before: Analysis
-    after: Analysis
+    before: Trace
+    after: Trace
     unit: str  # what times are of: a step, one run of an annotation, or the recording
     differences: tuple[Difference, ...]
     work: Mapping[str, tuple[WorkDifference, ...]]  # by table; the largest beyond the noise first
@@ -87,7 +86,7 @@ class Comparison:
         return self.before.utilization_in_steps, self.after.utilization_in_steps
 
 
-def compare(before: Analysis, after: Analysis) -> Comparison:
+def compare(before: Trace, after: Trace) -> Comparison:
     """Return the differences per step.
 
     Raises:
@@ -118,7 +117,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
     return Comparison(before, after, unit, tuple(rows), _work(before, after, unit), _tree(before, after, unit), alike)
 
 
-def _unit(before: Analysis, after: Analysis) -> str:
+def _unit(before: Trace, after: Trace) -> str:
     """Return what both traces can be divided into.
 
     Raises:
@@ -137,7 +136,7 @@ def _unit(before: Analysis, after: Analysis) -> str:
     return (names.pop() or RECORDING) if len(names) == 1 else RECORDING
 
 
-def _repetitions(analysis: Analysis, unit: str) -> int:
+def _repetitions(analysis: Trace, unit: str) -> int:
     """Return how many units (steps, or repetitions) a window holds."""
     return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
 
@@ -158,7 +157,7 @@ def _band(errors: float, before: float, after: float) -> float:
     return errors * float(np.sqrt(before + after))
 
 
-def _work(before: Analysis, after: Analysis, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
+def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
     """Return the tables of operators, shapes and kernels, if both traces were analysed for them."""
     old, new = before.step_work, after.step_work
     if old is None or new is None:
@@ -196,7 +195,7 @@ class _Each:
         return old.count / self.before, new.count / self.after
 
 
-def _each(before: Analysis, after: Analysis, unit: str) -> _Each:
+def _each(before: Trace, after: Trace, unit: str) -> _Each:
     has_band = min(len(before.steps), len(after.steps)) > 1
     return _Each(_repetitions(before, unit), _repetitions(after, unit), has_band)
 
@@ -211,7 +210,7 @@ def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[Work
     return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
 
 
-def _tree(before: Analysis, after: Analysis, unit: str) -> tuple[BranchDifference, ...]:
+def _tree(before: Trace, after: Trace, unit: str) -> tuple[BranchDifference, ...]:
     """Return the branches of both trees, each after the one around it; none if they were not analysed for that."""
     if before.call_tree is None or after.call_tree is None:
         return ()
@@ -224,7 +223,7 @@ def _tree(before: Analysis, after: Analysis, unit: str) -> tuple[BranchDifferenc
     return tuple(rows)
 
 
-def _calls(analysis: Analysis, unit: str) -> dict[str, float]:
+def _calls(analysis: Trace, unit: str) -> dict[str, float]:
     parts = len(analysis.scope.parts) * _repetitions(analysis, unit)
     return {row.name: row.calls / parts for row in analysis.operators if row.name.startswith("aten::")}
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from training_profiler.trace_analysis import kernel_names
-from training_profiler.trace_analysis.intervals import Intervals, covered, together, union
 from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.timeline import Intervals, covered, together, union
 
 
 @dataclass(frozen=True, slots=True)

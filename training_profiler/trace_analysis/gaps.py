@@ -10,11 +10,10 @@ import numpy as np
 from training_profiler.tables.sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.graphs import is_graph_launch
-from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
 from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_launched_before
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.recording_time import cut, recording_time
-from training_profiler.trace_analysis.timeline import main_thread
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, gaps, main_thread, together, union
 
 LEAST_GAP_NS: Final = 30_000
 RECORDING: Final = "recording"

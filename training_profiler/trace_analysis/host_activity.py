@@ -8,10 +8,9 @@ import numpy as np
 
 from training_profiler.tables.sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.intervals import NOTHING, Intervals, union
-from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.launches import Launches, Nesting, nearest
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.nesting import Nesting, nearest
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, union
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from training_profiler.trace_analysis.communication import Collective
-from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.launches import Launches, Nesting, nearest
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
-from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.phases import BACKWARD, MARKS, OPTIMIZER
 
 DDP: Final = "DDP"

@@ -7,8 +7,8 @@ import numpy as np
 
 from training_profiler.tables.sections import CLOCK_MARK, PROFILER
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
-from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, together, union
 from training_profiler.trace_analysis.load.columns import STEP_NAME, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, together, union
 
 # What CUPTI needs for itself (CUpti_ActivityOverheadKind), as Kineto names it. Loading a kernel is work of CUDA.
 OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")

@@ -7,7 +7,7 @@ Runtime (ur), of its predecessor (pi) and of Level Zero (ze).
 from typing import Final
 
 from training_profiler.tables.backends import RUNTIME_CALL
-from training_profiler.trace_analysis.name_patterns import compiled
+from training_profiler.trace_analysis.kernel_names import compiled
 
 _RUNTIME: Final = rf"^{RUNTIME_CALL}"
 _DRIVER: Final = r"^cu"

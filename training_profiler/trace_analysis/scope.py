@@ -10,9 +10,8 @@ from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.tables.sections import OPTIMIZER_STEP
 from training_profiler.trace_analysis.device_activity import Device, StepParts, parts_of, utilization
 from training_profiler.trace_analysis.host_activity import WAITS_FOR_BATCH
-from training_profiler.trace_analysis.intervals import Intervals, covered, union
-from training_profiler.trace_analysis.load.columns import Columns, distinct
-from training_profiler.trace_analysis.timeline import main_thread
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.timeline import Intervals, covered, main_thread, step_at, union
 
 OPTIMIZER_MARK: Final = "Optimizer.step#"
 LEAST_RUNS: Final = 3  # of an annotation that is taken for one repetition of the loop
@@ -104,3 +103,13 @@ def _repetition(columns: Columns) -> Repetition | None:
 
     best = max(often, key=rank)
     return Repetition(columns.names[best], int(counts[best]))
+
+
+def step_of(steps: Sequence[StepParts], at_ns: Ints) -> Ints:
+    """Return the index of the step that each time is in; -1 for none."""
+    return step_at([step.begin_ns for step in steps], [step.end_ns for step in steps], at_ns)
+
+
+def is_in_steps(steps: Sequence[StepParts], at_ns: Ints) -> Bools:
+    """Return which times are in steps. Without steps, all are: the call that launched the first work precedes it."""
+    return step_of(steps, at_ns) != NONE if steps else np.ones(len(at_ns), np.bool_)

@@ -8,22 +8,24 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_MS, NS_PER_S
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
+from training_profiler.trace_analysis.compare import BranchDifference, Comparison, Difference, WorkDifference
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Jump, Link, critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.host_activity import ModuleCalls
+from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
 from training_profiler.trace_analysis.roofline import Rate
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.scope import Scope
+from training_profiler.trace_analysis.trace import Trace
 
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
@@ -46,7 +48,7 @@ def ms(ns: float) -> float:
 
 
 def trace_data(
-    analysis: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
+    analysis: Trace, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     data = _figures(analysis, sort, thresholds) | {
@@ -58,7 +60,7 @@ def trace_data(
     return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
 
 
-def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
+def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
     kernels, communication_ns = analysis.kernels, analysis.device.communication.total_ns
     return {
         "file": analysis.path.name,
@@ -170,7 +172,7 @@ def outcome_data(found: Outcome) -> dict[str, Any]:
     }
 
 
-def gap_causes(analysis: Analysis) -> dict[str, float]:
+def gap_causes(analysis: Trace) -> dict[str, float]:
     """Return the ms of gaps of 30 us or more by their cause, the largest first."""
     causes: dict[str, float] = defaultdict(float)
     for place in analysis.gaps:
@@ -200,7 +202,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def gpu_name(analysis: Analysis) -> str | None:
+def gpu_name(analysis: Trace) -> str | None:
     """Return the name of the first device that has one."""
     return next(
         (name for name in (*(device.name for device in analysis.devices), *analysis.device_names) if name), None
@@ -226,7 +228,7 @@ def _device(device: OneDevice) -> dict[str, Any]:
     }
 
 
-def _limits(analysis: Analysis) -> dict[str, Any]:
+def _limits(analysis: Trace) -> dict[str, Any]:
     """Return what shares are of, the idle time outside of gaps, and what of the trace is missing or cannot be right."""
     return {
         "not_checked": not_checked(analysis),
@@ -250,7 +252,7 @@ def _scope(scope: Scope) -> dict[str, Any]:
     }
 
 
-def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
+def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
     return {
         "device": place.gap.device,
         "at_ms": ms(place.gap.begin_ns - analysis.begin_ns),
@@ -292,7 +294,7 @@ def rate_data(rate: Rate) -> dict[str, Any]:
     }
 
 
-def _code(analysis: Analysis) -> dict[str, Any]:
+def _code(analysis: Trace) -> dict[str, Any]:
     found = analysis.code
     kinds = {"sections": found.sections, "modules": found.modules, "lines": found.lines}
     data: dict[str, Any] = {
@@ -336,3 +338,41 @@ def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
         "device_self_ms": ms(of.device_self_ns) if has_gpu else None,
         "device_total_ms": ms(of.device_total_ns) if has_gpu else None,
     }
+
+
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """Return all figures of a comparison; unknown ones are None."""
+    before, after = comparison.utilization
+    return {
+        "before": comparison.before.path.name,
+        "after": comparison.after.path.name,
+        "gpus": [gpu_name(comparison.before), gpu_name(comparison.after)],
+        "per": comparison.unit,
+        "operator_calls_in_both_pct": 100 * comparison.alike,
+        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
+        "differences": [{"name": row.name} | _times(row) for row in comparison.differences],
+        "call_tree": [_branch(row, comparison.has_gpu) for row in comparison.call_tree],
+    } | {key: [_work(row) for row in rows] for key, rows in comparison.work.items()}
+
+
+def _times(row: Difference) -> dict[str, Any]:
+    return {
+        "before_ms": ms(row.before_ns),
+        "after_ms": ms(row.after_ns),
+        "difference_ms": ms(row.change_ns),
+        "noise_band_ms": None if row.band_ns is None else ms(row.band_ns),
+        "is_noise": row.is_noise,
+    }
+
+
+def _work(row: WorkDifference) -> dict[str, Any]:
+    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
+    return {"name": row.name, "shapes": row.shapes or None} | counts | _times(row)
+
+
+def _branch(row: BranchDifference, has_gpu: bool) -> dict[str, Any]:
+    times = {"host_self": row.host_self, "host_total": row.host_total}
+    if has_gpu:
+        times |= {"device_self": row.device_self, "device_total": row.device_total}
+    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
+    return {"path": list(row.path)} | counts | {part: _times(difference) for part, difference in times.items()}

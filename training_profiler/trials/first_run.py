@@ -73,6 +73,7 @@ def run_first(
         has_ended = training.process.poll() is not None
         memory_bytes = training.process.memory_bytes()
         training.process.interrupt(END_S)
+        training.isolation.name_originals(launcher.runs_of(training))
         snapshot = _read(launcher.runs_of(training)) or seen
         if is_interrupted and (snapshot.step is None or snapshot.steps < FEWEST_STEPS):
             raise KeyboardInterrupt

@@ -9,7 +9,8 @@ from typing import Final
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
 from training_profiler.trials.child import Plan
 from training_profiler.trials.disk import DiskWatch
-from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
+from training_profiler.trials.isolation.isolation import Isolation, prepare
+from training_profiler.trials.isolation.plan import WAYS
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.treatment import Treatment
 
@@ -39,14 +40,13 @@ class Training:
 
     process: TrialProcess
     isolation: Isolation
-    finished: FinishReport | None = field(default=None, init=False)
+    left: tuple[str, ...] | None = field(default=None, init=False)
 
-    def close(self) -> FinishReport:
+    def close(self) -> None:
         """End it, with everything that it has started and written."""
-        if self.finished is None:
+        if self.left is None:
             self.process.close()
-            self.finished = self.isolation.finish()
-        return self.finished
+            self.left = self.isolation.finish()
 
 
 class Launcher:
@@ -58,6 +58,7 @@ class Launcher:
         table: module that has ``TREATMENTS``, for the trials' processes.
         on_promise: called once, before the first start, with what is kept apart and what is not.
         check: called before a start, and several times a second while a training runs; what it raises ends the wait.
+        ways: of keeping trainings apart, the strongest first.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Launcher:
         table: str,
         on_promise: Callable[[str], None] = lambda promise: None,
         check: Callable[[], None] = lambda: None,
+        ways: Sequence[str] = WAYS,
     ) -> None:
-        self.program, self._scratch, self._table = program, scratch, table
+        self.program, self._scratch, self._table, self._ways = program, scratch, table, ways
         self._on_promise, self._check, self._disk = on_promise, check, DiskWatch(scratch)
         self._trainings: list[Training] = []
 
@@ -91,14 +93,13 @@ class Launcher:
 
     def left(self) -> list[str]:
         """Return what ended trainings have left behind: processes and files."""
-        ended = [training.finished for training in self._trainings]
-        return [name for report in ended if report is not None for name in report.left]
+        return [name for training in self._trainings for name in training.left or ()]
 
     def _start(
         self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
     ) -> Training:
         self._check()
-        isolation = prepare(self._scratch / str(len(self._trainings)), script=self.program.script)
+        isolation = prepare(self._scratch / str(len(self._trainings)), self.program.script, self._ways)
         if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]

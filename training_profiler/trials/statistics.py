@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
 from training_profiler.comparison.compare import LEAST_SHOWN
 from training_profiler.model.bounds import Count
-from training_profiler.trials.aligned_ranks import faster_p, shift_of
+from training_profiler.statistics.aligned_ranks import faster_p, shift_of
+from training_profiler.statistics.arrays import Floats
 
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
 GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, WAYS, Plan
-from training_profiler.trials.isolation.promise import promise
-from training_profiler.trials.isolation.trackers import TRACKERS, offline, trackers_of
+from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, UNGUARDED, WAYS, Plan
+from training_profiler.trials.isolation.promise import TRACKERS, offline, promise, trackers_of
 
 
 def promised(way: str, *modules: str, in_memory: bool = False) -> str:
-    plan = Plan(way, "/scratch", (), (), in_memory, 8 * BYTES_PER_GIB)
+    plan = Plan(way, "/scratch", (), in_memory, 8 * BYTES_PER_GIB)
     found = [tracker for tracker in TRACKERS if tracker.module in modules]
     return promise(plan, found, 32 * BYTES_PER_GIB).replace("\n", " ")
 
@@ -19,15 +18,15 @@ def promised(way: str, *modules: str, in_memory: bool = False) -> str:
 def test_a_weaker_way_promises_less() -> None:
     assert "Your files stay as they are" in promised(NAMESPACES)
     assert "the kernel refuses" in promised(GUARDED)
-    assert "Not promised here: files written by other programs" in promised(REDIRECTED)
-    assert "Your files stay" not in promised(REDIRECTED)
+    assert "Not promised here: what it writes elsewhere stays" in promised(UNGUARDED)
+    assert "Your files stay" not in promised(UNGUARDED)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_limits_are_named(way: str) -> None:
     assert "A trial writes to 32 GiB of free disk, at most 8.0 GiB a file." in promised(way)
     assert "A trial writes to memory" in promised(way, in_memory=True)
-    assert max(map(len, promise(Plan(way, "/s", (), (), False, 1), None, 1).splitlines())) < 80
+    assert max(map(len, promise(Plan(way, "/s", (), False, 1), None, 1).splitlines())) < 80
 
 
 def test_each_tracker_is_named_by_what_holds_it() -> None:
@@ -40,7 +39,7 @@ def test_each_tracker_is_named_by_what_holds_it() -> None:
 
 
 def test_nothing_is_said_of_trackers_without_a_script() -> None:
-    text = promise(Plan(NAMESPACES, "/s", (), (), False, 1), None, 1)
+    text = promise(Plan(NAMESPACES, "/s", (), False, 1), None, 1)
 
     assert text.endswith("sends over the network.")
 

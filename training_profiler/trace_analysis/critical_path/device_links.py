@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.intervals import covered, union
+from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints, distinct
-from training_profiler.trace_analysis.unseen_work import LEAST_UNSEEN_NS
+from training_profiler.trace_analysis.timeline import covered, union
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
 OVERLAP_NS: Final = 2_000  # by which work may begin before what it waits for has ended, as the device records it

@@ -21,13 +21,18 @@ from training_profiler.trace_analysis.critical_path.device_links import (
     unseen_waits,
     with_fitted_ends,
 )
-from training_profiler.trace_analysis.critical_path.host_links import Handover, Wait, handovers_of, waits_of
-from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces, host_pieces
+from training_profiler.trace_analysis.critical_path.host_links import (
+    Handover,
+    HostPieces,
+    Wait,
+    handovers_of,
+    host_pieces,
+    waits_of,
+)
 from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.graphs import is_graph_launch
-from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.launches import Launches, Nesting
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.recording_time import started_ns
 from training_profiler.trace_analysis.scope import Scope

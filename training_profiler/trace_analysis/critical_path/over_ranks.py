@@ -14,7 +14,7 @@ import numpy as np
 from training_profiler.trace_analysis.communication import Runs, RunsOf, matched_runs
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works
 from training_profiler.trace_analysis.critical_path.graph import OTHER_RANK, Edge, Graph, replayed_exactly
-from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces
+from training_profiler.trace_analysis.critical_path.host_links import HostPieces
 from training_profiler.trace_analysis.load.columns import NONE, Ints, distinct
 
 # All ranks leave these at about the same time: none has its result before the last one has sent.

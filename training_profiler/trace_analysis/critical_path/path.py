@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 import numpy as np
 
 from training_profiler.trace_analysis.critical_path.graph import HANDOVER, RETURN, STREAM, Graph, replay
-from training_profiler.trace_analysis.critical_path.host_pieces import KINDS, OUTSIDE, SYNCHRONIZE
+from training_profiler.trace_analysis.critical_path.host_links import KINDS, OUTSIDE, SYNCHRONIZE
 from training_profiler.trace_analysis.gaps import IN_GRAPH
-from training_profiler.trace_analysis.intervals import Ints, covered, union
-from training_profiler.trace_analysis.load.columns import NONE
+from training_profiler.trace_analysis.load.columns import NONE, Ints
+from training_profiler.trace_analysis.timeline import covered, union
 
 K = TypeVar("K", bound=Hashable)
 

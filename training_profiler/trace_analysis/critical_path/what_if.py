@@ -8,7 +8,7 @@ import numpy as np
 
 from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO
 from training_profiler.trace_analysis.critical_path.graph import GRAPH_LAUNCH, LAUNCH, Edge, Graph, replay
-from training_profiler.trace_analysis.critical_path.host_pieces import ALLOCATION, DATA_LOADING, KINDS, OPERATOR
+from training_profiler.trace_analysis.critical_path.host_links import ALLOCATION, DATA_LOADING, KINDS, OPERATOR
 from training_profiler.trace_analysis.critical_path.path import (
     COMMUNICATION,
     KERNEL,

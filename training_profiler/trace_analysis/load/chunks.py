@@ -1,8 +1,11 @@
-"""Reads the content of a trace file in chunks, unpacked if it is gzipped, within limits."""
+"""The content of a trace file: in chunks, unpacked within limits, and in pieces that are traces themselves."""
 
+import ctypes
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -11,6 +14,8 @@ from training_profiler.base.text import one_line
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 from training_profiler.safety.files import NotRegularFileError, open_file
 
+M_TRIM_THRESHOLD: Final = -1  # these two of mallopt(3)
+M_MMAP_MAX: Final = -4
 MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
 # gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.
 MOST_PACKED: Final = 100
@@ -94,3 +99,60 @@ def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:
     return (
         f"{path} holds over {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps, or less of each"
     )
+
+
+MOST_PIECE_BYTES: Final = 4 * BYTES_PER_MIB
+# The begin of the list of events, and the first key of the first event.
+_LIST: Final = re.compile(rb'("traceEvents"\s*:\s*\[|^\s*\[)\s*\{\s*("[^"\\]*")')
+_NEAR_END: Final = 1 << 16  # bytes in which an event ends
+
+
+class NoPiecesError(ValueError):
+    """The JSON is not written so that it can be cut; it may be a trace all the same."""
+
+
+def pieces_of(chunks: Iterable[bytes]) -> Iterator[bytearray]:
+    """Yield the pieces of the JSON in ``chunks``; each has a part of the events.
+
+    A cut goes where an object ends and another begins with the key that the first event begins with. If that is not
+    between two events of the list, such as within the arguments of one, the piece is not JSON.
+
+    Raises:
+        NoPiecesError: There is no place for a cut.
+    """
+    buffer = bytearray()
+    opening, closing, between = b"", b"", None
+    for chunk in chunks:
+        buffer += chunk
+        if between is None:
+            found = _LIST.search(buffer)
+            if found is not None:
+                opening, closing = (b"[", b"]") if found[1].lstrip() == b"[" else (b'{"traceEvents":[', b"]}")
+                between = re.compile(rb"\}\s*(,)\s*\{\s*" + re.escape(found[2]))
+        cut = between and between.search(buffer, max(0, len(buffer) - _NEAR_END))
+        if cut:
+            rest = opening + buffer[cut.end(1) :]
+            end = cut.start(1)
+            del cut  # it holds the buffer, which then cannot change its length
+            buffer[end:] = closing
+            yield buffer
+            buffer = bytearray(rest)
+        elif len(buffer) > MOST_PIECE_BYTES:
+            raise NoPiecesError
+    yield buffer
+
+
+def keep_memory() -> None:
+    """Have this process keep the memory that it gives back, in small pages; for a process that ends after one command.
+
+    Memory of large columns would go back to the system each time, which clears every page of the next column; huge
+    pages are cleared beyond what is used of them. Only with glibc and versions of NumPy that can change it.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library; TypeError: Windows has no CDLL of None
+        change = ctypes.CDLL(None).mallopt
+        change(M_MMAP_MAX, 0)
+        change(M_TRIM_THRESHOLD, 2**31 - 1)
+    with suppress(ImportError):  # private: may be gone
+        from numpy._core.multiarray import _set_madvise_hugepage  # type: ignore[attr-defined]
+
+        _set_madvise_hugepage(False)

@@ -1,6 +1,7 @@
 """The events of a trace as columns: one numpy array per field, names as numbers."""
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +11,37 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+class Numbers(dict[Any, int]):
+    """Distinct values in order of first occurrence, each with its number."""
+
+    def __missing__(self, value: Any) -> int:
+        """Return the number of a value that is new."""
+        number = self[value] = len(self)
+        return number
+
+    def of(self, values: Iterable[Any]) -> Ints:
+        """Return the number of each value."""
+        return packed(*map(self.__getitem__, values))
+
+
+def packed(*values: int) -> Ints:
+    """Return whole numbers as an array. It takes half the time of ``numpy.fromiter``.
+
+    Raises:
+        struct.error: A value is not a whole number, or does not fit into 64 bits.
+    """
+    return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
+
+
+def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
+    """Return the distinct values in order of first occurrence, and the index of each value among them."""
+    numbers = Numbers()
+    index = numbers.of(values)
+    return list(numbers), index
+
+
 NONE: Final = -1  # for values that an event lacks
 
 # Their names in older versions of Kineto, and for other devices (Kineto's ActivityType.h has all of them). XPU and

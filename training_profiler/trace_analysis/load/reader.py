@@ -13,10 +13,54 @@ import msgspec
 from training_profiler.base.errors import TraceError
 from training_profiler.base.text import one_line
 from training_profiler.base.units import BYTES_PER_MIB
-from training_profiler.trace_analysis.load.chunks import MOST_BYTES, chunks_of
+from training_profiler.trace_analysis.load.chunks import MOST_BYTES, chunks_of, pieces_of
 from training_profiler.trace_analysis.load.columns import CATEGORIES, NONE
-from training_profiler.trace_analysis.load.mend import mend
-from training_profiler.trace_analysis.load.pieces import pieces_of
+
+_BETWEEN: Final = re.compile(rb"\}\s*,\s*\{")
+_TAIL: Final = 1 << 20  # bytes; the last whole event of a list begins within them
+MOST_TRIES: Final = 20  # events inside an argument look like events of the list
+
+
+def closed(text: bytes) -> tuple[bytes, str] | None:
+    """Return JSON whose list of events has an end, and what was left out of it; None if that is not what it lacks.
+
+    A list of events may lack its end, as the format of Chrome allows; the list of an object may too if it ends after a
+    whole event. Anything else that is cut off stays refused.
+    """
+    found = _closed(text)
+    if found is None:
+        return None
+    left_out = len(text.rstrip()) - found[1]
+    without = f", without the last {left_out} bytes, a part of an event" if left_out > 1 else ""
+    return found[0], f"its list of events has no end; it is read as far as it goes{without}"
+
+
+def _closed(text: bytes) -> tuple[bytes, int] | None:
+    """Return JSON whose list of events is closed, and how many bytes of ``text`` it has."""
+    if text.lstrip()[:1] != b"[":
+        whole = text.rstrip().rstrip(b",")
+        return (whole + b"]}", len(whole)) if _ends_whole(text) and _is_json(whole + b"]}") else None
+    ends = [match.start() for match in _BETWEEN.finditer(text, max(0, len(text) - _TAIL))][-MOST_TRIES:]
+    if _ends_whole(text):
+        ends.append(text.rindex(b"}"))
+    for end in reversed(ends):
+        if _is_json(text[: end + 1] + b"]"):
+            return text[: end + 1] + b"]", end + 1
+    return None
+
+
+def _ends_whole(text: bytes) -> bool:
+    """Return whether an event ends at the end, or its comma."""
+    return text[-_TAIL:].rstrip().removesuffix(b",").rstrip().endswith(b"}")
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True
+
 
 # An event takes 60 bytes or more; in memory an empty one takes 90. A file full of empty objects is not a trace.
 LEAST_OBJECT_BYTES: Final = 12
@@ -203,22 +247,22 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = 
     try:
         file = _of_any_times(path, text, as_written=as_written)
     except TraceError:
-        mended = mend(text)
-        if mended is None:
+        whole = closed(text)
+        if whole is None:
             raise
-        text, note = mended
+        text, note = whole
         file, notes = _of_any_times(path, text, as_written=as_written), [*notes, note]
     return _raw_trace(file, notes)
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the JSON of a trace that ``read_events`` can read, mended where it must be."""
+    """Return the JSON of a trace that ``read_events`` can read, with an end where it lacks one."""
     text, _ = _without_mark(b"".join(chunks_of(path, most_bytes)))
     try:
         _of_any_times(path, text)
     except TraceError:
-        mended = mend(text)
-        return text if mended is None else mended[0]
+        whole = closed(text)
+        return text if whole is None else whole[0]
     return text
 
 

@@ -14,9 +14,8 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.text import printable
 from training_profiler.base.units import counted
 from training_profiler.tables.sections import SAMPLED_LINE
-from training_profiler.trace_analysis.load.arguments import Arguments, integer_or_none, integers
-from training_profiler.trace_analysis.load.begin_end import pairs_of
-from training_profiler.trace_analysis.load.categories import MTIA_WORK, Categories
+from training_profiler.trace_analysis.load.arguments import MTIA_WORK, Arguments, Categories, integer_or_none, integers
+from training_profiler.trace_analysis.load.chunks import NoPiecesError
 from training_profiler.trace_analysis.load.columns import (
     CATEGORY_IDS,
     GAP_CATEGORY,
@@ -27,15 +26,15 @@ from training_profiler.trace_analysis.load.columns import (
     Ints,
     Memory,
     Messages,
+    Numbers,
     Recorded,
     Samples,
     distinct,
     is_of,
+    numbered,
 )
-from training_profiler.trace_analysis.load.numbers import Numbers, numbered
-from training_profiler.trace_analysis.load.pieces import NoPiecesError
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
-from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, times_ns
+from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, pairs_of, times_ns
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
@@ -83,7 +82,7 @@ def read_columns(path: Path) -> Columns:
 def _read(path: Path, *, as_written: bool) -> Columns:
     try:
         return columns_of(read_parts(path, as_written=as_written), str(path))
-    except (TraceError, NoPiecesError):  # read at once, it may be mended; else what is wrong is said of the whole file
+    except (TraceError, NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
         return columns_of([read_events(path, as_written=as_written)], str(path))
 
 

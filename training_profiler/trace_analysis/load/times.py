@@ -1,4 +1,4 @@
-"""Times of a trace as whole nanoseconds, exactly as the file has them."""
+"""Times of a trace as whole nanoseconds, exactly as the file has them, and events that are written in two halves."""
 
 import math
 import struct
@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from training_profiler.trace_analysis.load.columns import Ints
-from training_profiler.trace_analysis.load.numbers import packed
+from training_profiler.trace_analysis.load.columns import Bools, Ints, packed
 
 NS_PER_US: Final = 1000
 # A float of so many microseconds still distinguishes nanoseconds: 2**42 us is 51 days.
@@ -97,3 +96,26 @@ def _ns_of_text(text: str) -> int:
         return round(float(text) * NS_PER_US)  # with an exponent; raises if it is NaN, infinity or not a number
     ns = int(whole or 0) * NS_PER_US + int((fraction + "000")[:3]) + (fraction[3:4] >= "5")
     return -ns if is_negative else ns
+
+
+def pairs_of(at_ns: Ints, is_begin: Bools, thread: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the indices of begins, those of their ends, and those of halves without a counterpart.
+
+    An end closes the newest open event of its thread. The recording began or ended during an event that has one half.
+    """
+    begins, threads = is_begin.tolist(), thread.tolist()
+    open_of: dict[int, list[int]] = {}
+    pairs: list[tuple[int, int]] = []
+    alone: list[int] = []
+    for i in np.argsort(at_ns, kind="stable").tolist():
+        open_halves = open_of.setdefault(threads[i], [])
+        if begins[i]:
+            open_halves.append(i)
+        elif open_halves:
+            pairs.append((open_halves.pop(), i))
+        else:
+            alone.append(i)
+    alone += [i for open_halves in open_of.values() for i in open_halves]
+    pairs.sort()
+    firsts, lasts = np.array(pairs, np.int64).reshape(-1, 2).T
+    return firsts, lasts, np.array(alone, np.int64)

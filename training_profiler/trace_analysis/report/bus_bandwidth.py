@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from training_profiler.findings.tables import table, wrapped
+from training_profiler.base.table import table, wrapped
 from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.report.formats import amount, ms, percent
 

@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import counted
-from training_profiler.findings.tables import table, with_details, wrapped
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.code_places import Places, SampledLines
 from training_profiler.trace_analysis.report.formats import ms_number, percent
+from training_profiler.trace_analysis.tables import place_rows
+from training_profiler.trace_analysis.trace import Trace
 
 MOST_ROWS: Final = 15
 LINE: Final = "line"
@@ -20,33 +21,24 @@ LEGEND: Final = (
 )
 
 
-def code(analysis: Analysis) -> str:
+def code(analysis: Trace) -> str:
     """Return a table for each kind of place that the trace has."""
     found = analysis.code
     kinds = (("section", found.sections), ("nn.Module", found.modules), (LINE, found.lines))
-    tables = [_table(kind, places, analysis.has_gpu) for kind, places in kinds if places.rows]
+    tables = [_table(kind, places, analysis) for kind, places in kinds if places.rows]
     if found.sampled.rows:
         tables.append(_sampled(found.sampled, analysis.has_gpu))
     return "\n\n".join([*tables, wrapped(LEGEND)]) if tables else wrapped(WITHOUT)
 
 
-def _table(kind: str, places: Places, has_gpu: bool) -> str:
-    headers = [f"{kind}\n(times in ms)", "calls", "host\nself", "host\ntotal"]
-    if has_gpu:
-        headers += ["device\nself", "device\ntotal", "gaps"]
-    shown = places.rows[:MOST_ROWS]
+def _table(kind: str, places: Places, analysis: Trace) -> str:
     is_line = kind == LINE
-    rows = []
-    for place in shown:
-        times = [place.host_self_ns, place.host_total_ns]
-        if has_gpu:
-            times += [place.device_self_ns, place.device_total_ns, place.idle_ns]
-        name = _file_and_line(place.name) if is_line else place.name
-        rows.append((name, place.calls, *map(ms_number, times)))
-    lines = [with_details(table(headers, rows), [place.name for place in shown] if is_line else [])]
+    found = place_rows(places, analysis, f"{kind}\n(times in ms)", _file_and_line if is_line else str)
+    names = [place.name for place in places.rows[:MOST_ROWS]]
+    lines = [with_details(found.text(most=MOST_ROWS), names if is_line else [])]
     if places.elsewhere_idle_ns:
         lines.append(f"(gaps outside of these: {ms_number(places.elsewhere_idle_ns)} ms)")
-    more = len(places.rows) - len(shown)
+    more = len(places.rows) - len(names)
     if more:
         lines.append(f"({more} more; --json has all)")
     return "\n".join(lines)

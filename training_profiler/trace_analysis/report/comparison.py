@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import combinations, takewhile
 from typing import Final
 
-from training_profiler.findings.tables import shortened, table, with_details, wrapped
+from training_profiler.base.table import shortened, table, with_details, wrapped
 from training_profiler.trace_analysis import kernel_names
-from training_profiler.trace_analysis.call_tree import Path as CallPath
 from training_profiler.trace_analysis.compare import (
     RECORDING,
     STEP,
@@ -15,8 +14,16 @@ from training_profiler.trace_analysis.compare import (
     Difference,
     WorkDifference,
 )
-from training_profiler.trace_analysis.report.formats import kernel, ms, ms_number, percent, us, without_text
-from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.report.formats import (
+    kernel,
+    ms,
+    ms_number,
+    percent,
+    us,
+    warnings_of,
+    without_text,
+)
+from training_profiler.trace_analysis.step_work import Path as CallPath
 from training_profiler.trace_analysis.trace_json import gpu_name
 
 MOST_ROWS: Final = 8  # of each table of operators and kernels

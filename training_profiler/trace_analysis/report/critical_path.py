@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.findings.tables import table, wrapped
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Link, Path, critical_path
 from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes

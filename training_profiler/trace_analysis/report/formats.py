@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.table import wrapped
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.tables import wrapped
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.trace import Trace
 from training_profiler.trace_analysis.trace_json import saving_ms
 
 BYTES_PER_KIB: Final = 1024
@@ -50,13 +50,13 @@ def kernel(name: str) -> str:
     return _NOISE.sub("", name[:_LONG])
 
 
-def finding_lines(finding: Finding, analysis: Analysis, traces: str = "") -> list[str]:
+def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[str]:
     """Return a finding with its saving, and its fix below; ``traces`` names the traces it holds for."""
     saving = saving_text(finding, analysis)
     return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
 
 
-def saving_text(finding: Finding, analysis: Analysis) -> str:
+def saving_text(finding: Finding, analysis: Trace) -> str:
     """Return what a change could save, as a sentence that follows the finding; "" if that is unknown."""
     saved_ms = saving_ms(finding)
     if saved_ms is None:
@@ -65,7 +65,7 @@ def saving_text(finding: Finding, analysis: Analysis) -> str:
     return f" Could save {saved} of {analysis.scope.extent}."
 
 
-def without_text(analysis: Analysis) -> str:
+def without_text(analysis: Trace) -> str:
     """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
     if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
         return ""
@@ -83,3 +83,17 @@ def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
         return []
     lines = [wrapped(f"- {what}: {', '.join(codes)}", "  ", "    ") for what, codes in missing.items()]
     return ["", "Not checked, because the trace lacks:", *lines]
+
+
+def warnings_of(analysis: Trace, of: str = "") -> list[str]:
+    """Return why figures cannot be trusted, and what of the file could not be read; ``of`` names the trace."""
+    lines = [wrapped(f"{of}Incomplete: {doubt.message}.", rest="  ") for doubt in analysis.doubts]
+    return lines + [wrapped(f"{of}File: {note}.", rest="  ") for note in analysis.notes]
+
+
+def one_step_lines(traces: Sequence[Trace]) -> list[str]:
+    """Return that findings are of a single step, if all of these traces have no more."""
+    if not all(trace.is_one_step for trace in traces):
+        return []
+    one = "One step is" if len(traces) == 1 else "One step of each trace is"
+    return [wrapped(f"{one} marked: whether others are like it is not known. Record three or more."), ""]

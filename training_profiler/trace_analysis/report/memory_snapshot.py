@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.base.table import shortened, table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.findings.tables import shortened, table, wrapped
-from training_profiler.trace_analysis.memory.snapshot import Held, Peak, SnapshotOfDevice
+from training_profiler.trace_analysis.memory_snapshot import Held, Peak, SnapshotOfDevice
 from training_profiler.trace_analysis.report.formats import amount, percent
 
 MOST_PLACES: Final = 12

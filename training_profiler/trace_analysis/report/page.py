@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.html import Html, element, joined, part
 from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
 from training_profiler.page.document import document
-from training_profiler.page.html import Cell, Html, element, joined, part, table
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.csv_files import (
-    Row,
+from training_profiler.trace_analysis.report.formats import one_step_lines, saving_text, without_text
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.trace_analysis.tables import (
     bandwidth_rows,
     edge_rows,
     gap_rows,
@@ -28,9 +28,7 @@ from training_profiler.trace_analysis.csv_files import (
     step_rows,
     what_if_rows,
 )
-from training_profiler.trace_analysis.report.formats import saving_text, without_text
-from training_profiler.trace_analysis.report.warnings import one_step_lines
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.trace_analysis.trace import Trace
 
 MOST_ROWS: Final = 500  # of a table, those with most time
 _TABLES: Final = (
@@ -49,7 +47,7 @@ _TABLES: Final = (
 
 
 def render_traces(
-    traces: Sequence[Analysis],
+    traces: Sequence[Trace],
     thresholds: Mapping[str, float] = THRESHOLDS,
     over_ranks: Sequence[RankCollective] = (),
     joined_graph: Graph | str | None = None,
@@ -58,28 +56,28 @@ def render_traces(
     parts = []
     if over_ranks:
         title = "Communication over ranks"
-        parts.append(part("ranks", title, _table(f"{title}, means per run", over_ranks_rows(over_ranks))))
+        parts.append(part("ranks", title, over_ranks_rows(over_ranks).html(f"{title}, means per run")))
     parts += _path(joined_graph, "ranks", "over ranks")
     parts += [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
     title = traces[0].path.name if len(traces) == 1 else f"{len(traces)} traces"
     return document(title, _subtitle(traces), joined(parts), {})
 
 
-def _subtitle(traces: Sequence[Analysis]) -> str:
+def _subtitle(traces: Sequence[Trace]) -> str:
     devices = {device.name for trace in traces for device in trace.devices if device.name}
     events = sum(trace.events for trace in traces)
     works = sum(trace.gpu_events for trace in traces)
     return " · ".join([f"{counted(events, 'event')}, {works or 'none'} of them on a device", *sorted(devices)])
 
 
-def _trace(trace: Analysis, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:
+def _trace(trace: Trace, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:
     of = f"{trace.path.name}: " if is_one_of_many else ""
     shown = []
-    for name, title, rows_of, by in _TABLES:
-        rows = rows_of(trace)
-        most = sorted(rows, key=lambda row: -float(row[by] or 0))[:MOST_ROWS] if by else rows[:MOST_ROWS]
-        left = f" ({len(rows) - len(most)} more with less time)" if len(rows) > len(most) else ""
-        shown.append(part(f"{id}{name}", f"{of}{title}", _table(f"{title}{left}", most)))
+    for name, title, table_of, by in _TABLES:
+        found = table_of(trace)
+        left = len(found.rows) - MOST_ROWS
+        caption = f"{title} ({left} more with less time)" if left > 0 else title
+        shown.append(part(f"{id}{name}", f"{of}{title}", found.html(caption, MOST_ROWS, by)))
     shown += _path(trace.graph, id, "", of)
     return joined([part(f"{id}findings", f"{of}What to change", _findings(trace, thresholds)), *shown])
 
@@ -90,15 +88,13 @@ def _path(graph: Graph | str | None, id: str, over: str, of: str = "") -> list[H
     if graph is None or isinstance(graph, str):
         return [] if graph is None else [part(f"{id}path", title, element("p", f"Unknown: {graph}."))]
     caption = f"Critical path {over}".rstrip() + ": what determines the length"
-    tables = [_table(caption, path_rows(graph)[:MOST_ROWS])]
-    jumps = jump_rows(graph)
-    if jumps:
-        tables.append(_table("Where the path leads to the rank that reached a collective last", jumps[:MOST_ROWS]))
-    changes = _table("All steps after a change", what_if_rows(graph))
+    jumped = "Where the path leads to the rank that reached a collective last"
+    tables = [path_rows(graph).html(caption, MOST_ROWS), jump_rows(graph).html(jumped, MOST_ROWS)]
+    changes = what_if_rows(graph).html("All steps after a change")
     return [part(f"{id}path", title, joined(tables)), part(f"{id}whatif", f"{of}What if {over}".rstrip(), changes)]
 
 
-def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
+def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
     warned = [f"Incomplete: {doubt.message}." for doubt in trace.doubts] + [f"File: {note}." for note in trace.notes]
     scope = "Shares are of the steps." if trace.scope.is_steps else "No steps are marked: shares are of the recording."
     used = trace.scope.utilization if trace.has_gpu else None
@@ -115,17 +111,6 @@ def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
     return joined(parts)
 
 
-def _finding(trace: Analysis, finding: Finding) -> Html:
+def _finding(trace: Trace, finding: Finding) -> Html:
     saving = saving_text(finding, trace)
     return element("li", element("strong", f"{finding.message}."), saving, element("br"), f"{finding.fix}.")
-
-
-def _table(caption: str, rows: Sequence[Row]) -> Html:
-    headers = [name.replace("_", " ") for name in rows[0]] if rows else []
-    return table(caption, headers, [[_cell(value) for value in row.values()] for row in rows])
-
-
-def _cell(value: object) -> Cell:
-    if isinstance(value, float):
-        return Cell(f"{value:.3f}", value)
-    return Cell(value, value) if isinstance(value, int) else Cell("" if value is None else value)

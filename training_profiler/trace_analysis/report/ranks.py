@@ -5,22 +5,79 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.tables import table
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
-from training_profiler.trace_analysis.report.formats import finding_lines, ms, not_checked_lines, percent, us
-from training_profiler.trace_analysis.report.late_ranks import late_lines
-from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
+from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
+from training_profiler.trace_analysis.report.formats import (
+    finding_lines,
+    ms,
+    not_checked_lines,
+    one_step_lines,
+    percent,
+    us,
+    warnings_of,
+)
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.trace_analysis.trace import Trace
 from training_profiler.trace_analysis.trace_json import saving_ms
+
+LEAST_SHARE: Final = 0.05  # of the traces' mean time, that the waiting takes
+LEAST_LONGER: Final = 0.25  # of the waiting, that something must take longer on the late rank to explain it
+
+
+def late_lines(traces: Sequence[Trace], over_ranks: Sequence[RankCollective]) -> list[str]:
+    """Return a finding for the collective with most waiting; nothing if it takes little of the ranks' time."""
+    if not over_ranks:
+        return []
+    worst = max(over_ranks, key=_waiting_ns)
+    mean_ns = float(np.mean([trace.scope.wall_ns for trace in traces]))
+    if not worst.late or _waiting_ns(worst) < LEAST_SHARE * mean_ns:
+        return []
+    names = ", ".join(f"rank {rank} caused {share:.0%}" for rank, share in worst.late)
+    message = (
+        f"- The ranks wait {ms(_waiting_ns(worst))} each, {_waiting_ns(worst) / mean_ns:.1%} of their time, for the "
+        f"last one to reach {worst.kind}. Of this {names}."
+    )
+    reasons = [text for rank, _ in worst.late if (text := _longer(traces, rank, _waiting_ns(worst)))]
+    reason = "; ".join(reasons) or "What these ranks do longer is not in the traces: compare their data and machines"
+    return [wrapped(message, rest="  "), wrapped(f"{reason}.", "  ", "  ")]
+
+
+def _waiting_ns(collective: RankCollective) -> float:
+    return collective.waiting_ns * collective.count
+
+
+def _times_ns(trace: Trace) -> Counter[str]:
+    times = Counter(
+        {
+            "computation": sum(part.compute_ns for part in trace.scope.parts),
+            "exposed copies": sum(part.exposed_copies_ns for part in trace.scope.parts),
+        }
+    )
+    for cause, ns in trace.idle_ns_by_cause.items():
+        if cause not in NO_IDLE_TIME:
+            times[f"idle time of the cause {cause}"] = ns
+    return times
+
+
+def _longer(traces: Sequence[Trace], rank: int, waiting_ns: float) -> str:
+    """Return what the rank does longer than the median of the others; "" if nothing explains the waiting."""
+    late = next(_times_ns(trace) for trace in traces if trace.rank == rank)
+    others = [_times_ns(trace) for trace in traces if trace.rank != rank]
+    more_ns = {what: ns - float(np.median([other[what] for other in others])) for what, ns in late.items()}
+    what = max(more_ns, key=lambda key: more_ns[key])
+    return f"Rank {rank} has {ms(more_ns[what])} more of {what}" if more_ns[what] >= LEAST_LONGER * waiting_ns else ""
+
 
 MOST_LATE: Final = 3  # ranks that a line names
 
 
 def render_ranks(
-    traces: Sequence[Analysis], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
+    traces: Sequence[Trace], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> str:
     """Return one report over the traces of several ranks: their steps, who waits for whom, what to change."""
     parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n{_same_rank(traces)}"]
@@ -30,25 +87,25 @@ def render_ranks(
     return "\n".join(parts)
 
 
-def are_ranks(traces: Sequence[Analysis]) -> bool:
+def are_ranks(traces: Sequence[Trace]) -> bool:
     """Return whether these are traces of different ranks of one job, according to the traces."""
     ranks = {analysis.rank for analysis in traces}
     return None not in ranks and len(ranks) == len(traces) and len({trace.world_size for trace in traces}) == 1
 
 
-def _same_rank(traces: Sequence[Analysis]) -> str:
+def _same_rank(traces: Sequence[Trace]) -> str:
     """Return a sentence about files of one rank, for which there are no tables over ranks; "" for none."""
     ranks = Counter(trace.rank for trace in traces if trace.rank is not None)
     twice = [f"{count} files are of rank {rank}" for rank, count in ranks.most_common(MOST_LATE) if count > 1]
     return f"{', '.join(twice)}: ranks are not compared.\n" if twice else ""
 
 
-def _names(traces: Sequence[Analysis]) -> dict[Path, str]:
+def _names(traces: Sequence[Trace]) -> dict[Path, str]:
     """Return the name of each trace: its rank, or its file if these are not ranks of one job."""
     return {trace.path: f"rank {trace.rank}" if are_ranks(traces) else trace.path.name for trace in traces}
 
 
-def _overview(traces: Sequence[Analysis]) -> str:
+def _overview(traces: Sequence[Trace]) -> str:
     names = _names(traces)
     keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
@@ -108,10 +165,10 @@ def _waiting_share(collective: RankCollective) -> float:
 
 
 def _recommendations(
-    traces: Sequence[Analysis], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float]
+    traces: Sequence[Trace], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float]
 ) -> str:
     names = _names(traces)
-    by_code: dict[str, list[tuple[Analysis, Finding]]] = {}
+    by_code: dict[str, list[tuple[Trace, Finding]]] = {}
     for trace in traces:
         for finding in recommendations(trace, thresholds):
             by_code.setdefault(finding.code, []).append((trace, finding))
@@ -133,7 +190,7 @@ def _recommendations(
     return "\n".join([*lines, *missing])
 
 
-def _missing(traces: Sequence[Analysis]) -> dict[str, list[str]]:
+def _missing(traces: Sequence[Trace]) -> dict[str, list[str]]:
     """Return the rules that could not run, by what they need and, unless that is true of all, on which traces."""
     names = _names(traces)
     lacking: dict[str, dict[str, list[str]]] = {}
@@ -153,7 +210,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LATE]) + (f" and {more} more" if more > 0 else "")
 
 
-def _rank(trace_and_finding: tuple[Analysis, Finding]) -> float:
+def _rank(trace_and_finding: tuple[Trace, Finding]) -> float:
     """Return the saving in ms; -1 if it is not known."""
     saved_ms = saving_ms(trace_and_finding[1])
     return -1.0 if saved_ms is None else saved_ms

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from training_profiler.findings.tables import table, with_details, wrapped
-from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.trace_analysis.report.formats import ms, ms_number, percent
 from training_profiler.trace_analysis.roofline import Rate
+from training_profiler.trace_analysis.trace import Trace
 
 MOST_ROWS: Final = 25
 UNKNOWN: Final = "unknown"
@@ -19,7 +19,7 @@ _ABOVE: Final = (
 )
 
 
-def roofline(analysis: Analysis) -> str:
+def roofline(analysis: Trace) -> str:
     """Return the operators with most device time, each with its rates and its share of the roof."""
     found = analysis.roofline
     if not found.rates:

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.table import WIDTH, shortened, table, with_details, wrapped
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.findings.check import check_lines
-from training_profiler.findings.tables import WIDTH, shortened, table, with_details, wrapped
-from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
-from training_profiler.trace_analysis.operators import sorted_by
+from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.report.bus_bandwidth import bus_bandwidth
 from training_profiler.trace_analysis.report.code import code
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
@@ -19,16 +18,18 @@ from training_profiler.trace_analysis.report.formats import (
     finding_lines,
     kernel,
     ms,
-    ms_number,
     not_checked_lines,
+    one_step_lines,
     percent,
     us,
+    warnings_of,
     without_text,
 )
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
 from training_profiler.trace_analysis.report.roofline import roofline
-from training_profiler.trace_analysis.report.warnings import one_step_lines, warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.trace_analysis.tables import operator_rows
+from training_profiler.trace_analysis.trace import Trace
 from training_profiler.trace_analysis.trace_json import gap_causes
 
 MOST_ROWS: Final = 25
@@ -54,7 +55,7 @@ VIEWS: Final = (
 
 def render_view(
     name: str,
-    analysis: Analysis,
+    analysis: Trace,
     sort: str,
     over_ranks: Sequence[RankCollective] = (),
     thresholds: Mapping[str, float] = THRESHOLDS,
@@ -71,7 +72,7 @@ def render_view(
     return f"=== {name.replace('-', ' ').capitalize()} ===\n{body}\n"
 
 
-def _overview(analysis: Analysis) -> str:
+def _overview(analysis: Trace) -> str:
     lines = [*_title(analysis), ""]
     if analysis.steps:
         lines += [_steps(analysis), ""]
@@ -106,7 +107,7 @@ def _overview(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _ahead(analysis: Analysis) -> list[str]:
+def _ahead(analysis: Trace) -> list[str]:
     """Return how long the device works on after the steps, if that is much: their idle time says little then."""
     later_ns = analysis.settled_ns - analysis.program_ns
     if later_ns <= MUCH_LATER * analysis.program_ns:
@@ -114,7 +115,7 @@ def _ahead(analysis: Analysis) -> list[str]:
     return [wrapped(f"The host runs ahead: the device needs {ms(later_ns)} more for the work of the steps", rest="  ")]
 
 
-def _variation(analysis: Analysis) -> str:
+def _variation(analysis: Trace) -> str:
     """Return how much steps vary; without the first where that is half or less: the recording starts in it."""
     said = f"Step time varies by {percent(analysis.step_variation)}"
     varies, later = analysis.step_variation, analysis.later_variation
@@ -123,13 +124,13 @@ def _variation(analysis: Analysis) -> str:
     return f"{said} (coefficient of variation)"
 
 
-def _on_host(analysis: Analysis) -> str:
+def _on_host(analysis: Trace) -> str:
     """Return the collectives that the host runs, in threads of their own: they may overlap with all else."""
     calls = [f"{call.name} {ms(call.total_ns)} in {counted(call.count, 'call')}" for call in analysis.host_collectives]
     return f"Communication by threads of the host: {', '.join(calls)}"
 
 
-def _without_steps(analysis: Analysis) -> str:
+def _without_steps(analysis: Trace) -> str:
     repeated = analysis.scope.repetition
     recurs = f" {shortened(repeated.name, MOST_MARK)} recurs {repeated.count} times." if repeated else ""
     return (
@@ -138,7 +139,7 @@ def _without_steps(analysis: Analysis) -> str:
     )
 
 
-def _title(analysis: Analysis) -> list[str]:
+def _title(analysis: Trace) -> list[str]:
     devices = ", ".join(dict.fromkeys(device.name for device in analysis.devices if device.name))
     where = f" ({devices})" if devices else ""
     of = f" of {analysis.world_size}" if analysis.world_size else ""
@@ -148,7 +149,7 @@ def _title(analysis: Analysis) -> list[str]:
     return [analysis.path.name, wrapped(events), *warnings_of(analysis)]
 
 
-def _steps(analysis: Analysis) -> str:
+def _steps(analysis: Trace) -> str:
     if not analysis.has_gpu:
         return table(("step", "wall"), [(step.name, ms(step.wall_ns)) for step in analysis.steps])
     headers = ("step", "wall", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
@@ -162,7 +163,7 @@ def _steps(analysis: Analysis) -> str:
     return table(headers, rows)
 
 
-def _devices(analysis: Analysis) -> str:
+def _devices(analysis: Trace) -> str:
     """Return the devices of the file one by one; the table of steps takes them together."""
     keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = [
@@ -178,28 +179,18 @@ def _devices(analysis: Analysis) -> str:
     return table(headers, rows)
 
 
-def _operators(analysis: Analysis, sort: str) -> str:
-    chosen = analysis.operators_by_shape or analysis.operators
-    has_gpu = analysis.has_gpu
-    shown = sorted_by(chosen, sort)[:MOST_ROWS]
-    rows = [
-        (
-            row.name,
-            row.calls,
-            ms_number(row.host_self_ns),
-            ms_number(row.host_total_ns),
-            *((ms_number(row.device_self_ns), ms_number(row.device_total_ns)) if has_gpu else ()),
-        )
-        for row in shown
+def _operators(analysis: Trace, sort: str) -> str:
+    found = operator_rows(analysis, sort)
+    details = [
+        ", ".join(str(part) for part in (row["section"] and f"in {row['section']}", row["shapes"]) if part)
+        for row in found.rows[:MOST_ROWS]
     ]
-    on_device = ("device\nself", "device\ntotal") if has_gpu else ()
-    details = [", ".join(filter(None, (row.section and f"in {row.section}", row.shapes))) for row in shown]
-    headers = ("operator\n(times in ms)", "calls", "host\nself", "host\ntotal", *on_device)
-    more = len(chosen) - len(rows)
-    return with_details(table(headers, rows), details) + (f"\n({more} more; --json has all)" if more > 0 else "")
+    more = len(found.rows) - len(details)
+    text = with_details(found.text(most=MOST_ROWS), details)
+    return text + (f"\n({more} more; --json has all)" if more > 0 else "")
 
 
-def _kernels(analysis: Analysis) -> str:
+def _kernels(analysis: Trace) -> str:
     kernels = analysis.kernels
     if not kernels.count:
         return "This trace contains no kernels."
@@ -236,7 +227,7 @@ def _kernels(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _trace(analysis: Analysis) -> str:
+def _trace(analysis: Trace) -> str:
     if not analysis.has_gpu:
         return "This trace contains no work of a device, so there are no gaps to explain."
     total = sum(gap.gap.length_ns for gap in analysis.gaps)
@@ -262,7 +253,7 @@ def _trace(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _edges(analysis: Analysis) -> list[str]:
+def _edges(analysis: Trace) -> list[str]:
     """Return the idle time of steps that lies before the first work and after the last."""
     if not analysis.edges:
         return []
@@ -293,7 +284,7 @@ def _around(gap: AttributedGap) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _memory(analysis: Analysis) -> str:
+def _memory(analysis: Trace) -> str:
     if not analysis.memory:
         return "Memory was not recorded (torch.profiler.profile(profile_memory=True) does)."
     rows = [
@@ -312,7 +303,7 @@ def _memory(analysis: Analysis) -> str:
     return table(headers, rows, name=3)
 
 
-def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> str:
+def _communication(analysis: Trace, over_ranks: Sequence[RankCollective]) -> str:
     if not analysis.collectives:
         return _no_communication(analysis)
     rows = [
@@ -332,7 +323,7 @@ def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> 
     return "\n".join(lines)
 
 
-def _no_communication(analysis: Analysis) -> str:
+def _no_communication(analysis: Trace) -> str:
     if analysis.host_collectives:
         return wrapped(_on_host(analysis))
     if not analysis.has_gpu or analysis.kernels.are_known:
@@ -341,11 +332,11 @@ def _no_communication(analysis: Analysis) -> str:
     return f"No kernel is known to communicate; {unknown} of kernel time is of unknown kind."
 
 
-def _checklist(analysis: Analysis) -> str:
+def _checklist(analysis: Trace) -> str:
     return "\n".join(check_lines(checks(analysis), WIDTH))
 
 
-def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str:
+def _recommendations(analysis: Trace, thresholds: Mapping[str, float]) -> str:
     lines = [line for finding in recommendations(analysis, thresholds) for line in finding_lines(finding, analysis)]
     missing = not_checked(analysis)
     if not lines:
@@ -353,7 +344,7 @@ def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str
     return "\n".join([*one_step_lines([analysis]), *lines, *not_checked_lines(missing)])
 
 
-_RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {
+_RENDERERS: Final[Mapping[str, Callable[[Trace], str]]] = {
     "overview": _overview,
     "code": code,
     "kernels": _kernels,

@@ -6,18 +6,18 @@ from typing import Final
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Need, Saving
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import memory_share, phase_share
-from training_profiler.trace_analysis.memory.allocator import HOST
+from training_profiler.trace_analysis.device_memory import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
 from training_profiler.trace_analysis.rules.registry import RULES, TraceRule, can_compile, has_backward
+from training_profiler.trace_analysis.trace import Trace
 
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 
 
 @RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN, needs=(MEMORY,))
-def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
+def memory_grows(analysis: Trace, threshold: float) -> Finding | None:
     """Flag memory that is higher after every step than after the one before."""
     growing = [memory for memory in analysis.memory if memory.grows]
     if not growing:
@@ -36,7 +36,7 @@ def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN, needs=(MEMORY,))
-def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
+def fragmentation(analysis: Trace, threshold: float) -> Finding | None:
     """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation.
 
     Where most of the device's memory is free, none of it is missing.
@@ -60,7 +60,7 @@ def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,), work="products", has_conversions=True)
-def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
+def backward_slow(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a backward pass that takes over three times the forward pass, on the device."""
     phases = analysis.phases.times_ns
     if phases is None or not phases[FORWARD] or phases[BACKWARD] / phases[FORWARD] <= threshold:
@@ -79,12 +79,12 @@ def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
 class PhaseShare(TraceRule):
     """A row of the table of rules about one phase's share of step time on the device."""
 
-    needs: tuple[Need[Analysis], ...] = (PHASES,)
+    needs: tuple[Need[Trace], ...] = (PHASES,)
     phase: str
     subject: str  # "... takes 20.0% of step time on the device"
     fix: str
 
-    def find(self, analysis: Analysis, threshold: float) -> Finding | None:
+    def find(self, analysis: Trace, threshold: float) -> Finding | None:
         """Return a finding if the phase takes too much of step time; None if the trace does not show phases."""
         share = phase_share(analysis, self.phase)
         if share is None or share <= threshold or analysis.phases.times_ns is None:
@@ -122,7 +122,7 @@ for row in PHASE_SHARES:
 
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
-def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
+def memory_high(analysis: Trace, threshold: float) -> Finding | None:
     """Flag reserved memory over 90 % of the device's memory. Servers of language models reserve it on purpose."""
     part = memory_share(analysis)
     if part is None or part <= threshold or (analysis.is_serving and not has_backward(analysis)):
@@ -138,7 +138,7 @@ def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN, needs=(RESERVED,))
-def memory_low(analysis: Analysis, threshold: float) -> Finding | None:
+def memory_low(analysis: Trace, threshold: float) -> Finding | None:
     """Flag reserved memory under half of the device's memory."""
     part = memory_share(analysis)
     if part is None or part >= threshold:

@@ -2,12 +2,11 @@
 
 from typing import Final
 
+from training_profiler.base.table import shortened
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.findings.tables import shortened
-from training_profiler.trace_analysis import kernel_names, kernels
-from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis import kernel_names, operators
 from training_profiler.trace_analysis.checklist import uses_math_attention
 from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
@@ -21,6 +20,7 @@ from training_profiler.trace_analysis.rules.registry import (
     has_optimizer,
     share_of_scope,
 )
+from training_profiler.trace_analysis.trace import Trace
 
 LEAST_KERNELS: Final = 20  # fewer show nothing of a program
 MOST_NAMES: Final = 3  # that a finding lists
@@ -28,7 +28,7 @@ MOST_NAME: Final = 50  # characters of each
 
 
 @RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE,))
-def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
+def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a trace in which over half of 20 kernels or more take under 10 us, and these over 5 % of kernel time."""
     kernels = analysis.kernels
     if kernels.count < LEAST_KERNELS or kernels.short_share is None:
@@ -45,15 +45,15 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def _fewer_kernels(analysis: Analysis) -> str:
+def _fewer_kernels(analysis: Trace) -> str:
     """Return what makes fewer or longer kernels, without what is used already or trains what is not trained."""
     words = ["torch.compile, which fuses kernels"] if can_compile(analysis) else []
     words += ["a foreach or fused optimizer"] if has_optimizer(analysis) else []
     return f"Use {', '.join([*words, 'or larger batches'] if words else ['larger batches'])}"
 
 
-@RULES.rule("unclassified-kernels", threshold=kernels.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
-def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
+@RULES.rule("unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
+def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels of unknown kind that take over 5 % of kernel time: what is computed there is not known."""
     share = analysis.kernels.unclassified_share
     if share is None or share <= threshold:
@@ -70,7 +70,7 @@ def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST), work="copies")
-def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
+def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
     busy_ns = analysis.device.busy.total_ns
@@ -86,7 +86,7 @@ def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def _fewer_copies(analysis: Analysis) -> str:
+def _fewer_copies(analysis: Trace) -> str:
     words = ["Create tensors on the device and in the type they are used in"]
     words += ["put one autocast around the forward pass"]
     words += ["use channels_last throughout"] if analysis.kernels.by_kind_ns.get(kernel_names.CONVOLUTION) else []
@@ -96,7 +96,7 @@ def _fewer_copies(analysis: Analysis) -> str:
 @RULES.rule(
     "layout-conversions", threshold=0.05, needs=(DEVICE,), is_measured=True, is_conversion=True, saves_at_least=True
 )
-def layout_conversions(analysis: Analysis, threshold: float) -> Finding | None:
+def layout_conversions(analysis: Trace, threshold: float) -> Finding | None:
     """Flag kernels that convert the layout of tensors for convolutions, over 5 % of the device's busy time."""
     found, busy_ns = analysis.layout_conversions, analysis.device.busy.total_ns
     if not busy_ns or found.total_ns / busy_ns <= threshold:
@@ -116,7 +116,7 @@ def layout_conversions(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY), work="products", has_conversions=True)
-def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
+def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
     found = analysis.kernels
     if not found.total_ns or analysis.compute_capability is None or analysis.compute_capability < TENSOR_CORES_SINCE:
@@ -124,7 +124,7 @@ def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     dense_ns = found.on_other_cores_ns
     share = dense_ns / found.total_ns
     # Products whose names do not show what they compute on may use them.
-    is_known = found.are_known and found.on_unknown_cores_ns <= kernels.MOST_UNCLASSIFIED * found.total_ns
+    is_known = found.are_known and found.on_unknown_cores_ns <= operators.MOST_UNCLASSIFIED * found.total_ns
     if share <= threshold or found.tensor_core_share or not is_known:
         return None
     return Finding(
@@ -138,7 +138,7 @@ def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, HOST), work="products")
-def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
+def math_attention(analysis: Trace, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
     if not uses_math_attention(analysis) or analysis.kernels.flash_ns or not analysis.has_gpu:
@@ -157,7 +157,7 @@ def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
 @RULES.rule(
     "single-tensor-optimizer", threshold=100, needs=(DEVICE, CUDA_KERNELS, OPTIMIZER_KERNELS, LOOP), work="optimizer"
 )
-def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | None:
+def single_tensor_optimizer(analysis: Trace, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""
     per_step = analysis.phases.optimizer_kernels / analysis.scope.repetitions
     if per_step <= threshold or analysis.phases.multi_tensor_kernels > analysis.phases.optimizer_kernels / 2:
@@ -173,7 +173,7 @@ def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | N
 
 
 @RULES.rule("exposed-communication", threshold=0.10, needs=(DEVICE, WHOLE), is_measured=True)
-def exposed_communication(analysis: Analysis, threshold: float) -> Finding | None:
+def exposed_communication(analysis: Trace, threshold: float) -> Finding | None:
     """Flag communication that no computation hides, over 10 % of step time."""
     ns = sum(part.exposed_communication_ns for part in analysis.scope.parts)
     share = share_of_scope(analysis, ns)

@@ -5,7 +5,6 @@ from typing import Final
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import data_share
 from training_profiler.trace_analysis.gaps import (
     ALLOCATION,
@@ -18,6 +17,7 @@ from training_profiler.trace_analysis.gaps import (
     SYNCHRONIZE,
     UNKNOWN,
 )
+from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, DIRECTIONS, HOST, THREE_STEPS, WHOLE
 from training_profiler.trace_analysis.rules.registry import (
     RULES,
@@ -30,6 +30,7 @@ from training_profiler.trace_analysis.rules.registry import (
     reads_gap_ns,
     share_of_scope,
 )
+from training_profiler.trace_analysis.trace import Trace
 
 MOST_STALLS: Final = 3  # that a finding names
 MAKING: Final = ("aten::empty", "aten::empty_strided")
@@ -54,7 +55,7 @@ BETWEEN_REPLAYS: Final = (
 
 
 @RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True)
-def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
+def data_loading(analysis: Trace, threshold: float) -> Finding | None:
     """Flag waits for batches of 15 % of the time or more, and a DataLoader without workers."""
     share = data_share(analysis)
     if share is None or share < threshold:
@@ -75,7 +76,7 @@ def data_loading(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE))
-def idle(analysis: Analysis, threshold: float) -> Finding | None:
+def idle(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
     used = analysis.utilization
     if used is None or used >= threshold:
@@ -98,7 +99,7 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
+def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
     """Return the cause of most idle time, what the finding says of it, and the fix."""
     places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in NO_IDLE_TIME]
     causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in NO_IDLE_TIME}
@@ -121,7 +122,7 @@ def _main_cause(analysis: Analysis, idle_ns: int) -> tuple[str, str, str]:
     return main, said, fix
 
 
-def _fewer_launches(analysis: Analysis) -> str:
+def _fewer_launches(analysis: Trace) -> str:
     """Return what needs fewer launches, without what is used already or trains what is not trained."""
     if analysis.replayed_share > MOST_REPLAYED:
         return BETWEEN_REPLAYS
@@ -133,7 +134,7 @@ def _fewer_launches(analysis: Analysis) -> str:
 
 
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
-def stalls(analysis: Analysis, threshold: float) -> Finding | None:
+def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
     found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
     ns = gap_ns(analysis, HOST_STALL)
@@ -173,7 +174,7 @@ def _stall_text(place: AttributedGap) -> str:
 
 
 @RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
-def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
+def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = gap_ns(analysis, LAUNCH_BOUND, PYTHON)
     share = share_of_scope(analysis, ns)
@@ -191,7 +192,7 @@ def launch_bound(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
-def reads(analysis: Analysis, threshold: float) -> Finding | None:
+def reads(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
     share = share_of_scope(analysis, analysis.waiting.read_ns)
     if share is None or share <= threshold:
@@ -209,7 +210,7 @@ def reads(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
-def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
+def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
     ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
     share = share_of_scope(analysis, ns)
@@ -230,7 +231,7 @@ def blocking_copies(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,), work="copies")
-def pageable(analysis: Analysis, threshold: float) -> Finding | None:
+def pageable(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
     ns, copies = analysis.pageable.total_ns, analysis.pageable.count
     share = share_of_scope(analysis, ns)
@@ -248,7 +249,7 @@ def pageable(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("allocations", threshold=0.01, needs=(HOST,), is_measured=True)
-def allocations(analysis: Analysis, threshold: float) -> Finding | None:
+def allocations(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
     ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations
     share = share_of_scope(analysis, ns)
@@ -281,7 +282,7 @@ def allocations(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def _allocates_each(analysis: Analysis) -> bool:
+def _allocates_each(analysis: Trace) -> bool:
     """Return whether there are about as many allocations of device memory as operators that make tensors."""
     made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
     allocated = analysis.waiting.allocations / 2  # the others free
@@ -289,7 +290,7 @@ def _allocates_each(analysis: Analysis) -> bool:
 
 
 @RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
-def varies(analysis: Analysis, threshold: float) -> Finding | None:
+def varies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag steps whose length varies by over 10 %, the first one aside, and not only because the host runs ahead."""
     variation, settled = analysis.step_variation, analysis.settled_variation
     if variation is None or settled is None or settled <= threshold:
@@ -307,7 +308,7 @@ def varies(analysis: Analysis, threshold: float) -> Finding | None:
 
 
 @RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS), work="copies")
-def data_transfer(analysis: Analysis, threshold: float) -> Finding | None:
+def data_transfer(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies between host and device that nothing hides, over 10 % of step time."""
     ns = analysis.transfers.exposed_ns
     share = None if ns is None else share_of_scope(analysis, ns)
@@ -322,7 +323,7 @@ def data_transfer(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-def _faster_transfers(analysis: Analysis) -> str:
+def _faster_transfers(analysis: Trace) -> str:
     """Return what hides transfers, without what is done already."""
     if analysis.transfers.are_to_host:
         return "Keep results on the device, or copy them to the host every n-th step"
@@ -333,18 +334,18 @@ def _faster_transfers(analysis: Analysis) -> str:
     return f"{pinned}{'copy' if pinned else 'Copy'} the next batch during computation, on a stream of its own"
 
 
-def _not_blocking(analysis: Analysis) -> str:
+def _not_blocking(analysis: Trace) -> str:
     if analysis.transfers.are_blocking:
         return f", and use {_pinned(analysis, 'with ')}.to(device, non_blocking=True)"
     return "" if is_pinned(analysis) else f", and use {pinning(analysis)}"
 
 
-def _pinned(analysis: Analysis, before_next: str) -> str:
+def _pinned(analysis: Trace, before_next: str) -> str:
     return "" if is_pinned(analysis) else f"{pinning(analysis)} {before_next}"
 
 
 @RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)
-def side_work(analysis: Analysis, threshold: float) -> Finding | None:
+def side_work(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a section for metrics, logging or weight averaging that takes the host over 5 % of step time."""
     named = analysis.waiting.side_work_ns
     name = max(named, key=lambda section: named[section])

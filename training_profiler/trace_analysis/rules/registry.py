@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from training_profiler.findings.registry import Registry, Rule
-from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
 from training_profiler.trace_analysis.load.columns import NONE
+from training_profiler.trace_analysis.trace import Trace
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRule(Rule[Analysis]):
+class TraceRule(Rule[Trace]):
     """A row: everything that claims and reports must know of a rule about traces."""
 
     is_measured: bool = False  # no saving means that nothing would be gained; for other rules, that it is not known
@@ -22,42 +22,42 @@ class TraceRule(Rule[Analysis]):
     saves_at_least: bool = False  # convolutions in the other layout are often faster themselves
 
 
-RULES: Final[Registry[Analysis, TraceRule]] = Registry(TraceRule)
+RULES: Final[Registry[Trace, TraceRule]] = Registry(TraceRule)
 # A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
 _AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
 
 
-def can_compile(analysis: Analysis) -> bool:
+def can_compile(analysis: Trace) -> bool:
     """Return whether torch.compile could help: its kernels are not there yet, and the device can run them."""
     is_too_old = analysis.compute_capability is not None and analysis.compute_capability < TENSOR_CORES_SINCE
     is_compiled = analysis.is_compiled or any(row.name.startswith("triton_") for row in analysis.kernels.rows)
     return not is_too_old and not is_compiled
 
 
-def has_backward(analysis: Analysis) -> bool:
+def has_backward(analysis: Trace) -> bool:
     """Return whether a backward pass launched work: without one, nothing is trained as far as the trace shows."""
     return analysis.phases.times_ns is not None
 
 
-def has_optimizer(analysis: Analysis) -> bool:
+def has_optimizer(analysis: Trace) -> bool:
     """Return whether an optimizer launched kernels, not most of them for many tensors at once: those are fused."""
     phases = analysis.phases
     return phases.optimizer_kernels > 0 and 2 * phases.multi_tensor_kernels <= phases.optimizer_kernels
 
 
-def is_pinned(analysis: Analysis) -> bool:
+def is_pinned(analysis: Trace) -> bool:
     """Return whether all copies to the device are from pinned memory, as far as their names say so."""
     to_device = [copy.name for copy in analysis.copies if "-> Device" in copy.name and "HtoD" in copy.name]
     return bool(to_device) and all("Pinned" in name for name in to_device)
 
 
-def pinning(analysis: Analysis) -> str:
+def pinning(analysis: Trace) -> str:
     """Return what makes copies come from pinned memory: the loader, if the trace shows one."""
     by_loader = "DataLoader(pin_memory=True)"
     return by_loader if analysis.waiting.data_names else f"pinned memory (Tensor.pin_memory() or {by_loader})"
 
 
-def share_of_scope(analysis: Analysis, ns: int) -> float | None:
+def share_of_scope(analysis: Trace, ns: int) -> float | None:
     """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length.
 
     Without the time that the recording held up the host: no part of it is the program's.
@@ -65,7 +65,7 @@ def share_of_scope(analysis: Analysis, ns: int) -> float | None:
     return min(1.0, ns / analysis.program_ns) if analysis.program_ns else None
 
 
-def is_idle_for(analysis: Analysis, ns: int, threshold: float) -> bool:
+def is_idle_for(analysis: Trace, ns: int, threshold: float) -> bool:
     """Return whether an idle time is more than a share of the time that the device had for the work of the scope.
 
     Before its first work a device is idle once, and not in each step, if the host runs ahead of it.
@@ -73,17 +73,17 @@ def is_idle_for(analysis: Analysis, ns: int, threshold: float) -> bool:
     return bool(analysis.settled_ns) and ns > threshold * analysis.settled_ns
 
 
-def computed_ns(analysis: Analysis) -> int:
+def computed_ns(analysis: Trace) -> int:
     """Return how long the device computed within the scope; of several devices the sum."""
     return sum(part.compute_ns for part in analysis.scope.parts)
 
 
-def gap_ns(analysis: Analysis, *causes: str) -> int:
+def gap_ns(analysis: Trace, *causes: str) -> int:
     """Return the idle time of these causes within the scope; of several devices the mean."""
     return sum(analysis.idle_ns_by_cause.get(cause, 0) for cause in causes) // max(1, len(analysis.devices))
 
 
-def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
+def reads_gap_ns(analysis: Trace, *causes: str) -> int:
     """Return the idle time that reads from the device caused, of these causes or of any that reads can have.
 
     A read is behind no more than the time that the host spent in reads.

@@ -3,10 +3,9 @@
     isolation = prepare(scratch)
     process = subprocess.Popen(isolation.command(["python", "train.py"]), env=isolation.environ(environment))
     ...
-    report = isolation.finish()
+    left = isolation.finish()
 
-What the trial writes is gone after ``finish``, except what it writes into ``isolation.results``, which the caller reads
-before, and into the folders of ``writable``.
+What the trial writes is gone after ``finish``; the caller reads ``isolation.results`` before.
 """
 
 import os
@@ -16,23 +15,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from training_profiler.base.errors import ProfilerError
 from training_profiler.tables.trackers import WANDB
-from training_profiler.trials.isolation import linux, processes, promise, trackers, written
+from training_profiler.trials.isolation import linux, processes
 from training_profiler.trials.isolation.plan import (
     FOLDER,
     GUARDED,
-    NAMESPACES,
-    REDIRECTED,
     SHARED_MEMORY,
-    SHARED_PROCESSES,
     TRIAL,
+    UNGUARDED,
     WAYS,
     Plan,
     load_plan,
 )
+from training_profiler.trials.isolation.promise import offline, promise, trackers_of
 
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 STARTUP: Final = Path(__file__).with_name("startup")
@@ -41,17 +39,6 @@ MEMORY_FILES: Final = Path("/dev/shm")
 PROBE_TIMEOUT_S: Final = 60.0
 SHARE_OF_FREE_SPACE: Final = 0.25  # for one file; a checkpoint and what it replaces are there together
 MOST_TEMPORARY_CHARACTERS: Final = 50  # Linux allows 107 in the name of a socket, and loader workers make some
-
-
-class FinishReport(NamedTuple):
-    """What a trial did, and what was undone."""
-
-    changes: written.Changes
-    """The files that it wrote and removed, none of which the user has."""
-    ended: tuple[str, ...]
-    """Command lines of processes that the program left behind, which were ended."""
-    left: tuple[str, ...]
-    """What could not be undone: processes and files that are still there."""
 
 
 class IsolationError(ProfilerError):
@@ -67,7 +54,7 @@ class Isolation:
         """One of ``plan.WAYS``."""
         self.promise = promise
         """What holds and what does not, for people: a few lines."""
-        self.results = Path(plan.scratch, "results")
+        self.results = plan.results
         """A folder for what the trial hands to the caller."""
 
     def command(self, words: Sequence[str]) -> list[str]:
@@ -83,15 +70,15 @@ class Isolation:
         before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(STARTUP)]
         composed = {
             **environ,
-            **trackers.offline(environ),
+            **offline(environ),
             TRIAL: str(self._plan.folder),
             # An empty entry would mean the current folder, so an empty variable must not become one.
             "PYTHONPATH": os.pathsep.join([str(STARTUP), *(before if before != [""] else [])]),
         }
-        if self._plan.is_redirected:
+        if self._plan.is_copy:
             cache = Path(self._plan.scratch, CACHE)
             composed |= {
-                "PYTHONDONTWRITEBYTECODE": "1",  # the import system writes around all that Python can replace
+                "PYTHONDONTWRITEBYTECODE": "1",
                 "TMPDIR": self._plan.temporary,
                 "WANDB_DIR": str(cache / WANDB.name),
                 "WANDB_CACHE_DIR": str(cache / "wandb-cache"),
@@ -99,24 +86,23 @@ class Isolation:
                 "HF_MODULES_CACHE": str(cache / "hf-modules"),
             }
             for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):  # of compilers
-                if not self._is_writable(environ.get(name, "")):
-                    composed[name] = str(cache / name.lower())
+                composed[name] = str(cache / name.lower())
         return composed
 
-    def _is_writable(self, folder: str) -> bool:
-        return bool(folder) and any(Path(folder).is_relative_to(top) for top in self._plan.writable)
+    def name_originals(self, folder: Path) -> None:
+        """Let the JSON files in ``folder``, which the trial wrote, name the user's files instead of their copies."""
+        for path in folder.rglob("*.json*") if self._plan.is_copy else ():
+            path.write_bytes(path.read_bytes().replace(os.fsencode(self._plan.layers), b""))
 
-    def finish(self) -> FinishReport:
-        """End every process of the trial and remove the scratch folder."""
-        ended, alive = processes.end_trial(self._plan.folder)
-        changes = written.load(self._plan)
-        ended = [*self._plan.read_ended(), *ended]
+    def finish(self) -> tuple[str, ...]:
+        """End every process of the trial and remove what it wrote; return the processes and files that are left."""
+        alive = processes.end_trial(self._plan.folder)
         for path in self._shared_memory():
             path.unlink(missing_ok=True)
         folders = [folder for folder in (self._plan.scratch, self._plan.temporary) if folder]
         for folder in folders:
             _remove(Path(folder))
-        return FinishReport(changes, tuple(ended), (*alive, *filter(os.path.lexists, folders)))
+        return (*alive, *filter(os.path.lexists, folders))
 
     def _shared_memory(self) -> Iterator[Path]:
         """Yield the files of shared memory that processes of the trial have left behind."""
@@ -126,14 +112,11 @@ class Isolation:
                 yield from MEMORY_FILES.glob(name)
 
 
-def prepare(
-    scratch: Path, writable: Sequence[Path] = (), script: Path | None = None, ways: Sequence[str] = WAYS
-) -> Isolation:
+def prepare(scratch: Path, script: Path | None = None, ways: Sequence[str] = WAYS) -> Isolation:
     """Return the isolation of a trial, by the strongest way that works here.
 
     Args:
         scratch: a folder for what the trial writes; it is made, and removed by ``finish``.
-        writable: folders that the trial may write to, such as a cache that the next trial uses as well.
         script: the program, to name the trackers that it imports.
         ways: the ways to try, the strongest first.
 
@@ -142,14 +125,15 @@ def prepare(
     """
     scratch = scratch.resolve()
     for way in ways:
-        for in_memory in (False, True) if way in (NAMESPACES, SHARED_PROCESSES) else (False,):
-            plan = _plan(way, scratch, writable, in_memory)
+        for in_memory in (False,) if way in (GUARDED, UNGUARDED) else (False, True):
+            plan = _plan(way, scratch, in_memory)
             if _works(plan):
-                found = None if script is None else trackers.trackers_of(script)
-                return Isolation(plan, promise.promise(plan, found, shutil.disk_usage(scratch).free))
+                found = None if script is None else trackers_of(script)
+                return Isolation(plan, promise(plan, found, shutil.disk_usage(scratch).free))
     _remove(scratch)
     raise IsolationError(
-        "a trial cannot be kept apart from your files here: namespaces, Landlock and redirection were all refused"
+        "a trial cannot be kept apart from your files here: namespaces and Landlock were refused; with --allow-writes, "
+        "it runs in a copy of this folder, and what it writes elsewhere stays"
     )
 
 
@@ -163,16 +147,14 @@ def finish_trial(scratch: Path) -> None:
         Isolation(plan, "").finish()
 
 
-def _plan(way: str, scratch: Path, writable: Sequence[Path], in_memory: bool) -> Plan:
-    results = scratch / "results"
-    results.mkdir(parents=True, exist_ok=True)
-    for folder in writable:
-        folder.mkdir(parents=True, exist_ok=True)
-    folders = (str(results), *(str(folder.resolve()) for folder in writable))
+def _plan(way: str, scratch: Path, in_memory: bool) -> Plan:
+    scratch.mkdir(parents=True, exist_ok=True)
     most = int(shutil.disk_usage(scratch).free * SHARE_OF_FREE_SPACE)
     used = (str(Path.cwd()), str(Path.home().resolve()), tempfile.gettempdir(), str(scratch))
-    temporary = _short_folder() if way in (GUARDED, REDIRECTED) else ""
-    plan = Plan(way, str(scratch), used, folders, in_memory, most, temporary)
+    plan = Plan(way, str(scratch), used, in_memory, most)
+    if plan.is_copy:
+        plan = plan._replace(temporary=_short_folder())
+    plan.results.mkdir(exist_ok=True)
     plan.layers.mkdir(exist_ok=True)
     (scratch / CACHE / WANDB.name).mkdir(parents=True, exist_ok=True)  # it ignores a folder that is missing
     plan.save()
@@ -190,20 +172,18 @@ def _works(plan: Plan) -> bool:
     """Return whether a program that writes a file leaves it as it was."""
     if plan.way == GUARDED and (sys.platform != "linux" or linux.landlock_version() == 0):
         return _discard(plan)
-    if plan.way in (NAMESPACES, SHARED_PROCESSES) and sys.platform != "linux":
+    if not plan.is_copy and sys.platform != "linux":
         return _discard(plan)
     folder = Path(tempfile.mkdtemp(prefix="trial-probe-"))
     probe = folder / "probe"
     probe.write_text("as it was")
-    script = (
-        "import os, sys; path = sys.argv[1]; open(path, 'w').write('changed'); assert open(path).read() == 'changed'; "
-        "os.mkdir(os.path.dirname(path) + '/made')"
-    )
+    script = "open('probe', 'w').write('changed'); assert open('probe').read() == 'changed'; open('made', 'x').close()"
     isolation = Isolation(plan, "")
     try:
         process = subprocess.run(
-            isolation.command([sys.executable, "-c", script, str(probe)]),
+            isolation.command([sys.executable, "-c", script]),
             env=isolation.environ({"PATH": os.defpath}),
+            cwd=folder,
             capture_output=True,
             timeout=PROBE_TIMEOUT_S,
             check=False,

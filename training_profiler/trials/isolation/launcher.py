@@ -18,18 +18,16 @@ ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 sys.argv[0] = "training-profiler"  # a command of ours, in which profiling is off
 sys.path[0] = PACKAGE_PARENT  # instead of this folder
 
-from training_profiler.trials.isolation import landlock, linux, namespaces, processes, written  # noqa: E402
-from training_profiler.trials.isolation.plan import ENDED, GUARDED, NAMESPACES, SHARED_PROCESSES, Plan, load_plan  # noqa: E402
+from training_profiler.trials.isolation import linux, namespaces, processes  # noqa: E402
+from training_profiler.trials.isolation.copied_folder import copy_folder  # noqa: E402
+from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, Plan, load_plan  # noqa: E402
 
 
 def main(folder: str, program: list[str]) -> int:
     """Run the program as its plan says; return its status, as a shell would."""
     _end_with_parent()
     plan = load_plan(folder)
-    run = _in_namespaces if plan.way in (NAMESPACES, SHARED_PROCESSES) else _run
-    status = _reporting_errors(lambda: run(plan, program, _open_ended(plan)))
-    written.save(plan)
-    return status
+    return _reporting_errors(lambda: (_in_copy if plan.is_copy else _in_namespaces)(plan, program))
 
 
 def _end_with_parent() -> None:
@@ -38,37 +36,42 @@ def _end_with_parent() -> None:
         linux.die_with_parent(signal.SIGKILL)
 
 
-def _open_ended(plan: Plan) -> int:
-    return os.open(plan.folder / ENDED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _in_copy(plan: Plan, program: list[str]) -> int:
+    folder = os.getcwd()
+    copied = copy_folder(folder, str(plan.layers), os.path.dirname(plan.scratch))
+    os.chdir(copied)
+    os.environ["PWD"] = copied
+    words = [copied + word.removeprefix(folder) if word.startswith(f"{folder}/") else word for word in program[1:]]
+    return _run(plan, [program[0], *words])
 
 
-def _in_namespaces(plan: Plan, program: list[str], ended: int) -> int:
+def _in_namespaces(plan: Plan, program: list[str]) -> int:
     is_first_process = plan.way == NAMESPACES
     in_user_namespace = namespaces.leave_namespaces(is_first_process)
     if plan.layers_in_memory:
         linux.mount("tmpfs", str(plan.layers), "tmpfs", options="mode=755")
     child = os.fork()
     if child == 0:
-        os._exit(_reporting_errors(lambda: _run_in_new_root(plan, program, ended, in_user_namespace)))
+        os._exit(_reporting_errors(lambda: _run_in_new_root(plan, program, in_user_namespace)))
     _forward_signals(child)
     return _wait_for(child)
 
 
-def _run_in_new_root(plan: Plan, program: list[str], ended: int, in_user_namespace: bool) -> int:
+def _run_in_new_root(plan: Plan, program: list[str], in_user_namespace: bool) -> int:
     linux.die_with_parent(signal.SIGKILL)  # the kernel then ends all processes of the namespace
     folder = os.getcwd()
     root = plan.folder / "root"
     root.mkdir(exist_ok=True)
     is_first_process = plan.way == NAMESPACES
     file_system = namespaces.CopyOnWriteRoot(str(root), str(plan.layers), in_user_namespace)
-    file_system.build(plan.used, plan.writable, is_first_process)
+    file_system.build(plan.used, str(plan.results), is_first_process)
     os.chroot(root)
     os.chdir(folder)
-    return _run(plan, program, ended)
+    return _run(plan, program)
 
 
-def _run(plan: Plan, program: list[str], ended: int) -> int:
-    """Start the program, end what it leaves behind and name it in the file ``ended``, and return its status."""
+def _run(plan: Plan, program: list[str]) -> int:
+    """Start the program, end what it leaves behind, and return its status."""
     if sys.platform == "linux":
         linux.adopt_orphans()
     child = os.fork()
@@ -76,7 +79,7 @@ def _run(plan: Plan, program: list[str], ended: int) -> int:
         os._exit(_reporting_errors(lambda: _become(plan, program)))
     _forward_signals(child)
     status = _wait_for(child)
-    os.write(ended, "".join(f"{name}\n" for name in processes.end_descendants()).encode())
+    processes.end_descendants()
     return status
 
 
@@ -89,7 +92,7 @@ def _become(plan: Plan, program: list[str]) -> int:
         most = plan.most_file_bytes if hard == resource.RLIM_INFINITY else min(plan.most_file_bytes, hard)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     if plan.way == GUARDED:
-        landlock.refuse_writing(plan.passed)
+        linux.refuse_writing(plan.writable)
     try:
         os.execvp(program[0], program)
     except OSError as error:

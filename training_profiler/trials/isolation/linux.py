@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+from collections.abc import Iterable
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -29,6 +30,10 @@ _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY: Final = 1
 _LANDLOCK_VERSION: Final = 1  # flag of create_ruleset
 _LANDLOCK_PATH_BENEATH: Final = 1  # kind of rule
+_WRITE_FILE: Final = 1 << 1  # bits of LANDLOCK_ACCESS_FS_*
+_REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
+_REFER: Final = 1 << 13  # since version 2: rename into another folder
+_TRUNCATE: Final = 1 << 14  # since version 3
 
 
 class _MountAttributes(ctypes.Structure):
@@ -92,25 +97,36 @@ def landlock_version() -> int:
         return 0
 
 
-def landlock(handled: int, allowed: list[tuple[int, int]]) -> None:
-    """Refuse this process and its descendants the ``handled`` accesses, except those allowed below a folder.
+def refuse_writing(except_below: Iterable[str]) -> None:
+    """Let the kernel refuse this process and its descendants all writing, except below these folders.
 
-    Args:
-        handled: bits of ``LANDLOCK_ACCESS_FS_*``.
-        allowed: (descriptor of a file or folder, bits) pairs.
+    Files that are open stay as they are. Needs Landlock: Linux 5.13.
+
+    Raises:
+        OSError: this kernel cannot.
     """
-    attributes = _Ruleset(handled)
+    version = landlock_version()
+    refused = _WRITE_FILE | _REMOVE_AND_MAKE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    attributes = _Ruleset(refused)
     ruleset = _system_call(
         _LANDLOCK_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), 0
     )
     try:
-        for descriptor, access in allowed:
-            rule = _PathBeneath(access, descriptor)
-            _system_call(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, ctypes.byref(rule), 0)
+        for path in except_below:
+            _allow_writing(ruleset, path, refused)
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         _system_call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+
+
+def _allow_writing(ruleset: int, path: str, refused: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = _PathBeneath(refused, descriptor)
+        _system_call(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -21,8 +21,6 @@ NOT_STORED: Final = re.compile(
 )
 SHARED_MEMORY: Final = "/dev/shm"
 MOST_OVERLAYS: Final = 2000  # as many mounts as this cost the kernel about 20 MB
-WRITTEN: Final = "written"  # in a layer: what the trial wrote
-COVERED: Final = "folder"  # in a layer: the path that it covers
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -77,12 +75,12 @@ class CopyOnWriteRoot:
         self._mounts = read_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
         self._folders = set(self._mounts)  # that need an overlay of their own
 
-    def build(self, used: Iterable[str], writable: Iterable[str], with_processes: bool) -> None:
+    def build(self, used: Iterable[str], results: str, with_processes: bool) -> None:
         """Mount everything at the root.
 
         Args:
             used: folders that the trial probably writes to.
-            writable: folders that are the real ones, so what is written there stays.
+            results: a folder that is the real one, so what is written there stays.
             with_processes: whether this is the first process of a namespace of processes.
         """
         linux.mount("tmpfs", self._root, "tmpfs", options="mode=755,size=64m")
@@ -91,8 +89,7 @@ class CopyOnWriteRoot:
         self._cover("/")
         if with_processes:
             linux.mount("proc", self._root + "/proc", "proc")
-        for folder in writable:
-            linux.mount(folder, self._root + folder, None, linux.MS_BIND | linux.MS_REC)
+        self._bind(results)
 
     def _cover(self, path: str) -> None:
         """Show ``path``, which exists below the root, so that nothing below it can change."""
@@ -122,12 +119,11 @@ class CopyOnWriteRoot:
         if self._overlays == MOST_OVERLAYS or not os.path.isdir(path):
             return False
         layer = Path(self._layers, str(self._overlays))
-        upper, work = layer / WRITTEN, layer / "work"
+        upper, work = layer / "written", layer / "work"
         status = os.stat(path)
         try:
             os.makedirs(upper, exist_ok=True)
             os.makedirs(work, exist_ok=True)
-            (layer / COVERED).write_bytes(os.fsencode(path))
             os.chmod(upper, stat.S_IMODE(status.st_mode))
             os.chown(upper, status.st_uid, status.st_gid)
         except OSError:  # another owner, whom an overlay in a user namespace cannot keep

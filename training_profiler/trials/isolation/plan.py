@@ -8,42 +8,36 @@ from typing import Final, NamedTuple
 TRIAL: Final = "TRAINING_PROFILER_TRIAL"  # variable of every process of a trial: the folder of its plan
 
 FOLDER: Final = "trial"  # of the plan's own files
-ENDED: Final = "ended.txt"  # the names of processes that the program left behind
-WRITTEN: Final = "written.json"
 SHARED_MEMORY: Final = "shared_memory.txt"  # names below /dev/shm that the trial may leave behind
 
 NAMESPACES: Final = "namespaces"
 SHARED_PROCESSES: Final = "namespaces, without one of processes"
-GUARDED: Final = "redirection, guarded by the kernel"
-REDIRECTED: Final = "redirection"
-WAYS: Final = (NAMESPACES, SHARED_PROCESSES, GUARDED, REDIRECTED)  # the strongest first
+GUARDED: Final = "copy, guarded by the kernel"
+UNGUARDED: Final = "copy"
+WAYS: Final = (NAMESPACES, SHARED_PROCESSES, GUARDED)  # the strongest first
+WAYS_WITH_WRITES: Final = (NAMESPACES, SHARED_PROCESSES, UNGUARDED)  # if the user allows writing outside of the copy
 
 
 class Plan(NamedTuple):
-    """A trial's way and folders.
-
-    It probably writes to the folders ``used``; what it writes to those of ``writable`` stays.
-    """
+    """A trial's way and folders; it probably writes to the folders ``used``."""
 
     way: str
     scratch: str
     used: tuple[str, ...]
-    writable: tuple[str, ...]
     layers_in_memory: bool
     most_file_bytes: int
     temporary: str = ""
     """The folder for temporary files, where the usual one cannot be used."""
 
     @property
-    def is_redirected(self) -> bool:
-        """Return whether Python's functions are replaced, because the kernel cannot show another file system."""
-        return self.way in (GUARDED, REDIRECTED)
+    def is_copy(self) -> bool:
+        """Return whether the program runs in a copy of its folder, because the kernel gives no namespaces."""
+        return self.way in (GUARDED, UNGUARDED)
 
     @property
-    def passed(self) -> tuple[str, ...]:
-        """Return the folders whose files are the real ones while Python's functions are replaced."""
-        folders = ("/dev", "/proc", self.scratch, self.temporary, *self.writable)
-        return tuple(folder for folder in folders if folder and os.path.isdir(folder))
+    def writable(self) -> tuple[str, ...]:
+        """Return the folders that a guarded trial may write to."""
+        return tuple(folder for folder in ("/dev", "/proc", self.scratch, self.temporary) if os.path.isdir(folder))
 
     @property
     def folder(self) -> Path:
@@ -55,21 +49,18 @@ class Plan(NamedTuple):
         """Return the folder of what the trial writes."""
         return Path(self.scratch, "layers")
 
+    @property
+    def results(self) -> Path:
+        """Return the folder of what the trial hands to the caller."""
+        return Path(self.scratch, "results")
+
     def save(self) -> None:
         """Write the plan for the trial's processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "plan.json").write_text(json.dumps({**self._asdict(), "passed": self.passed}), encoding="utf-8")
-
-    def read_ended(self) -> list[str]:
-        """Return the names of processes that the launcher ended after the program."""
-        try:
-            return (self.folder / ENDED).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # the launcher was killed
-            return []
+        (self.folder / "plan.json").write_text(json.dumps(self._asdict()), encoding="utf-8")
 
 
 def load_plan(folder: str) -> Plan:
     """Return the plan that was saved in its folder."""
     fields = json.loads(Path(folder, "plan.json").read_text(encoding="utf-8"))
-    del fields["passed"]  # for processes that do not import this module
-    return Plan(**{**fields, "used": tuple(fields["used"]), "writable": tuple(fields["writable"])})
+    return Plan(**{**fields, "used": tuple(fields["used"])})

@@ -3,43 +3,44 @@
 import os
 import signal
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from training_profiler.trials.isolation.plan import TRIAL
 
-GONE_WITHIN_S = 10.0  # a killed process that still waits for a disk is reported
+GONE_WITHIN_S: Final = 10.0  # a killed process that still waits for a disk is reported
 
 
-def end_descendants() -> list[str]:
-    """Kill all descendants of this process, which adopts orphans; return the names of those that were alive."""
-    names: dict[int, str] = {}
+def end_descendants() -> None:
+    """Kill all descendants of this process, which adopts orphans."""
     while True:
-        for process in psutil.Process().children(recursive=True):
-            _kill(process, names)
+        _kill(psutil.Process().children(recursive=True))
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.01)
         except ChildProcessError:
-            return list(names.values())
+            return
 
 
-def end_trial(folder: Path) -> tuple[list[str], list[str]]:
+def end_trial(folder: Path) -> list[str]:
     """Kill the processes of the trial whose plan is in ``folder``, wherever they were started.
 
     Returns:
-        The names of those that were alive, and of those that still are.
+        The names of those that are still alive.
     """
-    names: dict[int, str] = {}
     deadline = time.monotonic() + GONE_WITHIN_S
     while True:
         alive = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
         if not alive or time.monotonic() > deadline:
-            return list(names.values()), [_name(process) for process in alive]
+            return [_name(process) for process in alive]
         for process in alive:
-            for one in (*_children(process), process):
-                _kill(one, names)
+            with suppress(psutil.Error):
+                _kill(process.children(recursive=True))
+        _kill(alive)
         psutil.wait_procs(alive, timeout=1)
 
 
@@ -50,20 +51,10 @@ def _belongs_to(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.Error:
-        return []
-
-
-def _kill(process: psutil.Process, names: dict[int, str]) -> None:
-    try:
-        if process.status() != psutil.STATUS_ZOMBIE:
-            names.setdefault(process.pid, _name(process))
-        process.send_signal(signal.SIGKILL)
-    except psutil.Error:
-        pass
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
 
 
 def _name(process: psutil.Process) -> str:

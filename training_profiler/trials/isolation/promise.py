@@ -1,24 +1,51 @@
-"""What holds during a trial and what does not, in words for the user."""
+"""What holds during a trial and what does not, in words for the user, and how trackers stay offline."""
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, SHARED_PROCESSES, Plan
-from training_profiler.trials.isolation.trackers import Tracker
+from training_profiler.tables.trackers import MLFLOW, WANDB
+from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, SHARED_PROCESSES, UNGUARDED, Plan
 
 WIDTH: Final = 78  # of a terminal
+MOST_FILES: Final = 500
 HOLDS: Final = {
     NAMESPACES: "Your files stay as they are: each trial writes to a copy of the file system that is removed after it, "
     "and its processes end with it.",
     SHARED_PROCESSES: "Your files stay as they are: each trial writes to a copy of the file system that is removed "
     "after it, and its processes are ended.",
-    GUARDED: "Your files stay as they are: what Python writes goes to a folder that is then removed, and the kernel "
-    "refuses what other code would write. Its processes are ended after it.",
-    REDIRECTED: "What Python writes goes to a folder that is then removed. Not promised here: files written by other "
-    "programs, or by libraries in C. Processes are ended after it.",
+    GUARDED: "Your files stay as they are: each trial runs in a copy of this folder that is then removed, and the "
+    "kernel refuses what it would write elsewhere. Its processes are ended after it.",
+    UNGUARDED: "Each trial runs in a copy of this folder that is then removed. Not promised here: what it writes "
+    "elsewhere stays. Processes are ended after it.",
 }
+
+
+class Tracker(NamedTuple):
+    """A library that sends what a training measures to other machines."""
+
+    module: str
+    name: str
+    variables: Mapping[str, str]
+    """The variables that ask it to stay offline."""
+    is_held: bool = False
+    """Whether it stays offline also where the program asks for the opposite; a test shows it."""
+
+
+TRACKERS: Final = (
+    Tracker(WANDB.name, "W&B", {"WANDB_MODE": "offline"}, is_held=True),
+    Tracker(MLFLOW.name, "MLflow", {"MLFLOW_ALLOW_FILE_STORE": "true"}, is_held=True),
+    Tracker("comet_ml", "Comet", {"COMET_START_ONLINE": "0"}),
+    Tracker("neptune", "Neptune", {"NEPTUNE_MODE": "offline"}),
+    Tracker("clearml", "ClearML", {"CLEARML_OFFLINE_MODE": "1"}),
+    Tracker("swanlab", "SwanLab", {"SWANLAB_MODE": "offline"}),
+    Tracker("huggingface_hub", "Hugging Face Hub", {"HF_HUB_OFFLINE": "1"}),
+    Tracker("aim", "Aim", {}),
+)
+KEPT: Final = {("WANDB_MODE", "disabled"), ("WANDB_MODE", "dryrun"), ("NEPTUNE_MODE", "debug")}
 
 
 def promise(plan: Plan, found: Sequence[Tracker] | None, free_bytes: int) -> str:
@@ -51,3 +78,40 @@ def _network(found: Sequence[Tracker] | None) -> str:
     if not found:
         parts.append("The script imports none of the known trackers by name.")
     return " ".join(parts)
+
+
+def offline(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep all trackers offline; what is off already stays so."""
+    wanted = {name: value for tracker in TRACKERS for name, value in tracker.variables.items()}
+    return {name: value for name, value in wanted.items() if (name, environ.get(name)) not in KEPT}
+
+
+def trackers_of(script: Path) -> list[Tracker]:
+    """Return the trackers that a script, or a module beside it that it imports, imports by name."""
+    imported: set[str] = set()
+    waiting: list[Path] = [script]
+    read: set[Path] = set()
+    while waiting and len(read) < MOST_FILES:
+        path = waiting.pop()
+        if path in read:
+            continue
+        read.add(path)
+        for name in _imports(path):
+            imported.add(name.partition(".")[0])
+            place = script.parent.joinpath(*name.split("."))
+            waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return [tracker for tracker in TRACKERS if tracker.module in imported]
+
+
+def _imports(path: Path) -> list[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names

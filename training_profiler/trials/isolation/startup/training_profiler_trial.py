@@ -1,18 +1,21 @@
-"""What each Python process of a trial does before the program: redirect its files if the plan says so."""
+"""What each Python process of a trial does before the program: keeps trackers offline, and adapts a few functions."""
 
 import errno
 import json
 import os
 import sys
+from _thread import get_ident
 from functools import wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
     from typing import Any
 
-
 FAILED = 125
+REMOTE = ("http:", "https:", "databricks")  # where mlflow keeps runs on another machine
 
 
 def enter(folder: str) -> None:
@@ -20,22 +23,19 @@ def enter(folder: str) -> None:
     try:
         with open(folder + "/plan.json", encoding="utf-8") as file:
             plan = json.load(file)
-        import training_profiler_libraries as libraries  # type: ignore[import-not-found]
-
-        actions = libraries.trackers(plan["scratch"] + "/mlflow")
-        if plan["way"].startswith("redirection"):
-            actions.update(_record_shared_memory(folder, libraries))
-            actions.update(_redirect(plan, libraries))
+        actions = trackers(plan["scratch"] + "/mlflow")
+        if plan["way"].startswith("copy"):
+            actions.update(_record_shared_memory(folder))
         else:
             _rename_folders()
-        sys.meta_path.insert(0, libraries.AfterImport(actions))
+        sys.meta_path.insert(0, AfterImport(actions))
     except BaseException as error:
         sys.stderr.write(f"training_profiler: a trial cannot be isolated: {error!r}\n")
         sys.stderr.flush()
         os._exit(FAILED)
 
 
-def _record_shared_memory(folder: str, libraries: "Any") -> "dict[str, Any]":
+def _record_shared_memory(folder: str) -> "dict[str, Callable[[ModuleType], None]]":
     """Write the names of shared memory of this process to a file, because a killed process leaves it behind."""
 
     def record(name: str) -> None:
@@ -50,7 +50,7 @@ def _record_shared_memory(folder: str, libraries: "Any") -> "dict[str, Any]":
 
     record_process()
     os.register_at_fork(after_in_child=record_process)
-    return dict(libraries.shared_memory(record))
+    return shared_memory(record)
 
 
 def _rename_folders() -> None:
@@ -74,22 +74,105 @@ def _rename_folders() -> None:
 
         return call
 
-    setattr(os, "rename", copying(os.rename))  # noqa: B010, as for every function of another module
-    setattr(os, "replace", copying(os.replace))  # noqa: B010
+    _replace(os, "rename", copying(os.rename))
+    _replace(os, "replace", copying(os.replace))
 
 
-def _redirect(plan: "dict[str, Any]", libraries: "Any") -> "dict[str, Any]":
-    from training_profiler_layer import Layer  # type: ignore[import-not-found]
-    from training_profiler_redirection import Redirection  # type: ignore[import-not-found]
+class AfterImport:
+    """A finder that calls a function with a module right after the module's import."""
 
-    layer = Layer(plan["scratch"] + "/layers/0", plan["passed"], plan["most_file_bytes"])
-    redirection = Redirection(layer)
-    redirection.install()
+    def __init__(self, actions: "dict[str, Callable[[ModuleType], None]]") -> None:
+        self._actions = actions
+        self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
 
-    def reading(path: "Any") -> str:
-        return str(layer.find(redirection.path(path)))
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Return the other finders' spec of a module of the table; None for any other module."""
+        action = self._actions.get(name)
+        if action is None or get_ident() in self._searching:
+            return None
+        self._searching.add(get_ident())
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec = None if find is None else find(name, path, target)
+                if spec is not None:
+                    self._hook(spec.loader, action)
+                    return spec  # type: ignore[no-any-return]
+        finally:
+            self._searching.discard(get_ident())
+        return None
 
-    def writing(path: "Any", content_matters: bool) -> str:
-        return str(layer.to_write(redirection.path(path), content_matters))
+    def _hook(self, loader: "Any", action: "Callable[[ModuleType], None]") -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
 
-    return dict(libraries.Files(reading, writing).actions())
+        def exec_module(module: "ModuleType") -> None:
+            execute(module)
+            try:
+                action(module)
+            except Exception as error:  # another version of the library
+                sys.stderr.write(f"training_profiler: {module.__name__} is not kept offline: {error!r}\n")
+
+        _replace(loader, "exec_module", exec_module)
+
+
+def trackers(local_store: str) -> "dict[str, Callable[[ModuleType], None]]":
+    """Return what keeps trackers from sending, also where the program asks them to.
+
+    Args:
+        local_store: where MLflow keeps runs that the program would send to a server.
+    """
+
+    def wandb(module: "ModuleType") -> None:
+        _wrap_named(module, "init", "mode", lambda mode: mode if mode == "disabled" else "offline")
+
+    def mlflow(module: "ModuleType") -> None:
+        resolve = module._resolve_tracking_uri
+
+        def resolve_locally(tracking_uri: "Any" = None) -> str:
+            found = str(resolve(tracking_uri))
+            return local_store if found.startswith(REMOTE) else found
+
+        _replace(module, "_resolve_tracking_uri", resolve_locally)
+
+    return {"wandb.sdk.wandb_init": wandb, "mlflow.tracking._tracking_service.utils": mlflow}
+
+
+def shared_memory(record: "Callable[[str], None]") -> "dict[str, Callable[[ModuleType], None]]":
+    """Return what records the names of shared memory that the program creates."""
+
+    def posix(module: "Any") -> None:
+        shm_open = module.shm_open
+
+        @wraps(shm_open)
+        def call(path: str, flags: int, *arguments: "Any", **named: "Any") -> "Any":
+            if flags & os.O_CREAT:
+                record(path.lstrip("/"))
+            return shm_open(path, flags, *arguments, **named)
+
+        _replace(module, "shm_open", call)
+
+    return {"_posixshmem": posix}
+
+
+def _wrap_named(module: "Any", function: str, argument: str, change: "Callable[[Any], Any]") -> None:
+    """Replace a function of ``module`` by one that is called with another value of one named argument."""
+    import inspect
+
+    original = getattr(module, function)
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def call(*arguments: "Any", **named: "Any") -> "Any":
+        bound = signature.bind(*arguments, **named)
+        bound.arguments[argument] = change(bound.arguments.get(argument))
+        return original(*bound.args, **bound.kwargs)
+
+    _replace(module, function, call)
+
+
+def _replace(module: object, name: str, function: object) -> None:
+    setattr(module, name, function)

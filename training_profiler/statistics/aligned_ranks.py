@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
+from training_profiler.statistics.arrays import Floats
 
 _HALVINGS = 16  # of the range of all differences, so an end of the interval is exact to 1/65,536 of it
 _DIGITS = 12  # after which differences are of rounding

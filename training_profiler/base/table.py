@@ -1,14 +1,81 @@
-"""Text and tables of the two standalone tools, in lines of at most 80 characters wherever that is possible."""
+"""Tables, as text, JSON, CSV and HTML; text is in lines of at most 80 characters wherever that is possible."""
 
+import csv
+import io
 import textwrap
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tabulate import tabulate
 
+from training_profiler.base import html
+
+Value = float | int | str | None
 WIDTH: Final = 80
 MIN_NAME: Final = 12  # characters that a name keeps even if the line becomes too long
 _BETWEEN: Final = 2  # spaces between columns
+_FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that text shows."""
+
+    name: str  # of the value in a row
+    header: str = ""  # may have several lines; the name by default
+    show: Callable[[Any], str] = str  # of values other than None, which text leaves empty
+
+
+class Table:
+    """Rows of named values, the same names in each: all of them for files, some of them for text.
+
+    Args:
+        rows: in files in this order.
+        columns: that text shows.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Value]], columns: Sequence[Column] = ()) -> None:
+        self.rows, self.columns = rows, columns
+
+    def text(self, most: int | None = None) -> str:
+        """Return the table as text, at most so many rows; the first column is shortened if it is too wide."""
+        cells = [
+            [None if row[column.name] is None else column.show(row[column.name]) for column in self.columns]
+            for row in self.rows[:most]
+        ]
+        return table([column.header or column.name for column in self.columns], cells)
+
+    def data(self) -> list[dict[str, Value]]:
+        """Return the rows for JSON."""
+        return [dict(row) for row in self.rows]
+
+    def csv(self) -> str:
+        """Return the table as CSV with a line of names (RFC 4180); "" without rows. Unknown values are empty."""
+        if not self.rows:
+            return ""
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(self.rows[0])
+        writer.writerows([_csv_cell(value) for value in row.values()] for row in self.rows)
+        return text.getvalue()
+
+    def html(self, caption: str, most: int | None = None, by: str = "") -> html.Html:
+        """Return at most so many rows as markup; those with most of the value ``by`` come first if it is given."""
+        shown = sorted(self.rows, key=lambda row: -float(row[by] or 0)) if by else self.rows
+        cells = [[_html_cell(value) for value in row.values()] for row in shown[:most]]
+        headers = [name.replace("_", " ") for name in self.rows[0]] if self.rows else []
+        return html.table(caption, headers, cells)
+
+
+def _csv_cell(value: Value) -> Value:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _html_cell(value: Value) -> html.Cell:
+    if isinstance(value, float):
+        return html.Cell(f"{value:.3f}", value)
+    return html.Cell(value, value) if isinstance(value, int) else html.Cell("" if value is None else value)
 
 
 def table(

@@ -25,19 +25,10 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """
     if len(points) < 2 * BLOCKS:
         return None
-    edges = [round(i * len(points) / BLOCKS) for i in range(BLOCKS + 1)]
-    blocks = [points[a:b] for a, b in pairwise(edges)]
-    xs = [median(x for x, _ in block) for block in blocks]
-    ys = [median(y for _, y in block) for block in blocks]
-    pairs = list(combinations(range(BLOCKS), 2))
-    slope = median((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
-    start = median(y - slope * (x - xs[0]) for x, y in zip(xs, ys, strict=True))
-    if start <= 0:
-        return None
-    score = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
-    variance = BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18
-    z = max(0.0, score - 1) / sqrt(variance)
-    return Trend(slope * (xs[-1] - xs[0]) / start, 0.5 * (1 - erf(z / sqrt(2))))
+    blocks = _blocks(points)
+    slope, first_x = _slope(blocks), blocks[0][0]
+    start = median(y - slope * (x - first_x) for x, y in blocks)
+    return Trend(slope * (blocks[-1][0] - first_x) / start, _chance(blocks)) if start > 0 else None
 
 
 def median(values: Iterable[float]) -> float:
@@ -103,7 +94,7 @@ def _together(point: Point, following: Point) -> Point:
     return point[0] + following[0], point[1] + following[1], point[2] + following[2]
 
 
-def _blocks(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     count = min(BLOCKS, len(points))
     edges = [round(i * len(points) / count) for i in range(count + 1)]
     blocks = [points[a:b] for a, b in pairwise(edges)]

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Integers, Ints
 from training_profiler.model.interval import BIN_COUNT as BIN_COUNT
+from training_profiler.statistics.arrays import Integers, Ints
 
 # Bins are 2 % wide, so the geometric middle is within 1 % of every duration in a bin
 # (the construction of DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
+from training_profiler.statistics.arrays import Floats
 
 MOST_VALUES: Final = 120  # a longer series is reduced to medians of consecutive values first
 FEWEST_VALUES: Final = 40

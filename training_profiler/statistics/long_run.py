@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
+from training_profiler.statistics.arrays import Floats
 
 MOST_COSINES: Final = 8
 FEWEST_COSINES: Final = 4

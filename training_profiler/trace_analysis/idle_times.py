@@ -1,0 +1,271 @@
+"""The idle times of devices: their causes, the names around them, and what holds up the host in a stall."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
+from training_profiler.trace_analysis.device_activity import (
+    OneDevice,
+)
+from training_profiler.trace_analysis.gaps import (
+    HOST_STALL,
+    LEAST_SLOW_CALL_NS,
+    NO_IDLE_TIME,
+    Around,
+    Gap,
+    edge_gaps,
+    long_gaps,
+)
+from training_profiler.trace_analysis.launches import ROUNDING_NS, Launches, LostLaunches, is_section
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.scope import Scope, step_of
+from training_profiler.trace_analysis.timeline import (
+    NOTHING,
+    Intervals,
+    covered,
+    main_thread,
+    union,
+)
+
+MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The innermost event that covers most of a stall; "" if no single one does."""
+
+    by: str
+    is_first: bool  # before the first run of a kernel: loading it, choosing algorithms, compiling
+    section: str = ""  # the innermost annotation that covers most of it
+    in_operators: bool = False  # whether operators and calls do, though no single one
+    operators: tuple[str, ...] = ()  # the longest of these
+
+
+NO_STALL: Final = Stall("", False)
+MOST_OPERATORS: Final = 2
+AGAIN: Final = 0.5  # of a stall; an operator that later stalls for so long, and loads nothing then, does so each time
+
+
+def stalls_of(columns: Columns, gaps: list[Gap], launches: Launches) -> list[Stall]:
+    """Return for each gap what holds up the host; ``NO_STALL`` for gaps of other causes."""
+    duration = columns.end_ns - columns.begin_ns
+    is_long = duration >= MAIN_PART * LEAST_SLOW_CALL_NS
+    long = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime") & is_long)
+    main = main_thread(columns)
+    sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
+    is_first_run = _is_first_run(columns, launches)
+    active: dict[tuple[int, ...], Intervals] = {}
+    found = []
+    for gap in gaps:
+        if gap.cause != HOST_STALL:
+            found.append(NO_STALL)
+            continue
+        call = NONE if gap.next_row == NONE else int(launches.call[gap.next_row])
+        threads = (main,) if call == NONE else (main, int(columns.thread[call]))
+        on_threads = long[np.isin(columns.thread[long], threads)]
+        section = _name(columns, _innermost(columns, sections, gap))
+        row = _innermost(columns, on_threads, gap)
+        if row == NONE:  # without an operator, nothing shows that a kernel was loaded
+            if threads not in active:
+                active[threads] = _active(columns, threads)
+            found.append(_of_several(columns, on_threads, active[threads], gap, section))
+            continue
+        is_first = call != NONE and bool(is_first_run[gap.next_row]) and _contains(columns, row, call)
+        found.append(Stall(_name(columns, row), is_first, section))
+    return _without_habits(found, gaps)
+
+
+def _name(columns: Columns, row: int) -> str:
+    return "" if row == NONE else columns.names[columns.name[row]]
+
+
+def _inside(columns: Columns, rows: Ints, gap: Gap) -> Ints:
+    inside: Ints = np.minimum(columns.end_ns[rows], gap.end_ns) - np.maximum(columns.begin_ns[rows], gap.begin_ns)
+    return inside
+
+
+def _innermost(columns: Columns, rows: Ints, gap: Gap) -> int:
+    """Return the shortest event that covers most of the gap, operators before calls; -1 for none."""
+    main = rows[_inside(columns, rows, gap) >= MAIN_PART * gap.length_ns]
+    is_operator = columns.is_of("cpu_op")[main]
+    most = main[is_operator] if is_operator.any() else main
+    return int(most[(columns.end_ns - columns.begin_ns)[most].argmin()]) if len(most) else NONE
+
+
+def _active(columns: Columns, threads: tuple[int, ...]) -> Intervals:
+    """Return when an operator or a call was open on one of these threads."""
+    which = columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads)
+    return union(columns.begin_ns[which], columns.end_ns[which])
+
+
+def _of_several(columns: Columns, long: Ints, active: Intervals, gap: Gap, section: str) -> Stall:
+    """Return the stall of a gap that no single event covers; ``long`` are the longer operators and calls."""
+    active_ns = covered(active, np.array([gap.begin_ns]), np.array([gap.end_ns]))[0]
+    if active_ns < MAIN_PART * gap.length_ns:
+        return Stall("", False, section)
+    outer: Counter[str] = Counter()
+    until_ns = gap.begin_ns
+    for row in long[_inside(columns, long, gap) > 0].tolist():  # in order of time
+        if columns.end_ns[row] > until_ns:
+            begin_ns, end_ns = max(until_ns, int(columns.begin_ns[row])), min(gap.end_ns, int(columns.end_ns[row]))
+            outer[_name(columns, row)] += max(0, end_ns - begin_ns)
+            until_ns = int(columns.end_ns[row])
+    names = tuple(name for name, ns in outer.most_common(MOST_OPERATORS) if ns)
+    return Stall("", False, section, True, names)
+
+
+def _is_first_run(columns: Columns, launches: Launches) -> Bools:
+    """Return which events are the first run of a kernel, or fill its workspace: the same operator launched both."""
+    kernels = np.flatnonzero(columns.is_of("kernel"))
+    is_first = np.zeros(len(columns.begin_ns), np.bool_)
+    is_first[kernels[np.unique(columns.name[kernels], return_index=True)[1]]] = True  # rows are in order of time
+    operators = launches.operator[is_first]
+    fills = columns.is_of("gpu_memset") & np.isin(launches.operator, operators[operators != NONE])
+    return is_first | fills
+
+
+def _contains(columns: Columns, outer: int, call: int) -> bool:
+    return bool(
+        columns.thread[outer] == columns.thread[call]
+        and columns.begin_ns[outer] <= columns.begin_ns[call]
+        and columns.end_ns[call] <= columns.end_ns[outer] + ROUNDING_NS
+    )
+
+
+def _without_habits(stalls: list[Stall], gaps: list[Gap]) -> list[Stall]:
+    """Return the stalls; what holds up the host again later, before a kernel that has run, does not load one."""
+    longest_later_ns: dict[str, int] = {}
+    kept = []
+    for stall, gap in reversed(list(zip(stalls, gaps, strict=True))):
+        is_habit = longest_later_ns.get(stall.by, 0) >= AGAIN * gap.length_ns
+        kept.append(replace(stall, is_first=False) if stall.is_first and is_habit else stall)
+        if stall.by and not stall.is_first:
+            longest_later_ns[stall.by] = max(longest_later_ns.get(stall.by, 0), gap.length_ns)
+    return kept[::-1]
+
+
+MOST_OF_GAP: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AttributedGap:
+    """A gap with the names around it; "" unknown."""
+
+    gap: Gap
+    next_name: str  # the work that ended it
+    operator: str  # launched that work
+    section: str  # contains the launch
+    step: str  # contains the begin of the gap
+    module: str  # the innermost nn.Module that the host was in for longer than in any other
+    line: str  # the same for lines of the program
+    module_part: float  # of the gap, 0 to 1
+    line_part: float
+    follows_read: bool  # whether the host was reading a value from the device when the gap began
+    in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
+    stall: Stall
+
+    def ns_of(self, *causes: str) -> int:
+        """Return how much of it lies within the scope and has one of these causes."""
+        return round(self.in_scope_ns * self.gap.share_of(*causes))
+
+    @property
+    def where(self) -> str:
+        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown.
+
+        What has less than half of the gap has its share beside it. What the program did not cause is in no place.
+        """
+        if self.gap.cause in NO_IDLE_TIME:
+            return ""
+        line, module = shortened_line(self.line), self.module
+        of_line, of_module = (
+            "" if part >= MOST_OF_GAP else f"{part:.0%} of it" for part in (self.line_part, self.module_part)
+        )
+        if not module:
+            return line and f"at {line}{of_line and f' ({of_line})'}"
+        inner = filter(None, (of_module, line and ", ".join(filter(None, (line, of_line)))))
+        return f"in {module}{f' ({within})' if (within := '; '.join(inner)) else ''}"
+
+
+class IdleTimes(NamedTuple):
+    """The idle times of all devices."""
+
+    gaps: tuple[AttributedGap, ...]  # those of at least 30 us, in order of time
+    edges: tuple[AttributedGap, ...]  # the same before a device's first work in steps and after its last
+    ns_by_cause: dict[str, int]  # of both within the scope; of several devices the sum
+
+
+def idle_times(
+    columns: Columns,
+    around: Around,
+    devices: tuple[OneDevice, ...],
+    launches: Launches,
+    lost: LostLaunches,
+    communicates: Bools,
+    scope: Scope,
+) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
+    """Return the idle times of all devices in order of time, and where in the code time and gaps are.
+
+    Each idle time comes with whether it lies between two works: a gap.
+    """
+    steps = scope.windows if scope.is_steps else NOTHING
+    idle: list[tuple[Gap, bool]] = []
+    for device in devices:
+        busy, index = device.device.busy, device.index
+        idle += [(gap, True) for gap in long_gaps(columns, busy, around, launches, communicates, index)]
+        idle += [(edge, False) for edge in edge_gaps(columns, busy, around, launches, lost, index, steps)]
+    idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
+    is_counted = np.array([is_between and gap.cause not in NO_IDLE_TIME for gap, is_between in idle], np.bool_)
+    return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)
+
+
+def attributed(
+    columns: Columns, idle: list[tuple[Gap, bool]], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
+) -> IdleTimes:
+    """Return the idle times with the names around them."""
+    long = [gap for gap, _ in idle]
+    begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
+    order = np.argsort(columns.end_ns[reads])
+    read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
+    read = np.searchsorted(read_ends, begins, side="right")  # the first read that ends after the gap begins
+    follows = np.append(read_begins, np.iinfo(np.int64).max)[read] <= begins
+
+    def name(row: int) -> str:
+        return "" if row == NONE else columns.names[columns.name[row]]
+
+    def name_by(of_work: Ints, row: int) -> str:
+        return "" if row == NONE else name(int(of_work[row]))
+
+    labels = ("", *(step.name for step in scope.parts))
+    in_scope_ns = covered(scope.windows, begins, ends).tolist()
+    stalls = stalls_of(columns, long, launches)
+    nowhere = (NOWHERE,) * len(long)
+    modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
+    found: dict[str, list[AttributedGap]] = {"gaps": [], "edges": []}
+    by_cause: dict[str, int] = defaultdict(int)
+    for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
+        idle, step_of(scope.parts, begins).tolist(), modules, lines, follows.tolist(), in_scope_ns, stalls, strict=True
+    ):
+        for cause, share in gap.shares:
+            by_cause[cause] += round(share * within_ns)
+        row = gap.next_row
+        operator, section = name_by(launches.operator, row), name_by(launches.section, row)
+        found["gaps" if is_between else "edges"].append(
+            AttributedGap(
+                gap,
+                name(row),
+                operator,
+                section,
+                labels[step + 1],
+                module.name,
+                line.name,
+                module.part,
+                line.part,
+                bool(is_after),
+                within_ns,
+                stall,
+            )
+        )
+    return IdleTimes(tuple(found["gaps"]), tuple(found["edges"]), dict(by_cause))

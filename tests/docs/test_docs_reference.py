@@ -12,7 +12,7 @@ from typing import Any
 
 from training_profiler.cli import COMMANDS
 from training_profiler.reports.report_json import as_data
-from training_profiler.settings.settings import settings
+from training_profiler.settings import settings
 from training_profiler.sinks import metrics
 
 ROOT = Path(__file__).parents[2]

@@ -58,7 +58,7 @@ class Process:
         if self.session is not None and self.session.is_running:
             self.session.reconfigure(settings)
             return
-        if self._has_ended():
+        if "torch" in sys.modules and (self.instrumentation is None or self._has_ended()):  # of a run before
             self.instrument(sys.modules["torch"], self.recorder.clock())
         self.begin(opens_files=True).use_api()
 

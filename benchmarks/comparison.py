@@ -27,7 +27,7 @@ import numpy as np
 
 from training_profiler.base.units import MS_PER_S
 from training_profiler.comparison.compare import FASTER, SLOWER, compare
-from training_profiler.comparison.run_series import RunSeries, Stretch
+from training_profiler.comparison.run_series import RunSeries, SeriesStretch
 
 STEPS = 500
 SPREAD = 0.05
@@ -107,7 +107,7 @@ def simulated(kind: Noise, random: np.random.Generator, factor: float = 1.0) -> 
     factors = np.exp(SPREAD * shocks[100:] + kind.drift(random, np.arange(STEPS) / STEPS))
     step_s = kind.run_s / STEPS * factor * factors
     return RunSeries(
-        [Stretch(step_s[i : i + 50], sections={"forward_pass": step_s[i : i + 50]}) for i in range(0, STEPS, 50)]
+        [SeriesStretch(step_s[i : i + 50], sections={"forward_pass": step_s[i : i + 50]}) for i in range(0, STEPS, 50)]
     )
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from training_profiler.findings.losses import Losses
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 TREATMENTS = tuple(Treatment(f"nothing {number}", f"nothing {number}", "nothing", Losses.EXACT) for number in range(4))
 EXCLUSIVE = ()
 
 
-def suggested(findings: Iterable[object], facts: ProgramFacts) -> list[Treatment]:
+def suggested(findings: Iterable[object], facts: TrialFacts) -> list[Treatment]:
     """Return all of them."""
     return list(TREATMENTS)

@@ -19,7 +19,7 @@ from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.base.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
-from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, RankSyncPoint, StepTimeBucket
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.recorder import Recorder
@@ -203,7 +203,7 @@ def summary_of(who: RankId, steps: int) -> RankSummary:
         blocks={first: [round(sync_ns * chance.random() * 2) for _ in range(BLOCK_STEPS)] for first in firsts},
         hottest_lines={name: f"train.py:{100 + i} train_step" for i, name in enumerate(SECTIONS)},
         sync_points=[
-            SyncPoint(
+            RankSyncPoint(
                 f"all:{k}", BEGAN_NS + k * NS_PER_S + chance.randrange(10**7), BEGAN_NS + k * NS_PER_S + 11 * 10**6
             )
             for k in range(MEETINGS)

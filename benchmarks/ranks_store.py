@@ -25,8 +25,8 @@ from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     RankSection,
     RankSummary,
+    RankSyncPoint,
     StepTimeBucket,
-    SyncPoint,
     rank_summary_from_data,
 )
 from training_profiler.ranks.transport import RankTransport, connect
@@ -124,7 +124,7 @@ def _sums(rank: int) -> RankSummary:
         step_times=[StepTimeBucket(4096, 110_123_456_789, 10_123_456_789)] * MOST_BUCKETS,
         blocks={16 * 1024 * block: [2_123_456 + block] * BLOCK_STEPS for block in range(MOST_BLOCKS)},
         hottest_lines=dict.fromkeys(names[:8], "trainer.py:123 Trainer.train_step"),
-        sync_points=[SyncPoint(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
+        sync_points=[RankSyncPoint(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
         inside=("backward_pass",),
     )
 

@@ -261,9 +261,9 @@ def measure_floor(path: Path) -> dict[str, float]:
 
     import msgspec
 
-    from training_profiler.trace_analysis.load.reader import Event
+    from training_profiler.trace_analysis.load.reader import TraceEvent
 
-    file_type: Any = msgspec.defstruct("File", [("traceEvents", list[Event])], gc=False)
+    file_type: Any = msgspec.defstruct("File", [("traceEvents", list[TraceEvent])], gc=False)
     gc.disable()
     begin_s = _cpu_s()
     content = path.read_bytes()

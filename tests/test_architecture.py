@@ -250,6 +250,12 @@ def test_what_a_training_shows_its_user_goes_through_few_places() -> None:
     assert said == MAY_WRITE_TO_THE_USER
 
 
+def test_a_class_name_stands_for_one_class() -> None:
+    names = Counter(node.name for name in MODULES for node in nodes_of(name) if isinstance(node, ast.ClassDef))
+    # What is there while profiling is on and while it is off, and a callback for each framework, by the framework's way.
+    assert {name for name, count in names.items() if count > 1} == {"Context", "Section", "TrainingProfilerCallback"}
+
+
 def test_no_object_assigns_an_attribute_of_another() -> None:
     offenders, used = [], set()
     for name in MODULES:

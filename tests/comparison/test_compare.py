@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from training_profiler.comparison.compare import FASTER, NOT_SHOWN, SLOWER, NoComparisonError, compare
-from training_profiler.comparison.run_series import RunSeries, Stretch, settle
+from training_profiler.comparison.run_series import RunSeries, SeriesStretch, settle
 
 
 def noise(steps, random, spread=0.05, memory=0.5):
@@ -20,7 +20,7 @@ def run_of(step_s, loading=0.3, stretch=50, **options):
     """Return a run whose steps load data for a part of their time, and compute for the rest."""
     loading_s = loading * step_s
     stretches = [
-        Stretch(
+        SeriesStretch(
             step_s[begin : begin + stretch],
             sections={
                 "data_loading": loading_s[begin : begin + stretch],
@@ -120,7 +120,7 @@ def test_with_twice_the_samples_a_step_the_time_of_a_sample_counts():
 
 def test_the_batch_of_the_first_step_may_be_fetched_before_its_stretch_begins():
     step_s = np.full(38, 0.1)
-    stretches = [Stretch(step_s[:1], samples=2 * 8), Stretch(step_s[1:], samples=36 * 8)]
+    stretches = [SeriesStretch(step_s[:1], samples=2 * 8), SeriesStretch(step_s[1:], samples=36 * 8)]
     assert settle(RunSeries(stretches, warmup=4)).samples_a_step == 8.0
 
 
@@ -191,7 +191,7 @@ def test_runs_without_a_common_section_cannot_be_compared():
 
 def test_without_series_of_sections_the_steps_are_still_compared():
     random = np.random.default_rng(14)
-    before, after = (RunSeries([Stretch(factor * noise(300, random))]) for factor in (0.1, 0.13))
+    before, after = (RunSeries([SeriesStretch(factor * noise(300, random))]) for factor in (0.1, 0.13))
     comparison = compare(before, after)
     assert (comparison.verdict, comparison.sections, comparison.carriers) == (SLOWER, (), ())
 

@@ -9,7 +9,7 @@ from torch import nn
 from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.factory import subject_of
 from training_profiler.component_benchmark.measure import Options, measure
-from training_profiler.component_benchmark.result import Component, Timing
+from training_profiler.component_benchmark.result import MeasuredModule, Timing
 
 
 class FakeClock:
@@ -54,7 +54,7 @@ def run(*returned, clock: FakeClock | None = None, depth: int | None = None, has
     return measure(subject_of("m:f", returned), clock or FakeClock(), Options(1, depth, has_backward))
 
 
-def kinds(component: Component) -> dict[str, int]:
+def kinds(component: MeasuredModule) -> dict[str, int]:
     return {child.kind: child.calls for child in component.children}
 
 

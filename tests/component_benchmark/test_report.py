@@ -3,13 +3,13 @@ import json
 import pytest
 
 from training_profiler.component_benchmark.report import components_as_data, names_text, render_components
-from training_profiler.component_benchmark.result import Component, ComponentBenchmark, Timing
+from training_profiler.component_benchmark.result import ComponentBenchmark, MeasuredModule, Timing
 
 
-def component(kind: str, *names: str, forward: Timing | None, **more) -> Component:
+def component(kind: str, *names: str, forward: Timing | None, **more) -> MeasuredModule:
     given = {"inputs": "8x4", "calls": len(names), "parameters": 3, "backward": None, "note": None}
     given |= {"share_of_parent": None, "share_of_model": None, "rest_s": None}
-    return Component(kind, names, forward=forward, **(given | more))
+    return MeasuredModule(kind, names, forward=forward, **(given | more))
 
 
 ATTENTION = component(

@@ -3,7 +3,7 @@
 import pytest
 
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
-from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, PassPhase
 
 
 class Iterator:
@@ -13,7 +13,7 @@ class Iterator:
 def a_pass(begin_ns: int, *, loader: int = 1, fetches: int = 10, samples: int | None = 40, has_ended: bool = True):
     iterator = Iterator()
     one = LoaderPass(iterator)
-    one.kind, one.loader_id, one.begin_ns = Phase.TRAINING, loader, begin_ns
+    one.kind, one.loader_id, one.begin_ns = PassPhase.TRAINING, loader, begin_ns
     one.fetches, one.samples, one.has_ended = fetches, samples, has_ended
     return one, iterator
 
@@ -34,7 +34,7 @@ def test_same_pass_changes_nothing():
     assert epochs.next_boundary(first) is None
 
 
-@pytest.mark.parametrize("kind", [Phase.UNKNOWN, Phase.EVALUATION])
+@pytest.mark.parametrize("kind", [PassPhase.UNKNOWN, PassPhase.EVALUATION])
 def test_evaluation_pass_is_not_an_epoch(kind):
     (first, _), (other, _), (second, _) = a_pass(100), a_pass(500, loader=2), a_pass(900)
     other.kind = kind

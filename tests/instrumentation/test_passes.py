@@ -3,7 +3,7 @@ import gc
 import pytest
 
 from training_profiler.base.units import NS_PER_MS
-from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, PassPhase
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, MadeBatches
 
 
@@ -27,10 +27,10 @@ def test_iterator_found_midway_has_a_pass():
 def test_restarted_iterator_begins_another_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    begun.kind = Phase.TRAINING
+    begun.kind = PassPhase.TRAINING
     again = passes.of(iterator, True)
     assert again is not begun
-    assert again.kind is Phase.UNKNOWN
+    assert again.kind is PassPhase.UNKNOWN
     assert passes.of(iterator, False) is again
 
 
@@ -78,10 +78,10 @@ def test_resolved_pass_is_not_unknown_any_more():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     passes.add_unknown(begun)
-    passes.resolve(begun, Phase.EVALUATION)
-    passes.resolve(begun, Phase.EVALUATION)
+    passes.resolve(begun, PassPhase.EVALUATION)
+    passes.resolve(begun, PassPhase.EVALUATION)
     assert passes.unknown == []
-    assert begun.kind is Phase.EVALUATION
+    assert begun.kind is PassPhase.EVALUATION
 
 
 def measured_batches(workers, batches, step_ms=10.0, counts=None):
@@ -89,7 +89,7 @@ def measured_batches(workers, batches, step_ms=10.0, counts=None):
     counts, loader_pass, measured = counts or LoaderCounts("0"), LoaderPass(Iterator()), []
     counts.use_arguments(LoaderArguments(workers))
     loader_pass.use_counts(counts)
-    loader_pass.kind = Phase.TRAINING
+    loader_pass.kind = PassPhase.TRAINING
     for number in range(batches):
         if loader_pass.fetches >= loader_pass.measured_at:
             measured.append(number)

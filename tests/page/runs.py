@@ -8,7 +8,7 @@ from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding
 from training_profiler.model.location import Location
 from training_profiler.page.findings import Excerpt
-from training_profiler.page.render import Origin, render_page
+from training_profiler.page.render import PageOrigin, render_page
 from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
@@ -88,7 +88,7 @@ def page_of(ranks: int = 1, steps: int = 400, name: str = "a", has_source: bool 
     finding = Finding("data-loading-bound", f"waits for {name} at train.py:3", {"share": 0.3}, 20.0, f"change {name}")
     sources = {("train.py", 3): Excerpt(2, ("x = 1", f"y = {name!r}", ""), 3)} if has_source else {}
     missing = {} if has_source else {"train.py": f"changed by {name}"}
-    origin = Origin(name, name, name, name, {name: name}, {name: name, f"{name} 2": ""})
+    origin = PageOrigin(name, name, name, name, {name: name}, {name: name, f"{name} 2": ""})
     return render_page(
         of_run, [finding], [series_of(rank, steps, name) for rank in range(ranks)], origin, sources, missing
     )

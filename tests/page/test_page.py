@@ -14,7 +14,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
 from training_profiler.page.recorded import recorded_data, rows_of
-from training_profiler.page.render import Origin, _breakable, flame, render_page
+from training_profiler.page.render import PageOrigin, _breakable, flame, render_page
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import Lane, Span
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput
@@ -65,7 +65,7 @@ def test_the_page_has_all_its_parts_with_unique_ids():
 
 def test_rates_are_written_in_digits():
     run = replace(snapshot(), throughput=Throughput(1234.5, samples_per_s=201_276.4, tokens_per_s=3.14159))
-    texts = Parsed(render_page(run, [], [series_of(0, 400)], Origin("a", "a", "a", "a", {}, {}), {}, {})).texts
+    texts = Parsed(render_page(run, [], [series_of(0, 400)], PageOrigin("a", "a", "a", "a", {}, {}), {}, {})).texts
     shown = [text for text in texts if text.strip()]
     for name, rate in (("steps a second", "1234"), ("samples a second", "201276"), ("tokens a second", "3.14")):
         assert shown[shown.index(name) + 1] == rate
@@ -175,7 +175,7 @@ def test_a_device_has_a_lane_after_the_threads_and_a_note_on_where_its_spans_lie
     on_device = drawn["lanes"][-1]
     assert (on_device["thread"], on_device["spans"][0][1:]) == ("device cuda:0", [500, 2500, 0])
     assert (drawn["us"], drawn["shown_us"]) == (1000, 3000)
-    pages = [render_page(snapshot(), [], [each], Origin(), {}) for each in (series, series_of(0, 4))]
+    pages = [render_page(snapshot(), [], [each], PageOrigin(), {}) for each in (series, series_of(0, 4))]
     assert ["On the lane of a device" in page for page in pages] == [True, False]
 
 
@@ -183,7 +183,7 @@ def test_a_device_has_a_lane_after_the_threads_and_a_note_on_where_its_spans_lie
 def test_a_host_that_runs_ahead_is_noted_beside_the_steps(waits, is_noted):
     run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=0.02, explained={"other": 0.99})
     line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=waits, waits_in="item")
-    page = render_page(replace(run, lines={"other": (line,)}), [], [series_of(0, 100)], Origin(), {})
+    page = render_page(replace(run, lines={"other": (line,)}), [], [series_of(0, 100)], PageOrigin(), {})
     assert ("The host runs ahead of its device" in page) is is_noted
 
 
@@ -209,7 +209,7 @@ def test_workers_have_a_flame_view_of_their_own_where_their_lines_are_known():
     for box in ("transform", "data.py:7 __getitem__", "PIL/Image.py:9 resize", "train.py:3 loss"):
         assert box in seen
     unknown = replace(snapshot(), loaders=(LoaderStats("a", 9, None, 1.0, "train", 0.01),))
-    assert "Workers of" not in render_page(unknown, [], [series_of(0, 100)], Origin(), {})
+    assert "Workers of" not in render_page(unknown, [], [series_of(0, 100)], PageOrigin(), {})
 
 
 def test_long_names_of_sections_break_between_their_words():
@@ -219,7 +219,7 @@ def test_long_names_of_sections_break_between_their_words():
 
 def test_a_run_without_steps_has_a_page():
     empty = Snapshot(wall_s=1.0)
-    parsed = Parsed(render_page(empty, [], [], Origin(), {}))
+    parsed = Parsed(render_page(empty, [], [], PageOrigin(), {}))
     assert "no training step was recorded" in "".join(parsed.texts)
     assert "steps" not in parsed.ids
 

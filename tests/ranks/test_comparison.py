@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.ranks import MS, buckets, rank_id, summary_of
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.section_spread import medians_of_others
-from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.ranks.summary import RankSection, RankSummary, RankSyncPoint, StepTimeBucket
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
@@ -225,7 +225,7 @@ any_sums = st.builds(
     sections=sections,
     step_times=st.lists(st.builds(StepTimeBucket, counts, counts, counts), max_size=12),
     blocks=blocks,
-    sync_points=st.lists(st.builds(SyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
+    sync_points=st.lists(st.builds(RankSyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
 )
 
 

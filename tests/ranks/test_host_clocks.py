@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tests.support.ranks import summary_of
 from training_profiler.ranks.comparison import clock_offsets, clock_stats
-from training_profiler.ranks.summary import SyncPoint
+from training_profiler.ranks.summary import RankSyncPoint
 from training_profiler.snapshot.ranks import ClockStats, RankId
 
 
 def on(host: str, rank: int, *meetings: tuple[str, int, int]):
-    return summary_of(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
+    return summary_of(rank, who=RankId(rank, 4, host), sync_points=[RankSyncPoint(*one) for one in meetings])
 
 
 def test_one_machine_has_one_clock():

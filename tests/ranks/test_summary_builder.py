@@ -13,8 +13,8 @@ from training_profiler.ranks.summary import (
     UNKNOWN_NS,
     RankSection,
     RankSummary,
+    RankSyncPoint,
     StepTimeBucket,
-    SyncPoint,
     rank_summary_from_data,
 )
 from training_profiler.ranks.summary_builder import ComparedBlocks, RankSummaryBuilder
@@ -282,7 +282,11 @@ def test_a_summary_survives_json():
         rank.run.step(forward_pass=0.01, synchronization=0.001)
     rank.flush(GradientSyncTotals(1, 1, MS, 0))
     summary = rank.summary(
-        sent_ns=5, sync_points=[SyncPoint("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
+        sent_ns=5,
+        sync_points=[RankSyncPoint("all:0", 1, 2)],
+        inside=["forward_pass"],
+        is_final=True,
+        ended_by="SIGTERM",
     )
     assert rank_summary_from_data(json.loads(json.dumps(summary.to_data(), allow_nan=False))) == summary
 

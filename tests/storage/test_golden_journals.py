@@ -20,7 +20,13 @@ from training_profiler.model.location import Location
 from training_profiler.model.step_flops import StepFlops
 from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.message import Heartbeat, Message, unpack
-from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint, rank_summary_from_data
+from training_profiler.ranks.summary import (
+    RankSection,
+    RankSummary,
+    RankSyncPoint,
+    StepTimeBucket,
+    rank_summary_from_data,
+)
 from training_profiler.ranks.summary_builder import RankSummaryBuilder
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
@@ -74,7 +80,7 @@ def write_journal(folder: Path, rank: int) -> None:
             run.names.names,
             begin_ns=BEGAN_S * S,
             sent_ns=BEGAN_S * S + run.clock(),
-            sync_points=[SyncPoint("barrier:0", 1, 2)],
+            sync_points=[RankSyncPoint("barrier:0", 1, 2)],
             inside=("forward_pass",),
         )
         run.journal.append(run.journal.lines.rank(summary.to_data()))
@@ -130,7 +136,7 @@ def messages() -> dict[str, bytes]:
         step_times=[StepTimeBucket(4, 5, 6), StepTimeBucket(1, 2, 3)],
         blocks={0: list(range(16)), 32: [-1] * 16},
         hottest_lines={"forward_pass": "train.py:31 fetch"},
-        sync_points=[SyncPoint("all:0", 1, 2)],
+        sync_points=[RankSyncPoint("all:0", 1, 2)],
         inside=["forward_pass"],
         is_final=True,
         ended_by="SIGTERM",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from training_profiler.trace_analysis.load.columns import Columns
-from training_profiler.trace_analysis.load.reader import Event, RawTrace
+from training_profiler.trace_analysis.load.reader import RawTrace, TraceEvent
 from training_profiler.trace_analysis.load.table import columns_of
 from training_profiler.trace_analysis.trace import Trace as AnalysedTrace
 from training_profiler.trace_analysis.trace import analyse
@@ -72,7 +72,7 @@ class Trace:
 
     def columns(self) -> Columns:
         """Return the columns of these events, without a file."""
-        return columns_of([RawTrace(msgspec.convert(self.events, list[Event]), [], {})], "a trace")
+        return columns_of([RawTrace(msgspec.convert(self.events, list[TraceEvent]), [], {})], "a trace")
 
     def analysed(self, folder: Path) -> AnalysedTrace:
         return analyse(self.write(folder))

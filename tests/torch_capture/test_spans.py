@@ -2,7 +2,7 @@ import numpy as np
 
 from training_profiler.model.location import Location
 from training_profiler.torch_capture import trace_file
-from training_profiler.torch_capture.trace_file import CapturedSpans, SampledLine, Span
+from training_profiler.torch_capture.trace_file import CapturedSpans, SampledLine, WrittenSpan
 
 
 def add(spans: CapturedSpans, *rows: tuple[int, int, int], until_ns: int) -> None:
@@ -14,7 +14,7 @@ def test_spans_are_cut_at_the_ends_of_the_window():
     spans = CapturedSpans({1: "a", 2: "b"}, begin_ns=100)
     add(spans, (1, 10, 90), (1, 90, 110), (2, 120, 130), (2, 190, 230), (1, 220, 230), until_ns=240)
     spans.ends(200)
-    assert spans.spans() == [Span("a", 100, 110), Span("b", 120, 130), Span("b", 190, 200)]
+    assert spans.spans() == [WrittenSpan("a", 100, 110), WrittenSpan("b", 120, 130), WrittenSpan("b", 190, 200)]
 
 
 def test_spans_are_complete_once_all_up_to_the_end_arrived():

@@ -6,7 +6,7 @@ import pytest
 
 from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture import trace_file
-from training_profiler.torch_capture.trace_file import CaptureError, Span, check_whole, write_trace
+from training_profiler.torch_capture.trace_file import CaptureError, WrittenSpan, check_whole, write_trace
 
 MARKS = [[(1000, 1010)], [(9000, 9010)]]
 
@@ -25,13 +25,15 @@ def raw_trace(folder: Path, has_marks: bool = True) -> Path:
     return path
 
 
-def written(raw: Path, path: Path, spans: list[Span], most_bytes: float = 1e6, is_called_off: bool = False) -> int:
+def written(
+    raw: Path, path: Path, spans: list[WrittenSpan], most_bytes: float = 1e6, is_called_off: bool = False
+) -> int:
     return write_trace(raw, path, spans, MARKS, most_bytes, lambda: is_called_off)
 
 
 def test_sections_are_in_the_trace_on_its_clock_and_thread(tmp_path):
     path = tmp_path / "x.gz"
-    size = written(raw_trace(tmp_path), path, [Span('my "own"', 2999, 4001)])
+    size = written(raw_trace(tmp_path), path, [WrittenSpan('my "own"', 2999, 4001)])
     trace = json.loads(gzip.decompress(path.read_bytes()))
     assert size == path.stat().st_size
     assert trace["traceEvents"][0] == {
@@ -59,7 +61,7 @@ def test_steps_of_the_programs_profiler_are_renamed(tmp_path, monkeypatch, cut):
     )
     raw.write_text(raw.read_text().replace('{"ph": "X", "cat": "cpu_op"', theirs + ',\n{"ph": "X", "cat": "cpu_op"'))
     monkeypatch.setattr(trace_file, "HEAD", raw.read_text().index('"ProfilerStep') + cut)
-    written(raw, path, [Span("ProfilerStep#5", 3000, 4000)])
+    written(raw, path, [WrittenSpan("ProfilerStep#5", 3000, 4000)])
     names = [event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
     assert names[:3] == ["ProfilerStep#5", "program's ProfilerStep#7", "aten::mm"]
 

@@ -12,7 +12,7 @@ from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNE
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path, spans_of
-from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome, outcomes
+from training_profiler.trace_analysis.critical_path.what_if import TimeChange, changes_for, outcome, outcomes
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.timeline import main_thread
@@ -42,17 +42,19 @@ PROGRAMS = st.builds(
 )
 # For each change what it makes of a program.
 CHANGES = {
-    Change("operator", FORWARD, host_saved=0.5, host_kind="operator"): lambda program: {"host_us": program.host_us / 2},
-    Change("backward", BACKWARD, host_saved=0.5, host_kind="operator"): lambda program: {
+    TimeChange("operator", FORWARD, host_saved=0.5, host_kind="operator"): lambda program: {
+        "host_us": program.host_us / 2
+    },
+    TimeChange("backward", BACKWARD, host_saved=0.5, host_kind="operator"): lambda program: {
         "backward_us": program.backward_us / 2
     },
-    Change("kernel", KERNEL, device_saved=0.5, device_kind="kernel"): lambda program: {
+    TimeChange("kernel", KERNEL, device_saved=0.5, device_kind="kernel"): lambda program: {
         "kernel_us": program.kernel_us / 2
     },
-    Change("data", host_saved=1.0, host_kind="data loading"): lambda program: {"loader_us": 0},
-    Change("overlap", device_saved=1.0, device_kind="communication"): lambda program: {"collective_us": 0},
+    TimeChange("data", host_saved=1.0, host_kind="data loading"): lambda program: {"loader_us": 0},
+    TimeChange("overlap", device_saved=1.0, device_kind="communication"): lambda program: {"collective_us": 0},
 }
-NOTHING = Change("nothing")
+NOTHING = TimeChange("nothing")
 
 
 def graph_of(trace: Trace, tmp_path) -> Graph:
@@ -109,7 +111,7 @@ def test_prediction_equals_the_simulation_with_the_change(program, change, tmp_p
 def test_without_the_wait_the_host_runs_ahead(tmp_path):
     graph = graph_of(simulated_program(SYNC)[0], tmp_path)
     truth = simulated_program(replace(SYNC, syncs=False))[1]
-    found = outcome(graph, Change("no wait", without_waits=True)).wall_ns
+    found = outcome(graph, TimeChange("no wait", without_waits=True)).wall_ns
     assert found == pytest.approx(truth * US, rel=TOLERANCE)
     assert found < 0.96 * outcome(graph, NOTHING).wall_ns
 
@@ -140,10 +142,10 @@ def test_what_is_faster_never_lengthens_a_step(tmp_path, program, one, other):
     less, more = sorted((one, other))
     for kind, name in (("operator", FORWARD), ("operator", BACKWARD), ("data loading", ""), ("", "")):
         slower, faster = (
-            outcome(graph, Change("", name, host_saved=saved, host_kind=kind)).wall_ns for saved in (less, more)
+            outcome(graph, TimeChange("", name, host_saved=saved, host_kind=kind)).wall_ns for saved in (less, more)
         )
         assert faster <= slower <= outcome(graph, NOTHING).wall_ns
-    slower, faster = (outcome(graph, Change("", device_saved=saved)).wall_ns for saved in (less, more))
+    slower, faster = (outcome(graph, TimeChange("", device_saved=saved)).wall_ns for saved in (less, more))
     assert faster <= slower <= outcome(graph, NOTHING).wall_ns
 
 

@@ -11,7 +11,7 @@ from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
+from training_profiler.trace_analysis.critical_path.what_if import TimeChange, outcome
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
@@ -102,7 +102,7 @@ def test_the_path_begins_after_earlier_work(is_marked, has_earlier_work, tmp_pat
     text = " ".join(render_critical_path(graph).split())
     assert "launched, from when the device began with it, after 5.197 ms: 15.000 ms on the path" in text
     assert "if it takes change" in text
-    half = Change("", KERNEL, device_saved=0.5, device_kind="kernel")
+    half = TimeChange("", KERNEL, device_saved=0.5, device_kind="kernel")
     assert outcome(graph, half).wall_ns == 7_500_000
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_server import Server, served
 from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Change, outcome
+from training_profiler.trace_analysis.critical_path.what_if import TimeChange, outcome
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
@@ -109,7 +109,7 @@ def test_gaps_and_path_add_up_for_any_server(tmp_path, server):
 def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
     graph = analysed(server, tmp_path).graph
     truth = served(replace(server, kernel_us=server.kernel_us / 2))[1].end_us
-    change = Change("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
+    change = TimeChange("kernels", "ampere_sgemm_128x64_tn", device_saved=0.5, device_kind="kernel")
     assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)
 
 
@@ -118,7 +118,7 @@ def test_faster_kernels_of_graphs_are_predicted(tmp_path, server):
 def test_a_faster_launch_of_graphs_is_predicted(tmp_path, server):
     graph = analysed(server, tmp_path).graph
     truth = served(replace(server, launch_us=server.launch_us / 2))[1].end_us
-    change = Change("launches", host_saved=0.5, host_kind="call of the runtime")
+    change = TimeChange("launches", host_saved=0.5, host_kind="call of the runtime")
     assert outcome(graph, change).wall_ns == pytest.approx(truth * US, rel=0.01, abs=30 * US)
 
 

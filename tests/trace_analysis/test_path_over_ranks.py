@@ -11,14 +11,14 @@ from tests.support.simulated_ranks import COLLECTIVE, KERNEL, Job, Rank, simulat
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.over_ranks import joined_graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Change, changes_for, outcome
+from training_profiler.trace_analysis.critical_path.what_if import TimeChange, changes_for, outcome
 from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 US = 1000
 TOLERANCE = 0.01
 LATE = Job([Rank(), Rank(), Rank(kernel_us=500), Rank()])
-NOTHING = Change("nothing")
+NOTHING = TimeChange("nothing")
 RANKS = st.lists(
     st.builds(
         Rank,
@@ -62,7 +62,7 @@ def predicted(job, change, tmp_path):
 
 
 def forward_of(rank):
-    return Change("", "", 0.5, "", 0.5, "kernel", phase="forward", rank=rank)
+    return TimeChange("", "", 0.5, "", 0.5, "kernel", phase="forward", rank=rank)
 
 
 @pytest.mark.parametrize("with_groups", [True, False])
@@ -106,20 +106,20 @@ def test_a_faster_forward_pass_of_one_rank(rank, tmp_path):
 def test_perfect_balance(tmp_path):
     mean = sum(of.kernel_us for of in LATE.ranks) / len(LATE.ranks)
     truth = truth_ns(replace(LATE, ranks=[replace(of, kernel_us=mean) for of in LATE.ranks]))
-    assert predicted(LATE, Change("", is_balanced=True), tmp_path) == pytest.approx(truth, rel=TOLERANCE)
+    assert predicted(LATE, TimeChange("", is_balanced=True), tmp_path) == pytest.approx(truth, rel=TOLERANCE)
     by_turns = Job([Rank(slow_steps=(0,)), Rank(slow_steps=(1,)), Rank(slow_steps=(2,))])
     truth = truth_ns(Job([Rank(kernel_us=(200 * 5) / 3)] * 3))
-    assert predicted(by_turns, Change("", is_balanced=True), tmp_path) == pytest.approx(truth, rel=TOLERANCE)
+    assert predicted(by_turns, TimeChange("", is_balanced=True), tmp_path) == pytest.approx(truth, rel=TOLERANCE)
 
 
 def test_hidden_communication_leaves_the_waiting(tmp_path):
-    found = predicted(LATE, Change("", device_saved=1.0, device_kind="communication"), tmp_path)
+    found = predicted(LATE, TimeChange("", device_saved=1.0, device_kind="communication"), tmp_path)
     assert found == pytest.approx(truth_ns(replace(LATE, transfer_us=0)), rel=TOLERANCE)
 
 
 def test_data_loading_of_the_late_rank(tmp_path):
     job = changed(Job([Rank()] * 3), 1, loader_us=4000)
-    found = predicted(job, Change("", host_saved=1.0, host_kind="data loading", rank=1), tmp_path)
+    found = predicted(job, TimeChange("", host_saved=1.0, host_kind="data loading", rank=1), tmp_path)
     assert found == pytest.approx(truth_ns(Job([Rank()] * 3)), rel=TOLERANCE)
 
 
@@ -132,8 +132,8 @@ def test_any_job(tmp_path, ranks, groups, with_groups):
     assert path.wall_ns == pytest.approx(end_ns, rel=TOLERANCE, abs=10 * US)
     assert sum(link.ns for link in path.links) == path.wall_ns
     assert outcome(graph, NOTHING).wall_ns == path.wall_ns
-    assert outcome(graph, Change("", is_balanced=True)).wall_ns <= path.wall_ns
-    assert outcome(graph, Change("", device_saved=1.0, device_kind="communication")).wall_ns == pytest.approx(
+    assert outcome(graph, TimeChange("", is_balanced=True)).wall_ns <= path.wall_ns
+    assert outcome(graph, TimeChange("", device_saved=1.0, device_kind="communication")).wall_ns == pytest.approx(
         truth_ns(replace(job, transfer_us=0)), rel=TOLERANCE, abs=10 * US
     )
     for change in changes_for(graph, path):

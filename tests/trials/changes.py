@@ -7,7 +7,7 @@ from typing import Any
 
 from training_profiler.findings.losses import Losses
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 
@@ -54,6 +54,6 @@ TREATMENTS = (
 EXCLUSIVE = ()
 
 
-def suggested(findings: Iterable[object], facts: ProgramFacts) -> list[Treatment]:
+def suggested(findings: Iterable[object], facts: TrialFacts) -> list[Treatment]:
     """Return the changes that can be applied."""
     return [each for each in TREATMENTS if each.name != "fails"]

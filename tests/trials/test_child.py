@@ -11,7 +11,7 @@ from tests.trials import changes
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.base.units import NS_PER_S
 from training_profiler.trials import child
-from training_profiler.trials.child import BlockRunner, Plan, address_of
+from training_profiler.trials.child import BlockRunner, ChildPlan, address_of
 from training_profiler.trials.launcher import BOOTSTRAP
 from training_profiler.trials.own_children import OwnChildren
 
@@ -54,7 +54,7 @@ def run_steps(runner, clock, seconds, losses=()):
 
 def test_a_block_leaves_its_first_step_and_the_time_of_others_out(clock):
     session = FakeSession(clock, [4, 3, 2])
-    runner = BlockRunner(Plan("", "", [], 3), torch, lambda: session, clock)
+    runner = BlockRunner(ChildPlan("", "", [], 3), torch, lambda: session, clock)
     run_steps(runner, clock, [2, 1, 1, 50, 1, 2, 3, 50, 5, 7])
     shown = [(message["step_s"], message["warmup_s"]) for message in session.messages]
     assert shown == [(None, 4.0), (2.0, None), (6.0, None)]
@@ -74,7 +74,7 @@ def test_what_the_training_has_started_is_stopped_from_the_end_of_a_block_to_the
 
     children = SimpleNamespace(stop=lambda: done.append("stops") or True, resume=lambda: done.append("resumes"))
     session = Noting(clock, [2, 2])
-    runner = BlockRunner(Plan("", "", [], 2), torch, lambda: session, clock, children)
+    runner = BlockRunner(ChildPlan("", "", [], 2), torch, lambda: session, clock, children)
     run_steps(runner, clock, [1, 1, 1])
     assert done == ["stops", "sends", "waits", "resumes"]
     assert [message["holds"] for message in session.messages] == [True]
@@ -107,7 +107,7 @@ def wait_until(is_so):
 
 def test_the_losses_of_each_step_are_exact_and_kept_before_they_change(clock):
     session = FakeSession(clock, [2])
-    runner = BlockRunner(Plan("", "", [], 2), torch, lambda: session, clock)
+    runner = BlockRunner(ChildPlan("", "", [], 2), torch, lambda: session, clock)
     loss = torch.tensor(0.1, requires_grad=True)
     total = (loss * 3).sum()
     runner.note_loss(total)

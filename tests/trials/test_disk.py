@@ -5,7 +5,7 @@ import pytest
 from tests.trials.test_interleaved import FakeTraining
 from tests.trials.test_planning import first_run
 from training_profiler.trials import session
-from training_profiler.trials.child import Plan
+from training_profiler.trials.child import ChildPlan
 from training_profiler.trials.disk import DiskSpaceError, DiskWatch, free_bytes_of
 from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import TrialProcess
@@ -36,7 +36,7 @@ def test_the_space_is_that_of_the_disk(tmp_path):
 
 
 def test_the_space_is_watched_while_a_training_runs(tmp_path):
-    training = TrialProcess(tmp_path, Plan("", "no table", [], 3), watch(tmp_path, 100, 10).check)
+    training = TrialProcess(tmp_path, ChildPlan("", "no table", [], 3), watch(tmp_path, 100, 10).check)
     try:
         with pytest.raises(DiskSpaceError):
             training.wait_for_block(60)

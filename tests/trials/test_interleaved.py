@@ -1,10 +1,10 @@
 import pytest
 
-from training_profiler.trials.interleaved import Interleaved, Schedule, steps_of_a_block
+from training_profiler.trials.interleaved import BlockSchedule, Interleaved, steps_of_a_block
 from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
-SCHEDULE = Schedule(warmup=3, rounds=12, block_steps=5, step_s=0.1, startup_s=1.0)
+SCHEDULE = BlockSchedule(warmup=3, rounds=12, block_steps=5, step_s=0.1, startup_s=1.0)
 
 
 class FakeTraining:

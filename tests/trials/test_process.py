@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from training_profiler.trials.child import Plan
+from training_profiler.trials.child import ChildPlan
 from training_profiler.trials.process import EndedError, InapplicableError, ReadsStdinError, TrialError, TrialProcess
 
 TIMEOUT_S = 60
@@ -34,7 +34,7 @@ def start(tmp_path):
     started = []
 
     def start(code):
-        process = TrialProcess(tmp_path, Plan("", "no table", [], 3))
+        process = TrialProcess(tmp_path, ChildPlan("", "no table", [], 3))
         started.append(process)
         script = TALK + textwrap.dedent(code)
         process.start([sys.executable, "-c", script, str(process.plan_path)], dict(os.environ))
@@ -163,7 +163,7 @@ def test_a_stopped_training_is_ended(start):
 
 
 def test_a_plan_is_read_back(tmp_path):
-    process = TrialProcess(tmp_path, Plan("", "table", ["fused"], 3))
-    plan = Plan(**json.loads(process.plan_path.read_text()))
+    process = TrialProcess(tmp_path, ChildPlan("", "table", ["fused"], 3))
+    plan = ChildPlan(**json.loads(process.plan_path.read_text()))
     process.close()
-    assert plan == Plan(str(tmp_path / "socket"), "table", ["fused"], 3)
+    assert plan == ChildPlan(str(tmp_path / "socket"), "table", ["fused"], 3)

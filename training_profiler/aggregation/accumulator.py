@@ -19,7 +19,7 @@ from training_profiler.aggregation.span_matching import (
     read_events,
 )
 from training_profiler.aggregation.step_spans import StepSpans
-from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
+from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, StepTimeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.thread_blocks import (
     EndedSpans,
@@ -74,7 +74,7 @@ class Accumulator:
         self._garbage = GarbageAttribution()
         self._names = names
         self.warmup_steps = warmup_steps
-        self._timeline = Timeline()
+        self._timeline = StepTimeline()
         self.at_ns = begin_ns  # the end of the time summed up so far
         self._open: dict[int, Events] = {}  # thread id -> its open sections
         self._outside_steps = OutsideSteps(names)

@@ -52,7 +52,7 @@ class _Stretch(NamedTuple):
 Part = TypeVar("Part", _Block, _Stretch)
 
 
-class _Parts(Generic[Part]):
+class _HistoryParts(Generic[Part]):
     """Consecutive parts of a run, each with as many steps as the others, or a little fewer."""
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class RunHistory:
     """The sections and the machine over the steps of a run."""
 
     def __init__(self) -> None:
-        self._blocks: _Parts[_Block] = _Parts()
-        self._stretches: _Parts[_Stretch] = _Parts()
+        self._blocks: _HistoryParts[_Block] = _HistoryParts()
+        self._stretches: _HistoryParts[_Stretch] = _HistoryParts()
 
     @property
     def size(self) -> int:

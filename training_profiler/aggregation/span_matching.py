@@ -217,7 +217,7 @@ def _where(keep: Bools, events: Events) -> Events:
     return Events(events.times_ns[keep], events.codes[keep])
 
 
-class _Open(NamedTuple):
+class _OpenSpans(NamedTuple):
     code: int
     id: int
     begin_ns: int
@@ -231,7 +231,7 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
     dropped and counted.
     """
-    stack: list[_Open] = []
+    stack: list[_OpenSpans] = []
     spans: list[tuple[int, int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)
     owner_outer_ids = np.zeros(len(codes), np.int64)
@@ -242,7 +242,7 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside
             plain = code & SECTION_MASK
             id = outside.rename(outer, plain) if outer and outer != plain else plain
             outer = outer or (plain if outside.table[plain] else 0)
-            stack.append(_Open(code, id, time_ns, parent, outer))
+            stack.append(_OpenSpans(code, id, time_ns, parent, outer))
             if len(stack) > MAX_OPEN:
                 del stack[0]
                 dropped += 1

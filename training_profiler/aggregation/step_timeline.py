@@ -24,7 +24,7 @@ class Cuts(NamedTuple):
     not_steps: list[int]  # pieces at whose end the open step turns out not to be one
 
 
-class Timeline:
+class StepTimeline:
     """Assigns each moment to a training step, or to the time outside steps.
 
     A step lasts from the end of the previous step to its own end. The first begins with its epoch, or without epochs

@@ -10,7 +10,7 @@ from typing import Final
 
 from training_profiler.base.text import encodable, one_line, printable, printable_data
 from training_profiler.reports.layout import Layout
-from training_profiler.runtime.checkup import Section, check_up
+from training_profiler.runtime.checkup import CheckupPart, check_up
 
 HAS_PROBLEMS: Final = 1
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     return HAS_PROBLEMS if problems else 0
 
 
-def _text(section: Section) -> str:
+def _text(section: CheckupPart) -> str:
     names = [f"  {printable(name)}" for name, _ in section.rows]
     width = max(map(len, names), default=0) + 2
     lines = [section.title]

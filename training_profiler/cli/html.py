@@ -19,7 +19,7 @@ from training_profiler.cli.report import chosen_run, findings_of
 from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.cli.trace import summary_of
 from training_profiler.page.findings import Excerpt, places
-from training_profiler.page.render import Origin, render_page
+from training_profiler.page.render import PageOrigin, render_page
 from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.run_folder import PAGE, captures_of
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = read_lines(folder, meta, wanted, ranks[0].sources if ranks and ranks[0].rank == 0 else {})
     sources = {place: Excerpt(first, shown, place[1]) for place, (first, shown) in found.lines.items()}
     versions = meta.get("versions")
-    origin = Origin(
+    origin = PageOrigin(
         read_program(folder) or "",
         typed_path(folder),
         str(meta.get("began", "")),

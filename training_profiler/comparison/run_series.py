@@ -15,7 +15,7 @@ FEWEST_STEPS: Final = 20  # with fewer, no difference can be shown
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SeriesStretch:
     """Consecutive steps of a run that were written together."""
 
     step_s: Floats
@@ -30,7 +30,7 @@ class Stretch:
 class RunSeries:
     """All steps of one rank of a run."""
 
-    stretches: Sequence[Stretch]
+    stretches: Sequence[SeriesStretch]
     warmup: int = 0  # first steps
     rank: int = 0
 
@@ -95,7 +95,7 @@ def settle(run: RunSeries) -> SettledSteps:
     return _gather(kept, warmup, slowed if leaves_slowed else 0, busy_steps)
 
 
-def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int, busy: int) -> SettledSteps:
+def _gather(kept: Sequence[tuple[int, SeriesStretch, Bools]], warmup: int, slowed: int, busy: int) -> SettledSteps:
     numbers = np.concatenate([np.zeros(0, np.int64), *(first + np.flatnonzero(is_kept) for first, _, is_kept in kept)])
     step_s = np.concatenate([np.zeros(0), *(stretch.step_s[is_kept] for _, stretch, is_kept in kept)])
     used = [(stretch, is_kept) for _, stretch, is_kept in kept if is_kept.any()]
@@ -115,7 +115,7 @@ def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int
     )
 
 
-def _samples_a_step(stretches: Sequence[Stretch]) -> float | None:
+def _samples_a_step(stretches: Sequence[SeriesStretch]) -> float | None:
     """Return samples a step of the whole run: the batch of a stretch's first step may be fetched before it begins."""
     steps = sum(len(stretch.step_s) for stretch in stretches)
     if not steps or any(stretch.samples is None for stretch in stretches if len(stretch.step_s)):
@@ -129,7 +129,7 @@ def _mean_lost(stretches: Sequence[tuple[float | None, int]]) -> float | None:
     return sum(lost * count for lost, count in known) / weight if weight else None
 
 
-def _blocks(used: Sequence[tuple[Stretch, Bools]]) -> tuple[Ints, Floats, dict[str, Floats]]:
+def _blocks(used: Sequence[tuple[SeriesStretch, Bools]]) -> tuple[Ints, Floats, dict[str, Floats]]:
     """Return steps, time and the time in each section of the blocks of which every step is kept."""
     counts, times, chosen = [], [], []
     for stretch, is_kept in used:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.capture import Node, capture, is_compiled, shapes_text, without_compiler
 from training_profiler.component_benchmark.replay import CallTiming, time_backward, time_call
-from training_profiler.component_benchmark.result import Component, ComponentBenchmark, Stopwatch, Timing
+from training_profiler.component_benchmark.result import ComponentBenchmark, MeasuredModule, Stopwatch, Timing
 from training_profiler.component_benchmark.subject import Subject, tensors_in
 from training_profiler.tables.backends import ready_backends
 
@@ -124,7 +124,9 @@ def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> Compone
     )
 
 
-def component_of(node: Node, timings: Mapping[str, CallTiming], above: tuple[float, float] | None = None) -> Component:
+def component_of(
+    node: Node, timings: Mapping[str, CallTiming], above: tuple[float, float] | None = None
+) -> MeasuredModule:
     """Return a node with its times and shares, and its timed children, the slowest first.
 
     Args:
@@ -142,7 +144,7 @@ def component_of(node: Node, timings: Mapping[str, CallTiming], above: tuple[flo
         (component_of(inner, timings, level) for inner in below),
         key=lambda child: (-(child.total_s or 0.0), child.names),
     )
-    return Component(
+    return MeasuredModule(
         kind=type(node.call.module).__name__,
         names=tuple(node.names),
         inputs=shapes_text(node.call.arguments, node.call.keywords),
@@ -158,7 +160,7 @@ def component_of(node: Node, timings: Mapping[str, CallTiming], above: tuple[flo
     )
 
 
-def _rest_s(node: Node, own: Timing | None, children: list[Component]) -> float | None:
+def _rest_s(node: Node, own: Timing | None, children: list[MeasuredModule]) -> float | None:
     totals = [child.total_s for child in children if child.total_s is not None]
     timings = [own, *(child.forward for child in children)]
     if (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import counted, ms_number, time_text
-from training_profiler.component_benchmark.result import NOISY_FROM, Component, ComponentBenchmark, Timing
+from training_profiler.component_benchmark.result import NOISY_FROM, ComponentBenchmark, MeasuredModule, Timing
 
 SCHEMA: Final = 1
 REST_FROM: Final = 0.05  # share of the parent from which time outside of modules has its own row
@@ -50,7 +50,7 @@ def components_as_data(benchmark: ComponentBenchmark) -> dict[str, Any]:
     return data
 
 
-def _component_as_data(component: Component) -> dict[str, Any]:
+def _component_as_data(component: MeasuredModule) -> dict[str, Any]:
     data = {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
     timings = {name: _timing_as_data(data[name]) for name in ("forward", "backward")}
     below = [_component_as_data(child) for child in component.children]
@@ -78,7 +78,7 @@ def _tree(benchmark: ComponentBenchmark) -> str:
     return with_details(table(HEADERS, rows), details, indent="")
 
 
-def _rows(component: Component, above: str, depth: int) -> Iterator[tuple[tuple[object, ...], str]]:
+def _rows(component: MeasuredModule, above: str, depth: int) -> Iterator[tuple[tuple[object, ...], str]]:
     """Yield the cells of each row and the line below it."""
     names = names_text([_below(name, above) for name in component.names])
     kind = f"{component.kind}, " if names else ""
@@ -124,7 +124,7 @@ def _closing(benchmark: ComponentBenchmark) -> Iterator[str]:
         yield "\n".join(wrapped(note, "- ", INDENT) for note in dict.fromkeys(notes))
 
 
-def _heaviest(root: Component) -> list[str]:
+def _heaviest(root: MeasuredModule) -> list[str]:
     """Return the path down the tree along the slowest child of each component."""
     sentences = []
     parent = root
@@ -148,14 +148,14 @@ def _never_called(benchmark: ComponentBenchmark) -> list[str]:
     return [f"never called, so not timed: {names_text(names)} ({kind})" for kind, names in by_kind.items()]
 
 
-def _noted(component: Component) -> Iterator[tuple[Component, str]]:
+def _noted(component: MeasuredModule) -> Iterator[tuple[MeasuredModule, str]]:
     if component.note:
         yield component, component.note
     for child in component.children:
         yield from _noted(child)
 
 
-def _timings(component: Component) -> Iterator[Timing]:
+def _timings(component: MeasuredModule) -> Iterator[Timing]:
     yield from (timing for timing in (component.forward, component.backward) if timing is not None)
     for child in component.children:
         yield from _timings(child)

@@ -40,7 +40,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Component:
+class MeasuredModule:
     """Equal calls of modules: same class, same shapes of parameters and inputs, same caller."""
 
     kind: str  # class
@@ -54,7 +54,7 @@ class Component:
     share_of_parent: float | None  # of the forward time of all calls of its parent
     share_of_model: float | None
     rest_s: float | None  # of one call: forward time outside of its children, by difference
-    children: tuple["Component", ...] = ()
+    children: tuple["MeasuredModule", ...] = ()
 
     @property
     def total_s(self) -> float | None:
@@ -76,7 +76,7 @@ class ComponentBenchmark:
     torch: str
     passes: Mapping[str, Timing]  # forward, forward + loss, backward, optimizer step: those that were measured
     loss: str  # name of the loss
-    root: Component
+    root: MeasuredModule
     optimizer: str
     never_called: tuple[tuple[str, str], ...] = ()  # (name, class)
     notes: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ class PlacedSpan(NamedTuple):
     end_ns: int
 
 
-class _Span(NamedTuple):
+class _LaneSpan(NamedTuple):
     """A span on the device's own clock, and when the host recorded its two ends."""
 
     id: int
@@ -46,7 +46,7 @@ class _Device:
     """The spans on one device. Its clock begins with the first event."""
 
     def __init__(self) -> None:
-        self.spans: dict[int, list[_Span]] = {}  # by the number of the step
+        self.spans: dict[int, list[_LaneSpan]] = {}  # by the number of the step
         self._event: DeviceEvent | None = None  # read last
         self._event_ns = 0  # its time
         self._shift: tuple[int, int] | None = None  # to the host's clock, and the time of the step that showed it
@@ -110,7 +110,7 @@ class DeviceLanes:
         spans = device.spans.setdefault(number, [])
         if len(spans) < MOST_SPANS:
             at_ns = device.read(begin, self._clock)
-            spans.append(_Span(id, at_ns, at_ns + ns, begin_ns, end_ns))
+            spans.append(_LaneSpan(id, at_ns, at_ns + ns, begin_ns, end_ns))
 
     def of_step(self, number: int) -> Mapping[str, list[PlacedSpan]]:
         """Return the spans of a step by device; nothing where none is known."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.recording.section import Clock
 from training_profiler.recording.untraced import skip_with_callees
-from training_profiler.tables.backends import Accelerator, Event
+from training_profiler.tables.backends import Accelerator, TorchEvent
 
 POOL_SIZE: Final = 4096  # events of one device, more than the limit on cost allows to use
 POOL_EMPTY: Final = "the pool of events was empty"
@@ -18,7 +18,7 @@ class DeviceEvent:
 
     __slots__ = ("device", "event", "is_reached", "users", "why_not")
 
-    def __init__(self, device: int, event: Event | None, why_not: str = "") -> None:
+    def __init__(self, device: int, event: TorchEvent | None, why_not: str = "") -> None:
         self.device = device
         self.event = event
         self.why_not = why_not

@@ -111,7 +111,7 @@ def passes_before_training(snapshot: Snapshot, threshold: float) -> Finding | No
     )
 
 
-class _Passes(NamedTuple):
+class _ValidationPasses(NamedTuple):
     """What starting and ending workers took."""
 
     number: int
@@ -147,7 +147,7 @@ def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     start_s = start.total_s - start.step_total_s
     # The rest of the loading between steps is the end of passes, or the begin of those that were left before a step.
     end_s = min(start.total_s, max(0.0, fetches.total_s - fetches.step_total_s - start_s))
-    passes = _Passes(start.count, start_s, 0.0, end_s)
+    passes = _ValidationPasses(start.count, start_s, 0.0, end_s)
     saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
     return _of_workers(
         snapshot, "workers-restarted", "training", threshold, passes, saving_s, first_batch_fix(snapshot)
@@ -179,7 +179,7 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     # Without knowledge of how long a batch takes, the first may have been made all the time.
     making_s = max((loader.workers.batch_avg_s for loader in loaders if loader.workers), default=float("inf"))
     waited_s = sum(loader.wait_s for loader in snapshot.loaders if loader.phase == "val")
-    passes = _Passes(
+    passes = _ValidationPasses(
         start.count,
         start.total_s,
         max(0.0, first_s - start.count * making_s),
@@ -195,7 +195,7 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
 
 
 def _of_workers(
-    snapshot: Snapshot, code: str, of: str, threshold: float, passes: _Passes, saving_s: float, fix: Fix
+    snapshot: Snapshot, code: str, of: str, threshold: float, passes: _ValidationPasses, saving_s: float, fix: Fix
 ) -> Finding | None:
     share = passes.total_s / snapshot.wall_s if snapshot.wall_s else 0.0
     if share <= threshold or saving_s < MIN_SAVING_S or not has_enough_steps(snapshot):
@@ -219,7 +219,7 @@ def _of_workers(
     )
 
 
-def _fix_of_validation(loader: LoaderStats, passes: _Passes, is_quick: bool) -> Fix:
+def _fix_of_validation(loader: LoaderStats, passes: _ValidationPasses, is_quick: bool) -> Fix:
     at = f" at {loader.made_at}" if loader.made_at else ""
     kept = Fix(
         f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers", THEN_KEPT.changes

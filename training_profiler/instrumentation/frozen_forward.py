@@ -91,7 +91,7 @@ class _Frozen:
         return True
 
 
-class _Open(NamedTuple):
+class _OpenForward(NamedTuple):
     """An outermost call under way."""
 
     module: Any
@@ -121,7 +121,7 @@ class FrozenForward:
         self._place_of = place_of
         self._is_compiled = is_compiled
         self._known: dict[int, _Frozen] = {}
-        self._open: _Open | None = None
+        self._open: _OpenForward | None = None
         self._generator: tuple[Any, ...] | None = None  # since the batch was fetched; None: it is not known or random
         self._before_fetch: tuple[Any, ...] | None = None
         self._is_fetched = self._is_first = self._has_called = self._is_counted = False
@@ -225,7 +225,7 @@ class FrozenForward:
                     lambda layer, with_grad: is_frozen(layer, with_grad, trained),
                     lambda layer, with_grad: self._frozen(layer, place, with_grad, module) is not None,
                 )
-        self._open = _Open(module, frozen, inner, state)
+        self._open = _OpenForward(module, frozen, inner, state)
 
     def _is_clean(self, tensor: Any) -> bool:
         return any(known.matches(tensor) and version == tensor._version for known, version in self._clean)

@@ -147,7 +147,7 @@ class GradientUse:
             return None
         if not trained or not all_ns or any(name in sys.modules for name in WITH_COPIES):
             return None
-        sums = _Sums()
+        sums = _GradientSums()
         for called in self._called.values():
             own = unused = 0
             for name, parameter in self._with_gradients(called):
@@ -182,7 +182,7 @@ class GradientUse:
             return True
 
 
-class _Sums:
+class _GradientSums:
     """What the modules add up to."""
 
     def __init__(self) -> None:

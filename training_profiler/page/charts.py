@@ -31,7 +31,7 @@ _CPU: Final = {
 _RAM: Final = {"ram_process_bytes": "this process", "ram_container_bytes": "container", "ram_host_bytes": "host"}
 
 
-class Block(NamedTuple):
+class ChartBlock(NamedTuple):
     """Consecutive steps with the time of each section in all of them together."""
 
     first: int  # counted from 1
@@ -59,14 +59,14 @@ def chart_data(ranks: Sequence[RankSeries], step: StepStats | None) -> dict[str,
     }
 
 
-def blocks_of(series: RankSeries) -> Iterator[Block]:
+def blocks_of(series: RankSeries) -> Iterator[ChartBlock]:
     """Yield the blocks of a rank, as the journal has them."""
     for stretch in series.stretches:
         count, size = len(stretch.steps_ns), stretch.steps_a_block
         for at, begin in enumerate(range(0, count, size)):
             steps_ns = stretch.steps_ns[begin : begin + size]
             sections = {name: column[at] for name, column in stretch.blocks_ns.items() if at < len(column)}
-            yield Block(stretch.first_step + begin + 1, len(steps_ns), sum(steps_ns), sections)
+            yield ChartBlock(stretch.first_step + begin + 1, len(steps_ns), sum(steps_ns), sections)
 
 
 def _rounded(value: float) -> float:
@@ -94,7 +94,7 @@ def _steps(series: RankSeries, step: StepStats | None) -> dict[str, Any]:
     }
 
 
-def _largest(blocks: Iterable[Block]) -> list[str]:
+def _largest(blocks: Iterable[ChartBlock]) -> list[str]:
     sums: dict[str, int] = {}
     for block in blocks:
         for name, ns in block.sections_ns.items():
@@ -103,41 +103,41 @@ def _largest(blocks: Iterable[Block]) -> list[str]:
     return names if len(names) <= MOST_SECTIONS + 1 else [*names[:MOST_SECTIONS], REST]
 
 
-def _merged(blocks: list[Block]) -> list[Block]:
+def _merged(blocks: list[ChartBlock]) -> list[ChartBlock]:
     together = math.ceil(len(blocks) / MOST_BLOCKS)
     if together <= 1:
         return blocks
     return [_one(blocks[at : at + together]) for at in range(0, len(blocks), together)]
 
 
-def _one(blocks: Sequence[Block]) -> Block:
+def _one(blocks: Sequence[ChartBlock]) -> ChartBlock:
     sections: dict[str, int] = {}
     for block in blocks:
         for name, ns in block.sections_ns.items():
             sections[name] = sections.get(name, 0) + ns
     steps, step_ns = sum(block.steps for block in blocks), sum(block.step_ns for block in blocks)
-    return Block(blocks[0].first, steps, step_ns, sections)
+    return ChartBlock(blocks[0].first, steps, step_ns, sections)
 
 
-def _sums(block: Block, names: Sequence[str]) -> list[int]:
+def _sums(block: ChartBlock, names: Sequence[str]) -> list[int]:
     sums = [block.sections_ns.get(name, 0) for name in names]
     if names[-1:] == [REST]:
         sums[-1] = sum(ns for name, ns in block.sections_ns.items() if name not in names)
     return sums
 
 
-def _means(block: Block, names: Sequence[str]) -> list[float]:
+def _means(block: ChartBlock, names: Sequence[str]) -> list[float]:
     return [_ms(ns / block.steps) for ns in _sums(block, names)]
 
 
-def _excess(block: Block, names: Sequence[str], means: Sequence[float]) -> tuple[int, float] | None:
+def _excess(block: ChartBlock, names: Sequence[str], means: Sequence[float]) -> tuple[int, float] | None:
     """Return the section that took the most above its mean of the run in this block, and how much; None without."""
     above = [ns - mean * block.steps for ns, mean in zip(_sums(block, names), means, strict=True)]
     largest = max(range(len(above)), key=above.__getitem__, default=None)
     return None if largest is None or above[largest] <= 0 else (largest, _ms(above[largest]))
 
 
-def _blocks(blocks: Sequence[Block], names: Sequence[str]) -> dict[str, Any]:
+def _blocks(blocks: Sequence[ChartBlock], names: Sequence[str]) -> dict[str, Any]:
     rows = [_means(block, names) for block in blocks]
     return {
         "first": [block.first for block in blocks],
@@ -146,7 +146,7 @@ def _blocks(blocks: Sequence[Block], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _longest(series: RankSeries, blocks: Sequence[Block], names: Sequence[str]) -> list[dict[str, Any]]:
+def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[str]) -> list[dict[str, Any]]:
     steps = [
         (ns, number)
         for stretch in series.stretches
@@ -244,7 +244,7 @@ def _ranks(ranks: Sequence[RankSeries]) -> dict[str, Any] | None:
     }
 
 
-def _columns(blocks: Sequence[Block], name: str | None, width: int, columns: int) -> list[float | None]:
+def _columns(blocks: Sequence[ChartBlock], name: str | None, width: int, columns: int) -> list[float | None]:
     sums, counts = [0] * columns, [0] * columns
     for block in blocks:
         at = (block.first - 1) // width

@@ -242,7 +242,7 @@ AHEAD_NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PageOrigin:
     """Where a run comes from; unknown texts are empty."""
 
     program: str = ""
@@ -257,7 +257,7 @@ def render_page(
     snapshot: Snapshot,
     findings: Sequence[Finding],
     ranks: Sequence[RankSeries],
-    origin: Origin,
+    origin: PageOrigin,
     sources: Mapping[tuple[str, int], Excerpt],
     missing: Mapping[str, str] | None = None,
 ) -> str:
@@ -294,7 +294,7 @@ def render_page(
     return document(origin.program or "Training", _subtitle(snapshot, origin), body, chart_data(ranks, snapshot.step))
 
 
-def _subtitle(snapshot: Snapshot, origin: Origin) -> str:
+def _subtitle(snapshot: Snapshot, origin: PageOrigin) -> str:
     counts = [f"{snapshot.steps} steps", duration_text(snapshot.wall_s)]
     if snapshot.ranks is not None:
         counts.insert(0, f"{snapshot.ranks.world_size} ranks")
@@ -361,7 +361,7 @@ def _worker_flame(loader: LoaderStats) -> Html:
     return joined([element("h3", title), boxes]) if boxes else Html("")
 
 
-def _about(origin: Origin) -> Html:
+def _about(origin: PageOrigin) -> Html:
     rows = [("command", origin.command), ("run folder", origin.folder), *origin.versions.items()]
     items = [element("div", element("dt", name), element("dd", value)) for name, value in rows if value]
     return part("about", "This run", element("dl", *items, class_="about")) if items else Html("")

@@ -172,14 +172,14 @@ def _sections_since(now: Mapping[str, RankSection], before: Mapping[str, RankSec
 STEPS_NEEDED: Final = 8
 
 
-class Waiting(NamedTuple):
+class RankWaiting(NamedTuple):
     """The part of synchronization that is waiting, by rank, 0 to 1; and the number of steps compared."""
 
     part: dict[int, float]
     steps: int
 
 
-def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> Waiting | None:
+def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> RankWaiting | None:
     """Return which part of its synchronization each rank waits; None with too few steps to compare.
 
     The last rank to arrive does not wait. So the least time of all ranks in a step is the communication itself, and the
@@ -206,7 +206,7 @@ def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> Wa
     total_ns = np.nansum(sync_ns, axis=1)
     part = np.divide(waiting_ns, total_ns, out=np.zeros_like(waiting_ns), where=total_ns > 0)
     steps_known = (~np.isnan(sync_ns)).sum(axis=1).tolist()
-    return Waiting({rank.who.rank: float(part[at]) for at, rank in enumerate(ranks) if steps_known[at]}, compared)
+    return RankWaiting({rank.who.rank: float(part[at]) for at, rank in enumerate(ranks) if steps_known[at]}, compared)
 
 
 def _of_block(ranks: Sequence[RankSummary], first: int, skipped: int) -> Floats:
@@ -270,7 +270,7 @@ def all_ranks_stats(
     )
 
 
-def _row(summary: RankSummary, has_sync: bool, waiting: Waiting | None, age_s: float | None) -> RankStats:
+def _row(summary: RankSummary, has_sync: bool, waiting: RankWaiting | None, age_s: float | None) -> RankStats:
     """Return the stats of one rank by itself; ``summary`` covers the stretch of the stats."""
     step_s = summary.settled_ns / summary.settled_steps / NS_PER_S if summary.settled_steps else None
     sync_s = None

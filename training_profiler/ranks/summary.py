@@ -42,7 +42,7 @@ class StepTimeBucket(NamedTuple):
     sync_ns: Count
 
 
-class SyncPoint(NamedTuple):
+class RankSyncPoint(NamedTuple):
     """A barrier that every rank passes; no rank leaves before the last has entered. Times are the rank's wall clock."""
 
     key: str  # the same on every rank
@@ -74,7 +74,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     hottest_lines: Annotated[Mapping[str, str], _Few] = msgspec.field(
         default={}, name="places"
     )  # section -> "file:line function"
-    sync_points: Annotated[Sequence[SyncPoint], _Few] = msgspec.field(default=(), name="meetings")
+    sync_points: Annotated[Sequence[RankSyncPoint], _Few] = msgspec.field(default=(), name="meetings")
     inside: Annotated[Sequence[str], _Few] = ()  # open sections, outermost first
     is_final: bool = False
     ended_by: str | None = None

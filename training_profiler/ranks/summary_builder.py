@@ -20,8 +20,8 @@ from training_profiler.ranks.summary import (
     UNKNOWN_NS,
     RankSection,
     RankSummary,
+    RankSyncPoint,
     StepTimeBucket,
-    SyncPoint,
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.section_names import SectionNames
@@ -325,6 +325,6 @@ def _knows_sync(sections: Mapping[str, RankSection], synced: GradientSyncTotals)
     return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
 
 
-def sync_points(points: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
+def sync_points(points: Iterable[tuple[str, int, int]]) -> list[RankSyncPoint]:
     """Return sync points in the form of a summary."""
-    return [SyncPoint(*point) for point in points]
+    return [RankSyncPoint(*point) for point in points]

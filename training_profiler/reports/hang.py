@@ -36,7 +36,7 @@ _INNERMOST: Final = 12  # frames below the user's line that show what it waits f
 _MAY_SYNCHRONIZE: Final = (BACKWARD_PASS, OPTIMIZER_STEP, GRAPH_REPLAY)
 
 
-class Place(NamedTuple):
+class WaitingPlace(NamedTuple):
     """Where a rank's training thread is."""
 
     line: str  # of the user's code: "train.py:88 train"
@@ -47,18 +47,18 @@ class Place(NamedTuple):
 class Group(NamedTuple):
     """The ranks that are at the same place."""
 
-    place: Place
+    place: WaitingPlace
     ranks: tuple[int, ...]
     host: str  # of the first of them
 
 
-def place_of(stacks: RankStacks) -> Place:
+def place_of(stacks: RankStacks) -> WaitingPlace:
     """Return where the training thread of a rank is."""
     thread = stacks.training
     if thread is None:
-        return Place("a training thread that has ended", "", "")
+        return WaitingPlace("a training thread that has ended", "", "")
     frame = thread.users_frame or (thread.frames[-1] if thread.frames else None)
-    return Place(
+    return WaitingPlace(
         "no Python code" if frame is None else frame_text(frame),
         thread.sections[-1] if thread.sections else "",
         waits_for(thread),
@@ -90,7 +90,7 @@ def _is_file(path: str, end: str) -> bool:
 
 def groups_of(stacks: Iterable[RankStacks]) -> list[Group]:
     """Return the ranks by place: first those that do not wait for others, and of these the fewest."""
-    at: dict[Place, list[RankStacks]] = {}
+    at: dict[WaitingPlace, list[RankStacks]] = {}
     for each in stacks:
         at.setdefault(place_of(each), []).append(each)
     groups = [Group(place, tuple(each.rank for each in ranks), ranks[0].host) for place, ranks in at.items()]
@@ -118,7 +118,7 @@ def _who(group: Group, groups: Sequence[Group]) -> str:
     return of_ranks(group.ranks) + (f" ({group.host})" if has_hosts and len(group.ranks) == 1 else "")
 
 
-def _at(place: Place, ranks: str) -> str:
+def _at(place: WaitingPlace, ranks: str) -> str:
     """Return the place and what its ranks wait for, such as the other ``ranks``."""
     text = place.line + (f" (in {name_of(place.section)})" if place.section else "")
     if place.waits_for == FOR_RANKS:

@@ -45,7 +45,7 @@ STEPS: Final = 60  # a block
 WARM_UP: Final = 100  # steps: the first ones are observed more closely, and the interpreter adapts to patched calls
 
 
-class Section(NamedTuple):
+class CheckupPart(NamedTuple):
     """A part of the checkup."""
 
     title: str
@@ -53,7 +53,7 @@ class Section(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def check_up() -> Iterator[Section]:
+def check_up() -> Iterator[CheckupPart]:
     """Yield the parts of the checkup. It imports torch, and takes some seconds."""
     yield _versions()
     yield _activation()
@@ -61,16 +61,16 @@ def check_up() -> Iterator[Section]:
     yield section
     yield _trackers(settings)
     found = {name: version for name in FRAMEWORKS if (version := _version(name)) is not None}
-    yield Section("Frameworks", tuple(found.items()) or (("none", f"of {', '.join(FRAMEWORKS)}"),))
+    yield CheckupPart("Frameworks", tuple(found.items()) or (("none", f"of {', '.join(FRAMEWORKS)}"),))
     torch = _torch()
     if torch is None:
-        yield Section("Instrumentation", (), ("torch cannot be imported: nothing can be profiled",))
+        yield CheckupPart("Instrumentation", (), ("torch cannot be imported: nothing can be profiled",))
     else:
         yield _instrumentation(torch, settings)
     yield _folder(settings)
 
 
-def _versions() -> Section:
+def _versions() -> CheckupPart:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         python += ", free-threaded"
@@ -80,10 +80,10 @@ def _versions() -> Section:
         ("system", platform.platform()),
         *((name, _version(name) or "not installed") for name in PACKAGES),
     ]
-    return Section("Versions", (*rows, ("accelerators", _accelerators())))
+    return CheckupPart("Versions", (*rows, ("accelerators", _accelerators())))
 
 
-def _activation() -> Section:
+def _activation() -> CheckupPart:
     """Return whether the variable alone profiles the programs of this Python, as a child of it shows."""
     file = start_up_file()
     text = f"import sys; sys.exit(not hasattr(sys, {HOOK!r}))"
@@ -93,7 +93,7 @@ def _activation() -> Section:
         is_active = not subprocess.run(words, env=environ, capture_output=True, timeout=LONGEST_START_S).returncode
     except (OSError, subprocess.TimeoutExpired):
         is_active = False
-    return Section(
+    return CheckupPart(
         "Switch",
         (
             ("start-up file", file or f"none in a folder that this Python reads at its start ({START_UP_FILE})"),
@@ -129,7 +129,7 @@ def _is_available(module: Any) -> bool:
         return False
 
 
-def _settings() -> tuple[Settings, Section]:
+def _settings() -> tuple[Settings, CheckupPart]:
     """Return the settings, defaults if they cannot be read, and their part of the checkup."""
     shown = (masked([f"{name}={value}"])[0].partition("=") for name, value in given_variables().items())
     rows = tuple((name, f"{value} (from the environment)") for name, _, value in shown)
@@ -139,15 +139,15 @@ def _settings() -> tuple[Settings, Section]:
     except SettingsError as error:
         problems.insert(0, str(error))
         settings = Settings()
-    return settings, Section(
+    return settings, CheckupPart(
         "Settings", rows or (("all settings", "defaults: no variable of the profiler is set"),), tuple(problems)
     )
 
 
-def _trackers(settings: Settings) -> Section:
+def _trackers(settings: Settings) -> CheckupPart:
     rows = tuple((name, _tracker(tracker)) for name, tracker in TRACKERS.items())
     missing = [name for name in settings.sinks if not _is_installed(TRACKERS[name])]
-    return Section("Trackers", rows, tuple(f"{name} is one of the sinks, and is not installed" for name in missing))
+    return CheckupPart("Trackers", rows, tuple(f"{name} is one of the sinks, and is not installed" for name in missing))
 
 
 def _tracker(tracker: Tracker) -> str:
@@ -165,7 +165,7 @@ def _is_installed(tracker: Tracker) -> bool:
         return False
 
 
-def _instrumentation(torch: Any, settings: Settings) -> Section:
+def _instrumentation(torch: Any, settings: Settings) -> CheckupPart:
     recorder = new_recorder(settings)
     # The least of several: other programs make some of them longer.
     section_us = min(measure_section_cost_ns(recorder.implementation) for _ in range(ROUNDS)) / NS_PER_US
@@ -175,7 +175,7 @@ def _instrumentation(torch: Any, settings: Settings) -> Section:
     finally:
         instrumentation.uninstall()
     missing = tuple(f"not instrumented: {name} ({reason})" for name, reason in instrumentation.missing.items())
-    return Section(
+    return CheckupPart(
         "Instrumentation",
         (
             ("patches", "all that this torch has a place for" if not missing else f"all but {len(missing)}"),
@@ -231,13 +231,15 @@ def _block_us(step: Callable[[], None], steps: int) -> float:
     return (time.thread_time_ns() - begin_ns) / steps / NS_PER_US
 
 
-def _folder(settings: Settings) -> Section:
+def _folder(settings: Settings) -> CheckupPart:
     folder = Path(settings.dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     problem = _why_not_writable(nearest)
     text = str(folder) if nearest == folder else f"{folder}, which is made in {nearest}"
     rows = (("runs are written to", text), ("writing", "works" if problem is None else "fails"))
-    return Section("Run folder", rows, () if problem is None else (f"{nearest}: {problem}; choose another with dir",))
+    return CheckupPart(
+        "Run folder", rows, () if problem is None else (f"{nearest}: {problem}; choose another with dir",)
+    )
 
 
 def _why_not_writable(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from training_profiler.safety.own_folder import Place, place_of
+from training_profiler.safety.own_folder import FilePlace, place_of
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _WRITE_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -210,7 +210,7 @@ def replaced_file(path: Path, draft: Path | None = None) -> Iterator[int]:
         os.replace(part, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
 
 
-def _is_device(place: Place) -> bool:
+def _is_device(place: FilePlace) -> bool:
     try:
         mode = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode
     except OSError:  # there is nothing, most of the time

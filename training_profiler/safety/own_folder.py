@@ -17,7 +17,7 @@ _FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY
 _open: Final[dict[Path, Descriptor]] = {}
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A file by its name in an open folder; by its path where ``folder`` is None."""
 
     name: str
@@ -71,7 +71,7 @@ def is_in_place(folder: Path) -> bool:
 
 
 @contextmanager
-def place_of(path: str | Path) -> Iterator[Place]:
+def place_of(path: str | Path) -> Iterator[FilePlace]:
     """Find a file, for as long as the context lasts. No folder on the way from an open one to it may be a link.
 
     Raises:
@@ -79,7 +79,7 @@ def place_of(path: str | Path) -> Iterator[Place]:
     """
     folder = next((parent for parent in Path(path).parents if parent in _open), None) if _open else None
     if folder is None:
-        yield Place(os.fspath(path), None, Path(path))
+        yield FilePlace(os.fspath(path), None, Path(path))
         return
     _open[folder] = descriptor = _open[folder].opened(folder, _FLAGS)
     *inner, name = Path(path).relative_to(folder).parts
@@ -88,7 +88,7 @@ def place_of(path: str | Path) -> Iterator[Place]:
             number = raised(os.open(each, _FLAGS, dir_fd=descriptor.number))
             descriptor = Descriptor(number, identity(number))
             closing.callback(descriptor.close)
-        yield Place(name, descriptor.number, Path(path))
+        yield FilePlace(name, descriptor.number, Path(path))
 
 
 def remove(path: Path) -> None:

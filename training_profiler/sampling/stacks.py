@@ -99,7 +99,7 @@ class _Code(NamedTuple):
     is_ours: bool = False  # of this package, and passes on no call of the program
 
 
-class _File(NamedTuple):
+class _CodeFile(NamedTuple):
     """What a file of code says."""
 
     is_users: bool
@@ -117,7 +117,7 @@ class StackReader:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self._codes: dict[int, _Code] = {}  # by the id of the code: its hash covers all of its constants
-        self._files: dict[str, _File] = {}  # by the file of a code object
+        self._files: dict[str, _CodeFile] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
         self._batches = PhaseReader()
         self._call_at = ByInstruction(_call_at)
@@ -200,11 +200,11 @@ class StackReader:
         self._codes[id(code)] = found
         return found
 
-    def _add_file(self, filename: str) -> _File:
+    def _add_file(self, filename: str) -> _CodeFile:
         if len(self._files) >= MOST_FILES:
             self._files.clear()
         is_library = self._user_code.shown_library(filename) is not None
-        found = self._files[filename] = _File(
+        found = self._files[filename] = _CodeFile(
             self._user_code.shown(filename) is not None,
             is_library,
             filename == IMPORT_SYSTEM,

@@ -37,7 +37,7 @@ _UNENDED: Final = {
 }
 
 
-class Intervals(Protocol):
+class ReplayedIntervals(Protocol):
     """Gets each interval that was added."""
 
     def add(self, record: IntervalRecord, /) -> None:
@@ -47,7 +47,7 @@ class Intervals(Protocol):
 class Replay:
     """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out."""
 
-    def __init__(self, series: Intervals | None = None) -> None:
+    def __init__(self, series: ReplayedIntervals | None = None) -> None:
         self._series = series
         self.sums: RunSums | None = None
         self.problem = ""  # of the first unusable line

@@ -7,7 +7,7 @@ import numpy as np
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
-from training_profiler.comparison.run_series import RunSeries, Stretch
+from training_profiler.comparison.run_series import RunSeries, SeriesStretch
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.snapshot.snapshot import OTHER
@@ -19,7 +19,7 @@ class SeriesReader:
 
     def __init__(self) -> None:
         self.rank = 0
-        self._stretches: list[Stretch] = []
+        self._stretches: list[SeriesStretch] = []
         self._machine = MachineSums()
         self._first_unknown = 0  # stretches from here on do not know what the machine did
         self._fetched = 0  # samples of intervals in which no step ended, for the next step
@@ -63,11 +63,11 @@ class SeriesReader:
         return RunSeries(tuple(self._stretches), warmup, self.rank)
 
 
-def _stretch(record: IntervalRecord, fetched_before: int) -> Stretch:
+def _stretch(record: IntervalRecord, fetched_before: int) -> SeriesStretch:
     step_s = np.array(record.step_ns, np.float64) / NS_PER_S
     blocks = record.blocks(lambda name: printable(name) or OTHER)
     sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
-    return Stretch(
+    return SeriesStretch(
         step_s,
         tuple(record.slowed_by_capture),
         sections,

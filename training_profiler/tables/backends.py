@@ -151,7 +151,7 @@ def ready_backends(torch: Any) -> Iterator[ReadyBackend]:
             yield ReadyBackend(backend, kind, module)
 
 
-class Event(Protocol):
+class TorchEvent(Protocol):
     """A ``torch.Event`` with timing."""
 
     def record(self) -> None:
@@ -171,7 +171,7 @@ class Accelerator:
     backend: Backend
     kind: str  # the type of torch.device
     name: str  # of the current device; "" if it has none
-    make_event: Callable[[], Event]
+    make_event: Callable[[], TorchEvent]
     current_index: Callable[[], int]
     is_capturing: Callable[[], bool]  # whether the current stream records a graph instead of executing the work
     synchronize: Callable[[], None]  # waits for all work of the current device

@@ -82,7 +82,7 @@ PEAKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DeviceLink:
     """What one accelerator can send to the others of its node, while it receives as much."""
 
     words: tuple[str, ...]  # all of them occur in the device's name
@@ -92,17 +92,17 @@ class Link:
 
 # Only where the name says how devices are connected: those on PCIe may have bridges.
 LINKS: Final = (
-    Link(("B200",), 900.0, "NVIDIA Blackwell (HGX B200) data sheet, NVLink"),
-    Link(("H200",), 450.0, "NVIDIA H200 data sheet, NVLink"),
-    Link(("H100", "HBM3"), 450.0, "NVIDIA H100 data sheet, NVLink"),
-    Link(("A100", "SXM4"), 300.0, "NVIDIA A100 data sheet, NVLink"),
-    Link(("V100", "SXM2"), 150.0, "NVIDIA V100 data sheet, NVLink"),
-    Link(("MI300X",), 448.0, "AMD MI300X data sheet, seven Infinity Fabric links"),
+    DeviceLink(("B200",), 900.0, "NVIDIA Blackwell (HGX B200) data sheet, NVLink"),
+    DeviceLink(("H200",), 450.0, "NVIDIA H200 data sheet, NVLink"),
+    DeviceLink(("H100", "HBM3"), 450.0, "NVIDIA H100 data sheet, NVLink"),
+    DeviceLink(("A100", "SXM4"), 300.0, "NVIDIA A100 data sheet, NVLink"),
+    DeviceLink(("V100", "SXM2"), 150.0, "NVIDIA V100 data sheet, NVLink"),
+    DeviceLink(("MI300X",), 448.0, "AMD MI300X data sheet, seven Infinity Fabric links"),
 )
 BRIDGED: Final = ("nvl", "pcie")  # words of variants without a switch between all devices
 
 
-def link_of(device: str) -> Link | None:
+def link_of(device: str) -> DeviceLink | None:
     """Return the link between the named devices of a node; None if the name does not show it."""
     words = _words(device)
     if any(word in (*ANOTHER, *BRIDGED) for word in words):

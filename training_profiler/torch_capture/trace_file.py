@@ -90,7 +90,7 @@ class ClockMap:
 MOST_SPANS: Final = 200_000  # of a window; later spans are left out of the trace
 
 
-class Span(NamedTuple):
+class WrittenSpan(NamedTuple):
     """A section or a step with its times in the recorder's clock."""
 
     name: str
@@ -166,11 +166,11 @@ class CapturedSpans:
         if self.end_ns is not None and self._until_ns >= self.end_ns:
             self.is_complete.set()
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[WrittenSpan]:
         """Return the spans in the window, cut at its ends."""
         end_ns = self._until_ns if self.end_ns is None else self.end_ns
         return [
-            Span(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
+            WrittenSpan(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
             for id, begin, end in list(self._rows)
             if begin < end_ns
         ]
@@ -203,7 +203,7 @@ class CaptureError(Exception):
 def write_trace(
     raw: Path,
     path: Path,
-    added: Sequence[Span | SampledLine],
+    added: Sequence[WrittenSpan | SampledLine],
     marks: Sequence[Sequence[tuple[int, int]]],
     most_bytes: float,
     is_called_off: Callable[[], bool],
@@ -287,7 +287,7 @@ def _with(added: bytes, raw: Path) -> Iterator[bytes]:
         yield held
 
 
-def _events(added: Sequence[Span | SampledLine], clocks: ClockMap, mark: Marked) -> bytes:
+def _events(added: Sequence[WrittenSpan | SampledLine], clocks: ClockMap, mark: Marked) -> bytes:
     place = f'"pid":{mark.pid.decode()},"tid":{mark.tid.decode()}'
     lines = []
     for event in added:

@@ -16,7 +16,7 @@ from training_profiler.safety.own_folder import place_of
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
-from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, Span, check_whole, write_trace
+from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, WrittenSpan, check_whole, write_trace
 from training_profiler.torch_capture.window import Window, free_name
 
 CHECK_S: Final = 0.25  # between two checks of the limits
@@ -142,7 +142,7 @@ class TraceWriter:
         check_whole(raw)
         self._wait(None if spans is None else spans.is_complete)
         begin_s = time.perf_counter()
-        added: list[Span | SampledLine] = [*window.steps_as_spans()]
+        added: list[WrittenSpan | SampledLine] = [*window.steps_as_spans()]
         if spans is not None:
             added += [*spans.spans(), *spans.lines()]
         most_bytes = self.plan.megabytes * 1e6

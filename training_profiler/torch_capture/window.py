@@ -11,7 +11,7 @@ from training_profiler.recording.section import Clock
 from training_profiler.tables.backends import find_accelerator
 from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_after_fork_in_child
-from training_profiler.torch_capture.trace_file import MARKS, CapturedSpans, Span
+from training_profiler.torch_capture.trace_file import MARKS, CapturedSpans, WrittenSpan
 
 STEP: Final = "ProfilerStep#"
 
@@ -114,11 +114,11 @@ class Window:
         """Free torch's recorded events."""
         self.profile = None
 
-    def steps_as_spans(self) -> list[Span]:
+    def steps_as_spans(self) -> list[WrittenSpan]:
         """Return its steps with torch's name and the run's step numbers."""
         begins_ns = [self.begin_ns, *self.ends_ns[:-1]]
         return [
-            Span(f"{STEP}{number}", begin_ns, end_ns)
+            WrittenSpan(f"{STEP}{number}", begin_ns, end_ns)
             for number, (begin_ns, end_ns) in enumerate(zip(begins_ns, self.ends_ns, strict=True), self.first)
         ]
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.tables.peaks import Link, link_of
+from training_profiler.tables.peaks import DeviceLink, link_of
 from training_profiler.trace_analysis.communication import kind_of
 from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
 
@@ -41,7 +41,7 @@ class BusBandwidth:
     count: int
     total_ns: int  # waiting for other devices included
     shortest_ns: int
-    link: Link | None  # between the devices of the group
+    link: DeviceLink | None  # between the devices of the group
     lacks: tuple[str, ...]  # what would have to be known for the rest
 
     @property
@@ -73,7 +73,7 @@ class BusBandwidth:
 
 def bus_bandwidths(columns: Columns, communicates: Bools) -> tuple[BusBandwidth, ...]:
     """Return the collectives by kind, message, group size and link, those with most time first."""
-    groups: dict[tuple[str, int | None, int | None, Link | None], list[int]] = {}
+    groups: dict[tuple[str, int | None, int | None, DeviceLink | None], list[int]] = {}
     for row in np.flatnonzero(communicates).tolist():
         kind, size = kind_of(columns, row), _group_size(columns, row)
         groups.setdefault((kind, _message(columns, row, kind, size), size, _link(columns, row)), []).append(row)
@@ -82,7 +82,7 @@ def bus_bandwidths(columns: Columns, communicates: Bools) -> tuple[BusBandwidth,
 
 
 def _bandwidth(
-    columns: Columns, kind: str, message: int | None, size: int | None, link: Link | None, rows: Ints
+    columns: Columns, kind: str, message: int | None, size: int | None, link: DeviceLink | None, rows: Ints
 ) -> BusBandwidth:
     lengths = (columns.end_ns - columns.begin_ns)[rows]
     unknown = {
@@ -129,7 +129,7 @@ def _decoded(ranks: str) -> list[int] | None:
         return None
 
 
-def _link(columns: Columns, row: int) -> Link | None:
+def _link(columns: Columns, row: int) -> DeviceLink | None:
     """Return the link between the devices of the group, if they are known to be in one node.
 
     A trace lists the devices of its node, and launchers number the ranks of a node one after another.

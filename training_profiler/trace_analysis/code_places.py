@@ -55,7 +55,7 @@ NOWHERE: Final = GapPlace("", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TracedPlaces:
     """The places of one kind, the longest on the host first."""
 
     rows: tuple[PlaceTimes, ...] = ()
@@ -64,7 +64,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledLine:
+class TracedLine:
     """A line of the program, as often as it was sampled on the thread of the loop."""
 
     name: str
@@ -76,7 +76,7 @@ class SampledLine:
 class SampledLines:
     """Lines as our own captures sample them, the most frequent first."""
 
-    rows: tuple[SampledLine, ...] = ()
+    rows: tuple[TracedLine, ...] = ()
     of_gaps: tuple[GapPlace, ...] = ()  # sampled most often in each gap
 
 
@@ -84,9 +84,9 @@ class SampledLines:
 class CodePlaces:
     """The places of a trace by kind; a kind that was not recorded has no rows."""
 
-    sections: Places
-    modules: Places
-    lines: Places
+    sections: TracedPlaces
+    modules: TracedPlaces
+    lines: TracedPlaces
     sampled: SampledLines
 
     @property
@@ -107,7 +107,7 @@ def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_co
     """
     device_ns = _device_ns(columns)
 
-    def places(labels: Sequence[str], label: Ints) -> Places:
+    def places(labels: Sequence[str], label: Ints) -> TracedPlaces:
         return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, is_counted, device_ns)
 
     is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
@@ -134,7 +134,7 @@ def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_count
     is_in_gap = covered(union(begin_ns[is_counted], launched_ns[is_counted]), at_ns, at_ns + 1) > 0
     samples = np.bincount(line, minlength=len(names)).tolist()
     in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
-    rows = [SampledLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
+    rows = [TracedLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
     return SampledLines(tuple(sorted(rows, key=lambda row: (-row.samples, row.name))), of_gaps)
 
 
@@ -212,11 +212,13 @@ def _device_ns(columns: Columns) -> Ints:
     return ns
 
 
-def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools, device_ns: Ints) -> Places:
+def _places(
+    columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools, device_ns: Ints
+) -> TracedPlaces:
     """Return the times of the places; ``columns`` has them in place of names."""
     which = columns.name != NONE
     if not which.any():
-        return Places()
+        return TracedPlaces()
     stacks = _Stacks(columns, which)
     size = len(columns.names)
     # A place within itself is one whatever it is: an operator in an annotation on the same line, for example.
@@ -244,7 +246,7 @@ def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counte
         if calls[i]
     ]
     listed.sort(key=lambda place: (-place.host_total_ns, place.name))
-    return Places(tuple(listed), of_gaps, elsewhere_ns)
+    return TracedPlaces(tuple(listed), of_gaps, elsewhere_ns)
 
 
 def _summed(columns: Columns, rows: Ints, values: Ints) -> Ints:

@@ -24,7 +24,7 @@ _PARTS: Final = ("host_self", "host_total", "device_self", "device_total")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TraceDifference:
     """One category; ns per step."""
 
     name: str
@@ -44,7 +44,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkDifference(Difference):
+class WorkDifference(TraceDifference):
     """An operator, its calls with the same input shapes, a kernel, or a kind of kernels; ns per step."""
 
     shapes: str  # "" unless the row is of one input shape
@@ -57,20 +57,20 @@ class BranchDifference:
 
     path: CallPath
     counts: tuple[float, float]  # per step, before and after; 0 on the side without it
-    host_self: Difference
-    host_total: Difference  # with all branches within it
-    device_self: Difference
-    device_total: Difference
+    host_self: TraceDifference
+    host_total: TraceDifference  # with all branches within it
+    device_self: TraceDifference
+    device_total: TraceDifference
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TraceComparison:
     """All categories and all work, and utilization of the device in steps before and after, 0 to 1."""
 
     before: Trace
     after: Trace
     unit: str  # what times are of: a step, one run of an annotation, or the recording
-    differences: tuple[Difference, ...]
+    differences: tuple[TraceDifference, ...]
     work: Mapping[str, tuple[WorkDifference, ...]]  # by table; the largest beyond the noise first
     call_tree: tuple[BranchDifference, ...]  # each branch after the one around it
     alike: float  # the share of the operators' calls per step that both have, 0 to 1
@@ -86,7 +86,7 @@ class Comparison:
         return self.before.utilization_in_steps, self.after.utilization_in_steps
 
 
-def compare(before: Trace, after: Trace) -> Comparison:
+def compare(before: Trace, after: Trace) -> TraceComparison:
     """Return the differences per step.
 
     Raises:
@@ -114,7 +114,9 @@ def compare(before: Trace, after: Trace) -> Comparison:
     if before.waiting.data_names or after.waiting.data_names:
         waits = ([ns / times for ns in analysis.waiting.data_ns] for analysis, times in sides)
         rows.append(_difference("DataLoader (host)", *waits))
-    return Comparison(before, after, unit, tuple(rows), _work(before, after, unit), _tree(before, after, unit), alike)
+    return TraceComparison(
+        before, after, unit, tuple(rows), _work(before, after, unit), _tree(before, after, unit), alike
+    )
 
 
 def _unit(before: Trace, after: Trace) -> str:
@@ -141,12 +143,12 @@ def _repetitions(analysis: Trace, unit: str) -> int:
     return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
 
 
-def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
+def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> TraceDifference:
     old, new = np.array(before, np.float64), np.array(after, np.float64)
     band = None
     if len(old) > 1 and len(new) > 1:
         band = _band(BAND, old.var(ddof=1) / len(old), new.var(ddof=1) / len(new))
-    return Difference(name, float(old.mean()), float(new.mean()), band)
+    return TraceDifference(name, float(old.mean()), float(new.mean()), band)
 
 
 def _band(errors: float, before: float, after: float) -> float:
@@ -185,10 +187,10 @@ class _Each:
     after: int
     has_band: bool
 
-    def difference(self, name: str, old: PerStep, new: PerStep) -> Difference:
+    def difference(self, name: str, old: PerStep, new: PerStep) -> TraceDifference:
         """Return the difference of two means."""
         band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self.has_band else None
-        return Difference(name, old.mean_ns / self.before, new.mean_ns / self.after, band)
+        return TraceDifference(name, old.mean_ns / self.before, new.mean_ns / self.after, band)
 
     def counts(self, old: PerStep, new: PerStep) -> tuple[float, float]:
         """Return the counts on either side."""

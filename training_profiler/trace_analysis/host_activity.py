@@ -37,7 +37,7 @@ SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCalls:
+class TracedModuleCalls:
     """All calls of one name; ns."""
 
     name: str
@@ -46,7 +46,7 @@ class ModuleCalls:
     bytes: int | None = None  # of those calls that have it; None without any
 
 
-def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[ModuleCalls]:
+def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[TracedModuleCalls]:
     """Return the calls of each name in ``rows``, in order of their first occurrence."""
     name, size = columns.name[rows], len(columns.names)
     count = np.bincount(name, minlength=size)
@@ -56,24 +56,26 @@ def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[M
     np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
     known = np.bincount(name[columns.bytes[rows] >= 0], minlength=size)
     return [
-        ModuleCalls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes and known[i] else None)
+        TracedModuleCalls(
+            columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes and known[i] else None
+        )
         for i in dict.fromkeys(name.tolist())
     ]
 
 
-def copies(columns: Columns) -> list[ModuleCalls]:
+def copies(columns: Columns) -> list[TracedModuleCalls]:
     """Return the copies of devices, by direction."""
     return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
 
 
-def synchronizations(columns: Columns) -> list[ModuleCalls]:
+def synchronizations(columns: Columns) -> list[TracedModuleCalls]:
     """Return the calls in which the host waited for a device."""
     return calls_named(
         columns, np.flatnonzero(columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime")))
     )
 
 
-def host_collectives(columns: Columns) -> list[ModuleCalls]:
+def host_collectives(columns: Columns) -> list[TracedModuleCalls]:
     """Return the collectives that threads of the host run, such as those of gloo."""
     return calls_named(
         columns, np.flatnonzero(columns.named(_ON_HOST.search, columns.is_of("cpu_op", "user_annotation")))
@@ -85,11 +87,11 @@ def is_allocation(columns: Columns) -> Bools:
     return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
-def data_loading(columns: Columns) -> ModuleCalls:
+def data_loading(columns: Columns) -> TracedModuleCalls:
     """Return the waits for batches that torch itself marks."""
     which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
     duration = columns.end_ns - columns.begin_ns
-    return ModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
+    return TracedModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
 
 
 def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:

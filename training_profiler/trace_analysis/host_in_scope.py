@@ -11,7 +11,7 @@ from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
 from training_profiler.trace_analysis.host_activity import (
     TO_HOST,
     WITH_HOST,
-    ModuleCalls,
+    TracedModuleCalls,
     calls_named,
     data_waits,
     is_allocation,
@@ -122,7 +122,7 @@ def _saved_ns(alone_ns: Ints, idle_ns: Ints, calling_ns: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class HostWaiting:
     """What the host waited for within the scope; ns. What several threads wait for at once counts once."""
 
     data_ns: tuple[int, ...]  # for batches, per window of the scope
@@ -132,18 +132,18 @@ class Waiting:
     allocations: int
     longest_allocation_ns: int  # of these calls
     read_ns: int  # in operators that read a value from the device
-    reads: tuple[ModuleCalls, ...]  # these operators, by name
+    reads: tuple[TracedModuleCalls, ...]  # these operators, by name
     side_work_ns: dict[str, int]  # by name of the section
 
 
-def waiting_of(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Waiting:
+def waiting_of(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> HostWaiting:
     """Return what the host waits for."""
     begins, ends = (np.array([getattr(part, key) for part in scope.parts], np.int64) for key in ("begin_ns", "end_ns"))
     waits, names = data_waits(columns)
     captured = covered(union(*captures_of(columns)), columns.begin_ns, columns.begin_ns + 1) > 0
     allocations = is_allocation(columns) & in_scope & ~captured
     reads = reads[in_scope[reads]]
-    return Waiting(
+    return HostWaiting(
         tuple(covered(waits, begins, ends).tolist()),
         names,
         scope.within(worker_start(columns)),
@@ -156,9 +156,9 @@ def waiting_of(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> 
     )
 
 
-def pageable_copies(columns: Columns, scope: Scope) -> ModuleCalls:
+def pageable_copies(columns: Columns, scope: Scope) -> TracedModuleCalls:
     """Return the copies from memory that is not pinned."""
     rows = np.flatnonzero(is_pageable_copy(columns))
     ends_ns = np.maximum(columns.end_ns, columns.begin_ns + 1)  # older traces have copies of 0 us
     rows = rows[covered(scope.windows, columns.begin_ns[rows], ends_ns[rows]) > 0]
-    return ModuleCalls("", len(rows), scope.within(span_of(columns, rows)))
+    return TracedModuleCalls("", len(rows), scope.within(span_of(columns, rows)))

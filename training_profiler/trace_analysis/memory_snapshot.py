@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable
 from training_profiler.trace_analysis.code_places import is_of_program
-from training_profiler.trace_analysis.snapshot_reader import Block, Entry, RawSnapshot, Segment, read_snapshot
+from training_profiler.trace_analysis.snapshot_reader import Entry, MemoryBlock, RawSnapshot, Segment, read_snapshot
 
 NO_STACK: Final = "no stack recorded"
 MOST_TEXT: Final = 1_000  # characters of a name: the patterns take long on longer ones
@@ -36,7 +36,7 @@ _PHASES: Final[Sequence[tuple[str, re.Pattern[str]]]] = tuple(
 )  # fmt: skip
 
 
-class Origin(NamedTuple):
+class MemoryOrigin(NamedTuple):
     """A place in the program, such as "model/net.py:31 in forward", and the phase of the training."""
 
     place: str
@@ -47,9 +47,9 @@ class Origins:
     """Reads stacks. A stack that many allocations share is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Origin]] = {}  # keeps the stack, so that its id stays its own
+        self._known: dict[int, tuple[Any, MemoryOrigin]] = {}  # keeps the stack, so that its id stays its own
 
-    def of(self, frames: Any) -> Origin:
+    def of(self, frames: Any) -> MemoryOrigin:
         """Return the origin of a stack, whose innermost frame is the first. The stack may be missing."""
         known = self._known.get(id(frames))
         if known is None:
@@ -57,27 +57,27 @@ class Origins:
         return known[1]
 
     @staticmethod
-    def before_history() -> Origin:
+    def before_history() -> MemoryOrigin:
         """Return the origin of memory that was requested before the history begins."""
-        return Origin(BEFORE, BEFORE)
+        return MemoryOrigin(BEFORE, BEFORE)
 
 
-def _origin(frames: Any) -> Origin:
+def _origin(frames: Any) -> MemoryOrigin:
     recorded = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
     stack = [
         _frame(_text(frame.get("filename", "")), _text(frame.get("line", 0)), _text(frame.get("name", "")))
         for frame in recorded[:MOST_FRAMES]
     ]
     if not stack:
-        return Origin(NO_STACK, NO_STACK)
+        return MemoryOrigin(NO_STACK, NO_STACK)
     words = [f"{file}:{name}" for file, _, name in stack]
     phase = next((phase for phase, pattern in _PHASES if any(pattern.search(word) for word in words)), ELSEWHERE)
     python = [frame for frame in stack if not _NATIVE.search(frame[0])]
     own = [frame for frame in python if is_of_program(frame[0])]
     if own or python:
         file, line, name = (own or python)[0]
-        return Origin(f"{'/'.join(file.split('/')[-2:])}:{line} in {name}", phase)
-    return Origin(f"{stack[0][2]} (no Python in its stack)", phase)
+        return MemoryOrigin(f"{'/'.join(file.split('/')[-2:])}:{line} in {name}", phase)
+    return MemoryOrigin(f"{stack[0][2]} (no Python in its stack)", phase)
 
 
 def _text(value: Any) -> str:
@@ -110,7 +110,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class MemoryPeak:
     """The highest allocation within the allocator's history; bytes as requested."""
 
     bytes: int
@@ -144,7 +144,7 @@ class SnapshotOfDevice:
     segments: int
     by_phase: tuple[Held, ...]
     by_place: tuple[Held, ...]
-    peak: Peak | None  # None without a history
+    peak: MemoryPeak | None  # None without a history
     out_of_memory: tuple[OutOfMemory, ...]
 
 
@@ -173,7 +173,7 @@ def devices_of(raw: RawSnapshot) -> list[SnapshotOfDevice]:
 def _of_device(
     device: int, segments: Sequence[Segment], history: Sequence[Entry], origins: Origins
 ) -> SnapshotOfDevice:
-    live: dict[int, tuple[int, Origin]] = {}
+    live: dict[int, tuple[int, MemoryOrigin]] = {}
     requested = rounding = awaiting = in_use = empty = largest = 0
     for number, segment in enumerate(segments):
         unused, rest, is_used = 0, segment.total_size, False
@@ -202,7 +202,7 @@ def _of_device(
         unused_empty_bytes=empty,
         largest_unused_bytes=largest,
         segments=len(segments),
-        by_phase=_by(live.values(), lambda origin: Origin("", origin.phase)),
+        by_phase=_by(live.values(), lambda origin: MemoryOrigin("", origin.phase)),
         by_place=_by(live.values(), lambda origin: origin),
         peak=_peak(live, history, origins),
         out_of_memory=tuple(
@@ -213,7 +213,7 @@ def _of_device(
     )
 
 
-def _asked(block: Block) -> tuple[int, Any]:
+def _asked(block: MemoryBlock) -> tuple[int, Any]:
     """Return the bytes that a tensor requested, and the stack of the request."""
     if block.requested_size is not None:
         return min(block.size, block.requested_size), block.frames
@@ -223,8 +223,8 @@ def _asked(block: Block) -> tuple[int, Any]:
     return block.size, block.frames
 
 
-def _by(live: Iterable[tuple[int, Origin]], key: Callable[[Origin], Origin]) -> tuple[Held, ...]:
-    sums: dict[Origin, list[int]] = defaultdict(lambda: [0, 0])
+def _by(live: Iterable[tuple[int, MemoryOrigin]], key: Callable[[MemoryOrigin], MemoryOrigin]) -> tuple[Held, ...]:
+    sums: dict[MemoryOrigin, list[int]] = defaultdict(lambda: [0, 0])
     for size, origin in live:
         total = sums[key(origin)]
         total[0] += size
@@ -233,7 +233,7 @@ def _by(live: Iterable[tuple[int, Origin]], key: Callable[[Origin], Origin]) -> 
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.place, row.phase)))
 
 
-def _peak(live: dict[int, tuple[int, Origin]], history: Sequence[Entry], origins: Origins) -> Peak | None:
+def _peak(live: dict[int, tuple[int, MemoryOrigin]], history: Sequence[Entry], origins: Origins) -> MemoryPeak | None:
     """Find the peak: the live blocks are known at the end, so the moves are undone from there."""
     moves = [entry for entry in history if entry.action in ("alloc", "free_requested") and entry.addr is not None]
     if not moves:
@@ -247,18 +247,18 @@ def _peak(live: dict[int, tuple[int, Origin]], history: Sequence[Entry], origins
     then = _lived_at(live, moves, at, origins)
     last_us = next((entry.time_us for entry in reversed(history) if entry.time_us is not None), None)
     peak_us = moves[at - 1].time_us if at else None
-    return Peak(
+    return MemoryPeak(
         bytes=highest,
         before_end_s=None if last_us is None or peak_us is None else (last_us - peak_us) / US_PER_S,
         entries=len(history),
-        by_phase=_by(then.values(), lambda origin: Origin("", origin.phase)),
+        by_phase=_by(then.values(), lambda origin: MemoryOrigin("", origin.phase)),
         by_place=_by(then.values(), lambda origin: origin),
     )
 
 
 def _lived_at(
-    live: dict[int, tuple[int, Origin]], moves: Sequence[Entry], at: int, origins: Origins
-) -> dict[int, tuple[int, Origin]]:
+    live: dict[int, tuple[int, MemoryOrigin]], moves: Sequence[Entry], at: int, origins: Origins
+) -> dict[int, tuple[int, MemoryOrigin]]:
     """Return the live blocks after the first ``at`` moves."""
     asked: dict[int | None, Any] = {}  # the requests of live blocks
     of_freed: dict[int, Any] = {}
@@ -267,7 +267,7 @@ def _lived_at(
             asked[entry.addr] = entry
         else:
             of_freed[i] = asked.pop(entry.addr, None)
-    then: dict[int, tuple[int, Origin]] = dict(live)
+    then: dict[int, tuple[int, MemoryOrigin]] = dict(live)
     for i in range(len(moves) - 1, at - 1, -1):
         entry = moves[i]
         if entry.addr is None:

@@ -72,7 +72,7 @@ MARKS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Phases:
+class TracedPhases:
     """Device time and kernels of the parts of a step."""
 
     times_ns: Mapping[str, int] | None  # by phase, of what the scope launched, of devices the sum; None if unknown
@@ -84,7 +84,7 @@ class Phases:
 
 def phases_of(
     columns: Columns, nesting: Nesting, launches: Launches, communicates: Bools, in_scope: Bools, scope: Scope
-) -> Phases:
+) -> TracedPhases:
     """Return the device time of each phase of what the scope launched; ``in_scope`` says which events begin in it.
 
     The device may do part of that after the scope, and at its begin what was launched before.
@@ -99,7 +99,7 @@ def phases_of(
     rows, by = rows[is_launched], by[is_launched]
     phase = phase_of(columns, nesting, launches, by)
     is_optimizer = phase == PHASES.index(OPTIMIZER)
-    return Phases(
+    return TracedPhases(
         {name: _device_ns(columns, rows[phase == i]) for i, name in enumerate(PHASES)}
         if (phase == PHASES.index(BACKWARD)).any()
         else None,

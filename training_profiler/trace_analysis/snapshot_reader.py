@@ -28,7 +28,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Block(msgspec.Struct, gc=False):
+class MemoryBlock(msgspec.Struct, gc=False):
     """A piece of a segment; sizes in bytes."""
 
     size: Bytes
@@ -43,7 +43,7 @@ class Segment(msgspec.Struct, gc=False):
     """Memory that the allocator got from the device in one piece."""
 
     total_size: Bytes
-    blocks: list[Block]
+    blocks: list[MemoryBlock]
     device: Number = 0
     address: Number = 0
 

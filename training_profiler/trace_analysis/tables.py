@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.table import Column, Table
 from training_profiler.base.units import NS_PER_MS
-from training_profiler.trace_analysis.code_places import Places
+from training_profiler.trace_analysis.code_places import TracedPlaces
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
@@ -132,7 +132,7 @@ def collective_rows(trace: Trace) -> Table:
     )
 
 
-def place_rows(places: Places, trace: Trace, header: str = "", name_of: Callable[[str], str] = str) -> Table:
+def place_rows(places: TracedPlaces, trace: Trace, header: str = "", name_of: Callable[[str], str] = str) -> Table:
     """Return places of the code; text has names under ``header`` as ``name_of`` shortens them."""
     on_device = (*ON_DEVICE, ms_column("gaps_ms", "gaps")) if trace.has_gpu else ()
     columns = (Column("name", header, name_of), *ON_HOST, *on_device)

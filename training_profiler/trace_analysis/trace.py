@@ -31,7 +31,7 @@ from training_profiler.trace_analysis.gaps import (
     HostTime,
 )
 from training_profiler.trace_analysis.graphs import replayed_share
-from training_profiler.trace_analysis.host_activity import ModuleCalls
+from training_profiler.trace_analysis.host_activity import TracedModuleCalls
 from training_profiler.trace_analysis.host_in_scope import (
     layout_conversions,
     pageable_copies,
@@ -224,14 +224,14 @@ class Trace:
         return idle_times(self.columns, around, self.devices, self.launches, self._lost, self._communicates, self.scope)
 
     @cached_property
-    def _conversions(self) -> tuple[ModuleCalls, int]:
+    def _conversions(self) -> tuple[TracedModuleCalls, int]:
         found, converting, others = host_activity.conversions(self.columns, self.nesting, self.launches)
         either = together(converting, others)
-        calls = ModuleCalls(host_activity.CONVERSIONS[0], found, either.total_ns - others.total_ns)
+        calls = TracedModuleCalls(host_activity.CONVERSIONS[0], found, either.total_ns - others.total_ns)
         return calls, self.scope.within(either) - self.scope.within(others)
 
     @cached_property
-    def allocations(self) -> tuple[ModuleCalls, ...]:
+    def allocations(self) -> tuple[TracedModuleCalls, ...]:
         """Calls of the host that allocate or free device memory."""
         rows = np.flatnonzero(host_activity.is_allocation(self.columns))
         return tuple(host_activity.calls_named(self.columns, rows))

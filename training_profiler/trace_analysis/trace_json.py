@@ -11,13 +11,13 @@ from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
-from training_profiler.trace_analysis.compare import BranchDifference, Comparison, Difference, WorkDifference
+from training_profiler.trace_analysis.compare import BranchDifference, TraceComparison, TraceDifference, WorkDifference
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Jump, Link, critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
+from training_profiler.trace_analysis.critical_path.what_if import WhatIf, outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
-from training_profiler.trace_analysis.host_activity import ModuleCalls
+from training_profiler.trace_analysis.host_activity import TracedModuleCalls
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
@@ -122,7 +122,7 @@ def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dic
     }
 
 
-def _calls(found: Iterable[ModuleCalls]) -> dict[str, dict[str, Any]]:
+def _calls(found: Iterable[TracedModuleCalls]) -> dict[str, dict[str, Any]]:
     return {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in found}
 
 
@@ -163,7 +163,7 @@ def jump_data(jump: Jump) -> dict[str, Any]:
     }
 
 
-def outcome_data(found: Outcome) -> dict[str, Any]:
+def outcome_data(found: WhatIf) -> dict[str, Any]:
     """Return what a change brings."""
     return {
         "change": found.change.what,
@@ -340,7 +340,7 @@ def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     }
 
 
-def comparison_data(comparison: Comparison) -> dict[str, Any]:
+def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
     """Return all figures of a comparison; unknown ones are None."""
     before, after = comparison.utilization
     return {
@@ -355,7 +355,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     } | {key: [_work(row) for row in rows] for key, rows in comparison.work.items()}
 
 
-def _times(row: Difference) -> dict[str, Any]:
+def _times(row: TraceDifference) -> dict[str, Any]:
     return {
         "before_ms": ms(row.before_ns),
         "after_ms": ms(row.after_ns),

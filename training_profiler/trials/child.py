@@ -31,7 +31,7 @@ DRAIN_EVERY: Final = 64  # steps
 FAILED_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
-class Plan(NamedTuple):
+class ChildPlan(NamedTuple):
     """What a trial's process is to do; a file of JSON hands it over."""
 
     socket: str  # path of the session's socket
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     is_profiled: bool = False  # by the profiler, as any run; no blocks then
 
 
-class Session:
+class ChildSession:
     """The connection to the session that runs the trials: one line of JSON for each message."""
 
     def __init__(self, path: str) -> None:
@@ -88,7 +88,7 @@ class BlockRunner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ChildPlan,
         torch: Any,
         connect: Callable[[], Any],
         clock: Callable[[], int] = perf_counter_ns,
@@ -158,9 +158,9 @@ def start(path: str) -> None:
         _seed()
         apply(plan.table, plan.treatments)
         if not plan.is_profiled:
-            _instrument(BlockRunner(plan, torch, lambda: Session(plan.socket)), torch, pid)
+            _instrument(BlockRunner(plan, torch, lambda: ChildSession(plan.socket)), torch, pid)
     except Exception as error:
-        Session(plan.socket).send(event="failed", reason=f"{type(error).__name__}: {error}")
+        ChildSession(plan.socket).send(event="failed", reason=f"{type(error).__name__}: {error}")
         os._exit(FAILED_STATUS)
 
 
@@ -175,12 +175,12 @@ def _seed() -> None:
 
 def report_read(path: str) -> None:
     """Report to the session that the program reads standard input. The bootstrap calls it."""
-    Session(_read_plan(path).socket).send(event="stdin")
+    ChildSession(_read_plan(path).socket).send(event="stdin")
 
 
-def _read_plan(path: str) -> Plan:
+def _read_plan(path: str) -> ChildPlan:
     with open(path, encoding="utf-8") as file:
-        return Plan(**json.load(file))
+        return ChildPlan(**json.load(file))
 
 
 def apply(table: str, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ TRAIN: Final = "train"
 
 
 @dataclass(frozen=True)
-class ProgramFacts:
+class TrialFacts:
     """The facts of one program on one machine; None is unknown."""
 
     sections: frozenset[str] = frozenset()  # names of the sections that ran
@@ -32,11 +32,11 @@ class ProgramFacts:
         return max(self.loaders, key=lambda loader: loader.wait_s, default=None)
 
 
-def facts_of(snapshot: Snapshot) -> ProgramFacts:
+def facts_of(snapshot: Snapshot) -> TrialFacts:
     """Return the facts of the program that was measured."""
     loaders = tuple(each for each in snapshot.loaders if each.num_workers is not None and each.phase == TRAIN)
     program, machine = snapshot.program, snapshot.machine
-    return ProgramFacts(
+    return TrialFacts(
         sections=frozenset(name for name, section in snapshot.sections.items() if section.count),
         loaders=loaders,
         validates_by_loader=any(each.num_workers is not None and each.phase != TRAIN for each in snapshot.loaders),

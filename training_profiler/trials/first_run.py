@@ -15,7 +15,7 @@ from training_profiler.diagnosis import diagnose
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_reader import newest_runs, read_run
-from training_profiler.trials.interleaved import Schedule, steps_of_a_block
+from training_profiler.trials.interleaved import BlockSchedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import ReadsStdinError, TrialError
 from training_profiler.trials.statistics import FEWEST_ROUNDS
@@ -130,7 +130,7 @@ def _too_few(name: str, snapshot: Snapshot, has_ended: bool, seconds: float, bud
 def enough_budget(step_s: float, startup_s: float) -> str:
     """Return a budget in which a change can be tried and confirmed, as --budget takes it."""
     first_s = startup_s + max(ENOUGH_STEPS * step_s, ENOUGH_S)
-    wave = Schedule(0, FEWEST_ROUNDS, steps_of_a_block(step_s), step_s, startup_s).seconds(3, 1)
+    wave = BlockSchedule(0, FEWEST_ROUNDS, steps_of_a_block(step_s), step_s, startup_s).seconds(3, 1)
     return _budget(max(first_s / LONGEST_PART, first_s + wave / (1 - SCREEN_PART)))
 
 

@@ -27,7 +27,7 @@ class BlockSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class BlockSchedule:
     """How much is run."""
 
     warmup: Count  # steps
@@ -94,7 +94,7 @@ class Interleaved:
     def __init__(
         self,
         start: Callable[[str], Any],
-        schedule: Schedule,
+        schedule: BlockSchedule,
         wave: Wave,
         at_once: int = 1,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
-from training_profiler.trials.child import Plan
+from training_profiler.trials.child import ChildPlan
 from training_profiler.trials.disk import DiskWatch
 from training_profiler.trials.isolation.isolation import Isolation, prepare
 from training_profiler.trials.isolation.plan import WAYS
@@ -103,7 +103,7 @@ class Launcher:
         if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
-        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled), self._watch)
+        process = TrialProcess(isolation.results, ChildPlan("", self._table, names, warmup, is_profiled), self._watch)
         environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
             TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process

@@ -7,7 +7,7 @@ from typing import Final
 import psutil
 
 from training_profiler.trials.first_run import FirstRun, TryError
-from training_profiler.trials.interleaved import LEAST_BLOCK_S, Schedule, steps_of_a_block
+from training_profiler.trials.interleaved import LEAST_BLOCK_S, BlockSchedule, steps_of_a_block
 from training_profiler.trials.statistics import FEWEST_ROUNDS
 from training_profiler.trials.treatment import Treatment
 
@@ -51,7 +51,7 @@ def groups_of(treatments: Sequence[Treatment], most: int) -> list[Sequence[Treat
     return [treatments[begin : begin + size] for begin in range(0, len(treatments), max(1, size))]
 
 
-def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float, cycle: int = 1) -> Schedule | None:
+def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float, cycle: int = 1) -> BlockSchedule | None:
     """Return what so many trainings can run in that time; None if it is too little to show anything.
 
     Several workers make several batches at about the same time, and then none for a while. So a block has whole
@@ -72,7 +72,7 @@ def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float, c
             most = min(most, steps // block_steps)
         rounds = min(most, int(left_s / (trainings * (block_steps * step_s + SWITCH_S))))
         if rounds >= FEWEST_ROUNDS:
-            return Schedule(warmup, rounds, block_steps, step_s, startup_s)
+            return BlockSchedule(warmup, rounds, block_steps, step_s, startup_s)
     return None
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.base.text import one_line
-from training_profiler.trials.child import Plan, address_of
+from training_profiler.trials.child import ChildPlan, address_of
 from training_profiler.trials.isolation.isolation import LAUNCHER
 from training_profiler.trials.treatment import DoesNotApplyError
 
@@ -116,7 +116,7 @@ class TrialProcess:
         watch: called several times a second while the training runs; what it raises ends the wait.
     """
 
-    def __init__(self, folder: Path, plan: Plan, watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: Path, plan: ChildPlan, watch: Callable[[], None] = lambda: None) -> None:
         self._folder, self._watch = folder, watch
         self._socket = folder / SOCKET
         (folder / PLAN).write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")

@@ -15,7 +15,7 @@ from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.disk import DiskSpaceError
-from training_profiler.trials.facts import ProgramFacts, facts_of
+from training_profiler.trials.facts import TrialFacts, facts_of
 from training_profiler.trials.first_run import (
     FEWEST_STEPS,
     SCREEN_PART,
@@ -25,7 +25,7 @@ from training_profiler.trials.first_run import (
     run_first,
 )
 from training_profiler.trials.identity import Identity
-from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule
+from training_profiler.trials.interleaved import BlockSchedule, Interleaved, Outcome
 from training_profiler.trials.launcher import Launcher
 from training_profiler.trials.losses import compare_losses
 from training_profiler.trials.planning import at_once_of, groups_of, most_trainings, schedule_of
@@ -88,7 +88,7 @@ class TrialSession:
         module = importlib.import_module(table)
         self._treatments: dict[str, Treatment] = {each.name: each for each in module.TREATMENTS}
         self._exclusive: Sequence[Sequence[str]] = module.EXCLUSIVE
-        self._suggested: Callable[[Any, ProgramFacts], list[Treatment]] = module.suggested
+        self._suggested: Callable[[Any, TrialFacts], list[Treatment]] = module.suggested
         self._on_progress, self._clock = on_progress, clock
         self._identity = identity or Identity()
         self._begin_s = clock()
@@ -200,7 +200,7 @@ class TrialSession:
     def _left_s(self) -> float:
         return self._wishes.budget_s - (self._clock() - self._begin_s)
 
-    def _try(self, first: FirstRun, facts: ProgramFacts, is_new: bool) -> None:
+    def _try(self, first: FirstRun, facts: TrialFacts, is_new: bool) -> None:
         progress = self._progress
         if is_new:
             progress.choose([each.name for each in self._choose(first, facts)])
@@ -225,7 +225,7 @@ class TrialSession:
                 self._screen([each for each in group if each.name in names], schedule, first, facts)
         self._confirm(first)
 
-    def _choose(self, first: FirstRun, facts: ProgramFacts) -> list[Treatment]:
+    def _choose(self, first: FirstRun, facts: TrialFacts) -> list[Treatment]:
         wanted = set(self._wishes.only)
         if wanted:
             candidates = [each for each in self._treatments.values() if {each.family, each.name} & wanted]
@@ -242,7 +242,7 @@ class TrialSession:
             self._notes.append("nothing was tried: no change that is known here applies to this program")
         return chosen
 
-    def _put(self, treatment: Treatment, facts: ProgramFacts | None = None, **values: Any) -> None:
+    def _put(self, treatment: Treatment, facts: TrialFacts | None = None, **values: Any) -> None:
         known = self._rows.get(treatment.name)
         if known is None:
             edits = treatment.edit(facts.calls) if facts is not None else []
@@ -262,7 +262,7 @@ class TrialSession:
         for each in treatments:
             self._put(each, verdict=NOT_TRIED, reason=f"no time left; example: --budget {minutes}m")
 
-    def _fit(self, names: Sequence[str], first: FirstRun, seconds: float) -> tuple[list[str], Schedule | None]:
+    def _fit(self, names: Sequence[str], first: FirstRun, seconds: float) -> tuple[list[str], BlockSchedule | None]:
         """Return as many of the changes as there is time for, the first ones, and their schedule if there are any."""
         at_once, loader = at_once_of(first), facts_of(first.snapshot).loader
         own = 1 if loader is None else max(1, loader.num_workers or 0)
@@ -328,7 +328,7 @@ class TrialSession:
         return [self._treatments[each] for each in names if each not in (UNCHANGED, AGAIN)]
 
     def _screen(
-        self, treatments: Sequence[Treatment], schedule: Schedule, first: FirstRun, facts: ProgramFacts
+        self, treatments: Sequence[Treatment], schedule: BlockSchedule, first: FirstRun, facts: TrialFacts
     ) -> None:
         """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
         for each in treatments:

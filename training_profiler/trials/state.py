@@ -14,7 +14,7 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.model.bounds import Count
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.trials.identity import Identity
-from training_profiler.trials.interleaved import Outcome, Schedule
+from training_profiler.trials.interleaved import BlockSchedule, Outcome
 from training_profiler.trials.results import from_data
 from training_profiler.trials.statistics import WaveRecord
 
@@ -40,7 +40,7 @@ class UnderWay:
 
     is_fresh: bool  # whether they are to confirm what has helped
     together: list[str]  # the changes of the training that has several
-    schedule: Schedule
+    schedule: BlockSchedule
     record: WaveRecord
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 

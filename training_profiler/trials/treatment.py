@@ -8,7 +8,7 @@ from training_profiler.findings.losses import Losses as Losses
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import CallFacts
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts as ProgramFacts
+from training_profiler.trials.facts import TrialFacts as ProgramFacts
 
 
 class DoesNotApplyError(Exception):

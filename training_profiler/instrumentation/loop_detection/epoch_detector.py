@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, PassPhase
 
 
 class EpochBoundary(NamedTuple):
@@ -46,7 +46,7 @@ class EpochDetector:
             is_alone: whether no other pass feeds the training at the same time.
         """
         self._latest = latest
-        if latest is None or latest.kind is not Phase.TRAINING:
+        if latest is None or latest.kind is not PassPhase.TRAINING:
             return None
         before = self.current
         if before is latest:

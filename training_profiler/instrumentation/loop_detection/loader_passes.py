@@ -19,7 +19,7 @@ MADE_APART_NS: Final = 50_000_000
 NEVER: Final = 1 << 62
 
 
-class Phase(Enum):
+class PassPhase(Enum):
     """The use of a pass's batches."""
 
     UNKNOWN = "unknown"
@@ -31,7 +31,7 @@ class LoaderPass:
     """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
     iterator: Callable[[], Any]
-    kind: Phase
+    kind: PassPhase
     fetches: int
     loader_id: int  # of its counts; 0 for none
     samples: int | None  # in its batches; None if not counted
@@ -41,7 +41,7 @@ class LoaderPass:
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
-        self.kind = Phase.UNKNOWN
+        self.kind = PassPhase.UNKNOWN
         self.fetches = 0
         self.trained_before = 0  # backward passes and updates before its first fetch
         self.begin_ns = 0  # of the first fetch
@@ -116,7 +116,7 @@ class LoaderPass:
         return self.fetches
 
 
-_PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
+_PHASES: Final = {PassPhase.TRAINING: TRAIN, PassPhase.EVALUATION: VAL}
 
 
 class Passes:
@@ -161,7 +161,7 @@ class Passes:
         """Return whether no other pass that feeds the training is under way."""
         return not any(
             candidate is not loader_pass
-            and candidate.kind is Phase.TRAINING
+            and candidate.kind is PassPhase.TRAINING
             and not candidate.has_ended
             and candidate.iterator() is not None
             for candidate in self._by_id.values()
@@ -173,7 +173,7 @@ class Passes:
             del self.unknown[0]
         self.unknown.append(loader_pass)
 
-    def resolve(self, loader_pass: LoaderPass, kind: Phase) -> None:
+    def resolve(self, loader_pass: LoaderPass, kind: PassPhase) -> None:
         """Set the phase of the pass."""
         loader_pass.kind = kind
         if loader_pass in self.unknown:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
-from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, PassPhase
 from training_profiler.instrumentation.loop_detection.loop_begin import EarlyCalls
 from training_profiler.instrumentation.loop_detection.module_calls import ModuleCalls
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
@@ -12,7 +12,7 @@ from training_profiler.instrumentation.loop_detection.section_codes import Secti
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
 from training_profiler.recording.event_codes import time_only
 
-_TRAINING: Final = Phase.TRAINING  # a member of an enum takes long to find
+_TRAINING: Final = PassPhase.TRAINING  # a member of an enum takes long to find
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
 
 
@@ -113,7 +113,7 @@ class LoopDetector(ModuleCalls):
         is_over = loader_pass.has_ended or (loader_pass.fetches > 1 and loader_pass.iterator() is None)
         is_over |= is_end and loader_pass.trained_before > 0 and loader_pass.is_first_training_of_loader
         has_trained = self.backwards + self.updates > loader_pass.trained_before
-        if is_over and loader_pass.kind is Phase.TRAINING and not has_trained:
+        if is_over and loader_pass.kind is PassPhase.TRAINING and not has_trained:
             self.phases.reconsider(loader_pass)
 
     def fetch_ends(self, loader_pass: LoaderPass) -> None:

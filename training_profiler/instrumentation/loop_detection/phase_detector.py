@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.callers import Purpose
 from training_profiler.instrumentation.loop_detection.first_evaluations import FirstEvaluations
-from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, Phase
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, PassPhase
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
     EvalModeCalls,
     ModuleUse,
@@ -20,7 +20,7 @@ from training_profiler.instrumentation.loop_detection.pending_events import Pend
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
 
-_UNKNOWN: Final = Phase.UNKNOWN  # a member of an enum takes long to find
+_UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
@@ -68,11 +68,11 @@ class PhaseDetector:
             unknown.is_evaluated |= self._was_evaluated(unknown)  # the batch fetched now was not used yet
         if self.is_open and not loader_pass.fetches and 0 != self._evaluated != loader_pass.loader_id != 0:
             self._close()  # a test after a validation
-        if loader_pass.kind is Phase.UNKNOWN:
+        if loader_pass.kind is PassPhase.UNKNOWN:
             if not is_grad_enabled or (loader_pass.fetches and self._was_evaluated(loader_pass)):
                 self._evaluates(loader_pass, now_ns)
             self.is_unresolved = True
-        elif loader_pass.kind is Phase.EVALUATION:
+        elif loader_pass.kind is PassPhase.EVALUATION:
             if self._run is not None:
                 self._open_run(self._run, now_ns)
             elif not self.is_open:
@@ -88,22 +88,22 @@ class PhaseDetector:
         """Handle a fetched batch."""
         loader_pass.fetches += 1
         loader_pass.end_ns = now_ns
-        if loader_pass.kind is Phase.UNKNOWN and loader_pass.fetches == 1:
+        if loader_pass.kind is PassPhase.UNKNOWN and loader_pass.fetches == 1:
             self.passes.add_unknown(loader_pass)
-        if loader_pass.kind is Phase.EVALUATION:
+        if loader_pass.kind is PassPhase.EVALUATION:
             self._continue(now_ns)
 
     def pass_ends(self, loader_pass: LoaderPass, now_ns: int) -> None:
         """Handle the end of a pass: the loader is empty."""
-        if loader_pass.kind is Phase.UNKNOWN:
+        if loader_pass.kind is PassPhase.UNKNOWN:
             if loader_pass.fetches and self._was_evaluated(loader_pass):
                 self._evaluates(loader_pass, now_ns)
             elif self._run is None:
                 loader_pass.is_over = True
-        if loader_pass.kind is Phase.EVALUATION:
+        if loader_pass.kind is PassPhase.EVALUATION:
             loader_pass.is_over = True
             self._evaluated = loader_pass.loader_id
-        if loader_pass.kind is Phase.EVALUATION and self.is_open:
+        if loader_pass.kind is PassPhase.EVALUATION and self.is_open:
             # Not closed yet: if a loader reads ahead, its last batches are still to be used.
             self._continue(now_ns)
 
@@ -112,7 +112,7 @@ class PhaseDetector:
         return max(self._run_end_ns, self._eval_mode_end_ns) > loader_pass.end_ns
 
     def _evaluates(self, loader_pass: LoaderPass, now_ns: int) -> None:
-        self.passes.resolve(loader_pass, Phase.EVALUATION)
+        self.passes.resolve(loader_pass, PassPhase.EVALUATION)
         self.first_evaluations.passes(loader_pass)
         if self.is_open:
             if loader_pass.fetches:
@@ -200,7 +200,7 @@ class PhaseDetector:
         """
         self._eval_mode_end_ns = now_ns
         latest = self.passes.latest
-        if self.is_open and latest is not None and latest.kind is Phase.EVALUATION:
+        if self.is_open and latest is not None and latest.kind is PassPhase.EVALUATION:
             if begin_ns:
                 self.with_grad.add(1, now_ns - begin_ns)
             self._continue(now_ns)
@@ -240,7 +240,7 @@ class PhaseDetector:
             return  # its batches were only read
         self.with_grad.add(count, spent_ns)
         end_ns = pending.last_of({-codes.forward, -time_only(codes.forward), -codes.data_loading})
-        loader_pass.kind = Phase.EVALUATION
+        loader_pass.kind = PassPhase.EVALUATION
         begin_ns = self.with_workers(loader_pass.begin_ns)
         pending.insert_before(begin_ns, (codes.data_loading, time_only(codes.data_loading)), codes.validation)
         pending.insert_exit(end_ns, codes.validation)
@@ -354,7 +354,7 @@ class PhaseDetector:
         """Handle a checkpoint, which ends the evaluation before it unless that is still under way."""
         latest = self.passes.latest
         is_evaluated = latest is not None and (
-            latest.kind is Phase.EVALUATION or (latest.kind is Phase.UNKNOWN and self._was_evaluated(latest))
+            latest.kind is PassPhase.EVALUATION or (latest.kind is PassPhase.UNKNOWN and self._was_evaluated(latest))
         )
         if latest is None or latest.is_over or not is_evaluated:
             self.end_evaluation(is_end=False)
@@ -362,7 +362,7 @@ class PhaseDetector:
     def _resolve_passes(self) -> LoaderPass | None:
         """Return the pass that feeds the training now, and resolve all unknown passes."""
         passes, latest = self.passes, self.passes.latest
-        feeding = latest if latest is not None and latest.kind is Phase.TRAINING else None
+        feeding = latest if latest is not None and latest.kind is PassPhase.TRAINING else None
         # A finished pass without used batches comes last: it may have computed statistics of the data.
         waiting = sorted(passes.unknown, key=lambda loader_pass: (not loader_pass.is_over, loader_pass.end_ns))
         passes.unknown.clear()
@@ -371,12 +371,17 @@ class PhaseDetector:
             if loader_pass.is_evaluated and (feeding is not None or waiting):
                 self._evaluates(loader_pass, loader_pass.end_ns)
             else:
-                loader_pass.kind = Phase.TRAINING
+                loader_pass.kind = PassPhase.TRAINING
                 feeding = feeding or loader_pass
-        if feeding is None and latest is not None and latest.kind is Phase.EVALUATION and latest.cycle == self.cycle:
+        if (
+            feeding is None
+            and latest is not None
+            and latest.kind is PassPhase.EVALUATION
+            and latest.cycle == self.cycle
+        ):
             latest.misses += 1
             if latest.misses > MAX_MISSES:
-                latest.kind = Phase.TRAINING
+                latest.kind = PassPhase.TRAINING
         return feeding
 
     # Pending events

@@ -56,7 +56,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 def _between(context: PatchContext, begin: Callable[[], ExitStack], original: Any) -> Any:
     """Return ``original`` between ``begin`` and the end that it returns, without a frame of ours."""
 
-    class Entry:
+    class TracerEntry:
         @property
         def __call__(self) -> Any:
             call = functools.partial(original)  # Python lets go of it right after the call
@@ -69,4 +69,4 @@ def _between(context: PatchContext, begin: Callable[[], ExitStack], original: An
         def __reduce__(self) -> str:
             return str(original.__qualname__)
 
-    return functools.update_wrapper(Entry(), original)
+    return functools.update_wrapper(TracerEntry(), original)

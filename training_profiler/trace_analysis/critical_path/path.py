@@ -78,7 +78,7 @@ def _sums(times_ns: Iterable[tuple[K, int]]) -> dict[K, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PathSpan:
     """A part of the path, on one side of the graph. What the host does there is in its pieces."""
 
     side: int
@@ -111,7 +111,7 @@ def critical_path(graph: Graph) -> Path:
     return Path(begin_ns, end_ns - begin_ns, graph.steps, tuple(links), met, earlier_ns, recording_ns)
 
 
-def spans_of(graph: Graph) -> list[Span]:
+def spans_of(graph: Graph) -> list[PathSpan]:
     """Return the path in order of time, with what the host does in pieces of their own; they add up to it."""
     spans = []
     for span in _walk(graph, Counter()):
@@ -119,7 +119,7 @@ def spans_of(graph: Graph) -> list[Span]:
     return spans[::-1]
 
 
-def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[Span]:
+def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSpan]:
     """Yield the parts of the path from its end to its begin, and count in ``jumps`` where it goes to another rank.
 
     Each moment belongs to one part: the walk begins at the last item and goes from each item to what it waited for
@@ -135,25 +135,25 @@ def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[Span]:
             # It may end after what waits for it has begun.
             begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
             if begin < until:
-                yield Span(side, begin, until, *_of_work(graph, item - graph.points), NONE)
+                yield PathSpan(side, begin, until, *_of_work(graph, item - graph.points), NONE)
             until = begin
         if item in graph.waiting:
             collective = graph.names[graph.work_name[item - graph.points]]
         earlier, why = _waited_for(graph, item, last[item])
         if earlier == NONE:  # nothing is known to come before it
             if begin_ns < until:
-                yield Span(side, begin_ns, until, "", "", graph.sides[side].main)
+                yield PathSpan(side, begin_ns, until, "", "", graph.sides[side].main)
             return
         if graph.side[earlier] != side:
             jumps[collective, graph.sides[side].rank, graph.sides[int(graph.side[earlier])].rank] += 1
         begin = min(until, max(begin_ns, at_ns[earlier]))
         kind, name = _of_wait(graph, item, why) if why else ("", "")
         if begin < until:
-            yield Span(side, begin, until, kind, name, NONE if why else int(graph.thread[item]))
+            yield PathSpan(side, begin, until, kind, name, NONE if why else int(graph.thread[item]))
         item, until = earlier, begin
 
 
-def _pieces_of(graph: Graph, span: Span) -> list[Span]:
+def _pieces_of(graph: Graph, span: PathSpan) -> list[PathSpan]:
     """Return what the host does in a part of the path, in order of time."""
     pieces, of = graph.pieces, graph.pieces.of(span.thread)
     first = max(0, int(np.searchsorted(pieces.begin_ns[of], span.begin_ns, side="right")) - 1)

@@ -26,7 +26,7 @@ TWICE_AS_FAST: Final = "twice as fast"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TimeChange:
     """Parts of the time of some pieces of the host and of some works that no longer pass."""
 
     what: str
@@ -42,59 +42,59 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIf:
     """What the steps of the trace would take together, with the work that they launched."""
 
-    change: Change
+    change: TimeChange
     wall_ns: int
 
 
-def outcomes(graph: Graph, path: Path) -> list[Outcome]:
+def outcomes(graph: Graph, path: Path) -> list[WhatIf]:
     """Return what the changes bring that are worth a look, the largest first."""
     return sorted((outcome(graph, change) for change in changes_for(graph, path)), key=lambda found: found.wall_ns)
 
 
-def changes_for(graph: Graph, path: Path) -> list[Change]:
+def changes_for(graph: Graph, path: Path) -> list[TimeChange]:
     """Return a change for each thing of which much of the path consists."""
-    changes = [Change("the host is twice as fast", host_saved=HALF)]
+    changes = [TimeChange("the host is twice as fast", host_saved=HALF)]
     kinds = path.kinds_ns
     if len(graph.works.row):
-        changes.append(Change("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL))
+        changes.append(TimeChange("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL))
     if kinds.get(DATA_LOADING):
-        changes.append(Change("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING))
+        changes.append(TimeChange("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING))
     if kinds.get(ALLOCATION):
-        changes.append(Change("allocations take no time", host_saved=1.0, host_kind=ALLOCATION))
+        changes.append(TimeChange("allocations take no time", host_saved=1.0, host_kind=ALLOCATION))
     if graph.removable:
-        changes.append(Change("the host never waits for the device", without_waits=True))
+        changes.append(TimeChange("the host never waits for the device", without_waits=True))
     if kinds.get(COMMUNICATION):
-        changes.append(Change("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION))
+        changes.append(TimeChange("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION))
     kernels, operators = (
         list(dict.fromkeys(link.name for link in path.links if link.kind == kind))[:MOST_EACH]
         for kind in (KERNEL, OPERATOR)
     )
-    changes += [Change(TWICE_AS_FAST, name, device_saved=HALF, device_kind=KERNEL) for name in kernels]
-    changes += [Change(TWICE_AS_FAST, name, host_saved=HALF, host_kind=OPERATOR) for name in operators]
+    changes += [TimeChange(TWICE_AS_FAST, name, device_saved=HALF, device_kind=KERNEL) for name in kernels]
+    changes += [TimeChange(TWICE_AS_FAST, name, host_saved=HALF, host_kind=OPERATOR) for name in operators]
     return [*changes, *_changes_of_ranks(graph, path)] if graph.is_of_ranks else changes
 
 
-def _changes_of_ranks(graph: Graph, path: Path) -> list[Change]:
+def _changes_of_ranks(graph: Graph, path: Path) -> list[TimeChange]:
     """Return a perfect balance, and changes on the ranks that the path leads through."""
-    changes = [Change("the ranks are in perfect balance", is_balanced=True)]
+    changes = [TimeChange("the ranks are in perfect balance", is_balanced=True)]
     phases = [name for i, name in enumerate(PHASES) if (graph.phase == i).any()]
     for rank, ns in list(path.ranks_ns.items())[:MOST_EACH]:
         if ns < LEAST_OF_PATH * path.wall_ns:
             continue
         changes += [
-            Change(TWICE_AS_FAST, f"{phase} of rank {rank}", HALF, "", HALF, KERNEL, phase=phase, rank=rank)
+            TimeChange(TWICE_AS_FAST, f"{phase} of rank {rank}", HALF, "", HALF, KERNEL, phase=phase, rank=rank)
             for phase in phases
         ]
         if any(link.kind == DATA_LOADING and link.rank == rank for link in path.links):
             what = f"data loading of rank {rank} takes no time"
-            changes.append(Change(what, host_saved=1.0, host_kind=DATA_LOADING, rank=rank))
+            changes.append(TimeChange(what, host_saved=1.0, host_kind=DATA_LOADING, rank=rank))
     return changes
 
 
-def outcome(graph: Graph, change: Change) -> Outcome:
+def outcome(graph: Graph, change: TimeChange) -> WhatIf:
     """Return what a change brings, if all else stays as it was recorded.
 
     A wait that the trace does not show, because what it waits for had ended before, is not known here either. Such a
@@ -104,8 +104,8 @@ def outcome(graph: Graph, change: Change) -> Outcome:
     own, edges = _host(graph, change)
     ends, _ = replay(graph, own, _lengths(graph, change), without, change.is_balanced, edges)
     if change.is_balanced:
-        return Outcome(change, _mean_wall_ns(graph, ends))
-    return Outcome(change, max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns)
+        return WhatIf(change, _mean_wall_ns(graph, ends))
+    return WhatIf(change, max(ends[item] for item in graph.ends) - critical_path(graph).begin_ns)
 
 
 def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:
@@ -117,7 +117,7 @@ def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:
     return round(sum(end - graph.sides[side].begin_ns for side, end in last.items()) / len(last))
 
 
-def _host(graph: Graph, change: Change) -> tuple[list[int], list[tuple[Edge, ...]]]:
+def _host(graph: Graph, change: TimeChange) -> tuple[list[int], list[tuple[Edge, ...]]]:
     """Return the time from each item to the next on its thread or stream, and the edges with their delays.
 
     The delay of a launch whose work begins only after the call is time of the host too, as far as the call takes. So is
@@ -182,7 +182,7 @@ def _passed(begin_ns: Ints, length_ns: Ints, at_ns: Ints) -> Ints:
     return passed
 
 
-def _chosen_pieces(graph: Graph, change: Change) -> Bools:
+def _chosen_pieces(graph: Graph, change: TimeChange) -> Bools:
     pieces = graph.pieces
     side = graph.side_of_thread[pieces.thread]
     chosen: Bools = pieces.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side]
@@ -194,7 +194,7 @@ def _chosen_pieces(graph: Graph, change: Change) -> Bools:
     return chosen
 
 
-def _is_chosen(graph: Graph, change: Change, side: Ints, phase: Ints) -> Bools:
+def _is_chosen(graph: Graph, change: TimeChange, side: Ints, phase: Ints) -> Bools:
     """Return which of some pieces or works belong to the rank and the phase of a change."""
     chosen = np.full(len(side), True)
     if change.rank != NONE:
@@ -204,7 +204,7 @@ def _is_chosen(graph: Graph, change: Change, side: Ints, phase: Ints) -> Bools:
     return chosen
 
 
-def _lengths(graph: Graph, change: Change) -> list[int]:
+def _lengths(graph: Graph, change: TimeChange) -> list[int]:
     """Return the length of each work; 0 for all other items."""
     if not change.device_saved:
         return graph.length_ns

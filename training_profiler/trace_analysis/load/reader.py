@@ -122,7 +122,7 @@ class Args(OperatorArgs, gc=False):
     dtype: str | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One event of the file; times in us."""
 
     ph: Number = ""
@@ -135,7 +135,7 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class _EventAsWritten(Event, gc=False):
+class _EventAsWritten(TraceEvent, gc=False):
     """An event whose times are the bytes of the file."""
 
     ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
@@ -154,7 +154,7 @@ _ARGS: Final = {
 
 
 class _Span(msgspec.Struct, gc=False):
-    """An event as ``Event``, of a category that is known; of its arguments only those of the category are read."""
+    """An event as ``TraceEvent``, of a category that is known; of its arguments only those of the category are read."""
 
     ph: Literal["X"]
     name: Number = ""
@@ -189,7 +189,7 @@ _OF_CATEGORIES: Final = reduce(or_, [*_SPANS, *_ARROWS])
 
 
 class _File(msgspec.Struct, gc=False):
-    events: list[Event] = msgspec.field(name="traceEvents")
+    events: list[TraceEvent] = msgspec.field(name="traceEvents")
     devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="deviceProperties")
     distributed: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="distributedInfo")
 
@@ -207,7 +207,7 @@ class _FileOfCategories(_File, gc=False):
 class RawTrace(msgspec.Struct, gc=False):
     """A decoded trace file."""
 
-    events: list[Event]
+    events: list[TraceEvent]
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
     notes: tuple[str, ...] = ()  # what of the file could not be read
@@ -315,7 +315,9 @@ def _small(part: msgspec.Raw) -> Any:
 def _decoded(path: Path, text: bytes | bytearray, kind: type[_File]) -> _File:
     try:
         if _BEGINS_LIST.match(text):  # the format also allows a plain list of events
-            events = msgspec.json.decode(text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[Event])
+            events = msgspec.json.decode(
+                text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[TraceEvent]
+            )
             return _File(events)  # type: ignore[arg-type]
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:

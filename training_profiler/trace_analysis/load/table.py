@@ -33,7 +33,7 @@ from training_profiler.trace_analysis.load.columns import (
     is_of,
     numbered,
 )
-from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace, read_events, read_parts
+from training_profiler.trace_analysis.load.reader import Args, RawTrace, TraceEvent, read_events, read_parts
 from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, pairs_of, times_ns
 
 _NO_ARGS: Final = Args()
@@ -142,7 +142,7 @@ class _Table:
             self._add_halves([event for event in others if event.ph != "i"])
             self._add_instants([event for event in others if event.ph == "i"])
 
-    def _add_halves(self, halves: Sequence[Event]) -> None:
+    def _add_halves(self, halves: Sequence[TraceEvent]) -> None:
         if not halves:
             return
         try:
@@ -152,7 +152,7 @@ class _Table:
         is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
         self._add_to(self._halves, halves, {"begin_ns": at_ns, "is_begin": is_begin})
 
-    def _add_instants(self, instants: Sequence[Event]) -> None:
+    def _add_instants(self, instants: Sequence[TraceEvent]) -> None:
         if not instants:
             return
         changes = [event for event in instants if event.name == "[memory]"]
@@ -170,7 +170,7 @@ class _Table:
             }
         )
 
-    def _add_to(self, table: "_Events", events: Sequence[Event], times: Rows) -> None:
+    def _add_to(self, table: "_Events", events: Sequence[TraceEvent], times: Rows) -> None:
         name = self._names.of([event.name for event in events])
         # zip takes two thirds of the time of a tuple for each event.
         parts = [event.cat for event in events], [event.pid for event in events], [event.tid for event in events]
@@ -183,7 +183,7 @@ class _Table:
             times | {"name": name, "track": track, "category": category},
         )
 
-    def _times(self, events: Sequence[Event], times_us: Sequence[Any]) -> Ints:
+    def _times(self, events: Sequence[TraceEvent], times_us: Sequence[Any]) -> Ints:
         try:
             return times_ns(times_us)
         except TimeProblemError as problem:
@@ -376,14 +376,14 @@ def _among(names: Sequence[str], texts: Iterable[Any], index: Ints) -> Ints:
     return np.array([*found, NONE], np.int64)[index]
 
 
-def _described(event: Event) -> str:
+def _described(event: TraceEvent) -> str:
     times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
              for time in (event.ts, event.dur))  # fmt: skip
     ts, dur = times
     return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
-def _of_mtia(events: Sequence[Event], args: Sequence[Args], category: Ints) -> list[Args]:
+def _of_mtia(events: Sequence[TraceEvent], args: Sequence[Args], category: Ints) -> list[Args]:
     """Return the arguments of events; the device of MTIA's work is its process."""
     changed = list(args)
     for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():

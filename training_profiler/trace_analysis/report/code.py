@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.code_places import Places, SampledLines
+from training_profiler.trace_analysis.code_places import SampledLines, TracedPlaces
 from training_profiler.trace_analysis.report.formats import ms_number, percent
 from training_profiler.trace_analysis.tables import place_rows
 from training_profiler.trace_analysis.trace import Trace
@@ -31,7 +31,7 @@ def code(analysis: Trace) -> str:
     return "\n\n".join([*tables, wrapped(LEGEND)]) if tables else wrapped(WITHOUT)
 
 
-def _table(kind: str, places: Places, analysis: Trace) -> str:
+def _table(kind: str, places: TracedPlaces, analysis: Trace) -> str:
     is_line = kind == LINE
     found = place_rows(places, analysis, f"{kind}\n(times in ms)", _file_and_line if is_line else str)
     names = [place.name for place in places.rows[:MOST_ROWS]]

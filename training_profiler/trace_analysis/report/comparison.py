@@ -10,8 +10,8 @@ from training_profiler.trace_analysis.compare import (
     RECORDING,
     STEP,
     BranchDifference,
-    Comparison,
-    Difference,
+    TraceComparison,
+    TraceDifference,
     WorkDifference,
 )
 from training_profiler.trace_analysis.report.formats import (
@@ -41,7 +41,7 @@ _TITLES: Final = {
 }
 
 
-def render_comparison(comparison: Comparison) -> str:
+def render_comparison(comparison: TraceComparison) -> str:
     """Return the difference of two traces per step, then of their operators, input shapes and kernels."""
     rows = [(row.name, ms(row.before_ns), ms(row.after_ns), *_change(row, " ms")) for row in comparison.differences]
     lines = [
@@ -69,7 +69,7 @@ def render_comparison(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remarks(comparison: Comparison) -> list[str]:
+def _remarks(comparison: TraceComparison) -> list[str]:
     """Return what limits the comparison."""
     before, after = comparison.before, comparison.after
     gpus = [gpu_name(trace) or "unknown" for trace in (before, after)]
@@ -128,7 +128,7 @@ def _tree(branches: Sequence[BranchDifference], where: str) -> str:
         if branch.path in shown:
             outer = [path for path in shown if path == branch.path[: len(path)] and path != branch.path]
             between = branch.path[len(max(outer, key=len, default=())) : -1]
-            total: Difference = getattr(branch, f"{where}_total")
+            total: TraceDifference = getattr(branch, f"{where}_total")
             times = (ms_number(total.before_ns), ms_number(total.after_ns))
             rows.append(("  " * len(outer) + branch.path[-1], *times, *_change(total, counts=branch.counts)))
             details.append(_branch(between, own[branch.path], total, branch.counts))
@@ -137,7 +137,7 @@ def _tree(branches: Sequence[BranchDifference], where: str) -> str:
     return f"{title} (ms, with all that is called)\n{text}" + (f"\n({more} more; --json has all)" if more > 0 else "")
 
 
-def _branch(between: CallPath, own: Difference, total: Difference, counts: tuple[float, float]) -> str:
+def _branch(between: CallPath, own: TraceDifference, total: TraceDifference, counts: tuple[float, float]) -> str:
     """Return what the row does not show: its own time, its calls, the names between it and the row above."""
     own_change = "" if own.change_ns == total.change_ns else f"itself {_change(own)[0]}"
     within = f"in {' > '.join(between)}" if between else ""
@@ -159,13 +159,13 @@ def _counts(counts: tuple[float, float], counted: str) -> str:
     return "" if before == after else f"{counted} {before:g} before, {after:g} after"
 
 
-def _change(row: Difference, unit: str = "", counts: tuple[float, float] | None = None) -> tuple[str, str, str]:
+def _change(row: TraceDifference, unit: str = "", counts: tuple[float, float] | None = None) -> tuple[str, str, str]:
     sign = "+" if row.change_ns >= 0 else ""
     band = "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
     return f"{sign}{ms_number(row.change_ns)}{unit}", band, _verdict(row, counts)
 
 
-def _verdict(row: Difference, counts: tuple[float, float] | None) -> str:
+def _verdict(row: TraceDifference, counts: tuple[float, float] | None) -> str:
     less, more = "faster", "slower"
     if counts is not None:
         if 0 in counts:

@@ -6,7 +6,7 @@ from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import Link, Path, critical_path
-from training_profiler.trace_analysis.critical_path.what_if import Outcome, outcomes
+from training_profiler.trace_analysis.critical_path.what_if import WhatIf, outcomes
 from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.report.formats import kernel, ms, percent
 
@@ -91,7 +91,7 @@ def _rank(link: Link) -> tuple[int, ...]:
     return () if link.rank == NONE else (link.rank,)
 
 
-def _what_if(path: Path, found: list[Outcome]) -> list[str]:
+def _what_if(path: Path, found: list[WhatIf]) -> list[str]:
     each = 1 if path.step_ns is None else path.steps
     rows = []
     for change, wall_ns in ((outcome.change, outcome.wall_ns) for outcome in found):

@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.table import shortened, table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.memory_snapshot import Held, Peak, SnapshotOfDevice
+from training_profiler.trace_analysis.memory_snapshot import Held, MemoryPeak, SnapshotOfDevice
 from training_profiler.trace_analysis.report.formats import amount, percent
 
 MOST_PLACES: Final = 12
@@ -51,7 +51,7 @@ def _device(name: str, device: SnapshotOfDevice) -> str:
     return "\n\n".join(parts)
 
 
-def _peak(peak: Peak) -> str:
+def _peak(peak: MemoryPeak) -> str:
     when = "" if peak.before_end_s is None else f", {peak.before_end_s:.3f} s before the end"
     title = f"Peak of {amount(peak.bytes)}{when} (the highest in a history of {counted(peak.entries, 'event')})"
     return _held(title, peak.by_phase, peak.by_place, peak.bytes)

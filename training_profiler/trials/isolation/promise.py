@@ -24,7 +24,7 @@ HOLDS: Final = {
 }
 
 
-class Tracker(NamedTuple):
+class DisabledTracker(NamedTuple):
     """A library that sends what a training measures to other machines."""
 
     module: str
@@ -36,19 +36,19 @@ class Tracker(NamedTuple):
 
 
 TRACKERS: Final = (
-    Tracker(WANDB.name, "W&B", {"WANDB_MODE": "offline"}, is_held=True),
-    Tracker(MLFLOW.name, "MLflow", {"MLFLOW_ALLOW_FILE_STORE": "true"}, is_held=True),
-    Tracker("comet_ml", "Comet", {"COMET_START_ONLINE": "0"}),
-    Tracker("neptune", "Neptune", {"NEPTUNE_MODE": "offline"}),
-    Tracker("clearml", "ClearML", {"CLEARML_OFFLINE_MODE": "1"}),
-    Tracker("swanlab", "SwanLab", {"SWANLAB_MODE": "offline"}),
-    Tracker("huggingface_hub", "Hugging Face Hub", {"HF_HUB_OFFLINE": "1"}),
-    Tracker("aim", "Aim", {}),
+    DisabledTracker(WANDB.name, "W&B", {"WANDB_MODE": "offline"}, is_held=True),
+    DisabledTracker(MLFLOW.name, "MLflow", {"MLFLOW_ALLOW_FILE_STORE": "true"}, is_held=True),
+    DisabledTracker("comet_ml", "Comet", {"COMET_START_ONLINE": "0"}),
+    DisabledTracker("neptune", "Neptune", {"NEPTUNE_MODE": "offline"}),
+    DisabledTracker("clearml", "ClearML", {"CLEARML_OFFLINE_MODE": "1"}),
+    DisabledTracker("swanlab", "SwanLab", {"SWANLAB_MODE": "offline"}),
+    DisabledTracker("huggingface_hub", "Hugging Face Hub", {"HF_HUB_OFFLINE": "1"}),
+    DisabledTracker("aim", "Aim", {}),
 )
 KEPT: Final = {("WANDB_MODE", "disabled"), ("WANDB_MODE", "dryrun"), ("NEPTUNE_MODE", "debug")}
 
 
-def promise(plan: Plan, found: Sequence[Tracker] | None, free_bytes: int) -> str:
+def promise(plan: Plan, found: Sequence[DisabledTracker] | None, free_bytes: int) -> str:
     """Return the lines to show before the first trial.
 
     Args:
@@ -62,7 +62,7 @@ def promise(plan: Plan, found: Sequence[Tracker] | None, free_bytes: int) -> str
     return "\n".join(line for text in lines for line in wrap(text, WIDTH))
 
 
-def _network(found: Sequence[Tracker] | None) -> str:
+def _network(found: Sequence[DisabledTracker] | None) -> str:
     parts = ["Not promised: what the program itself sends over the network."]
     if found is None:
         return parts[0]
@@ -86,7 +86,7 @@ def offline(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if (name, environ.get(name)) not in KEPT}
 
 
-def trackers_of(script: Path) -> list[Tracker]:
+def trackers_of(script: Path) -> list[DisabledTracker]:
     """Return the trackers that a script, or a module beside it that it imports, imports by name."""
     imported: set[str] = set()
     waiting: list[Path] = [script]

@@ -7,7 +7,7 @@ from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import Change, Losses
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import ceilings, ddp, loader, model, optimizer, process
 
@@ -105,7 +105,7 @@ def worth_trying(finding: Finding) -> tuple[str, ...]:
     return _ANY if finding.code in (HEALTHY, COMPUTES_SLOWLY) else row_of(finding).try_
 
 
-def suggested(findings: Iterable[Finding], facts: ProgramFacts) -> list[Treatment]:
+def suggested(findings: Iterable[Finding], facts: TrialFacts) -> list[Treatment]:
     """Return the treatments worth trying where a run had these findings: those that apply, the safest first.
 
     Ceilings come last, and after them the families of which none applies, to be named with the reason. Findings that

@@ -11,7 +11,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.tables.sections import CHECKPOINTING, VALIDATION_EPOCH
 from training_profiler.tables.trackers import MLFLOW, TENSORBOARD, WANDB
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 FETCHED: Final = 4  # batches of a data set that are made before the last of them is used again and again
@@ -21,7 +21,7 @@ FETCHED: Final = 4  # batches of a data set that are made before the last of the
 class OneBatch(Treatment):
     """Each pass over the data yields one of its first batches again and again. It has as many batches as before."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return "no DataLoader of torch" if facts.loader is None else None
 
@@ -63,7 +63,7 @@ def _length(sampler: Any) -> float:
 class NoCheckpoints(Treatment):
     """``torch.save`` and safetensors write a small file instead; loading it again gives what was saved."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return None if CHECKPOINTING in facts.sections else "no checkpoint was saved"
 
@@ -107,7 +107,7 @@ class NoCheckpoints(Treatment):
 class OneBatchOfValidation(Treatment):
     """Each pass without gradients that begins after a gradient was computed ends after its first batch."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         if VALIDATION_EPOCH not in facts.sections:
             return "no validation was seen"
@@ -149,7 +149,7 @@ LOGS: Final = {
 class NoScalars(Treatment):
     """Calls that log numbers to a tracker do nothing."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         is_any = any(find_spec(tracker.needs) for tracker in (TENSORBOARD, WANDB, MLFLOW) if tracker.needs)
         return None if is_any else "no tracker is installed"

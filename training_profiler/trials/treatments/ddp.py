@@ -9,7 +9,7 @@ from typing import Any
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import DDP, CallFacts
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 
@@ -20,7 +20,7 @@ class DdpArgument(Treatment):
     argument: str
     value: bool | int
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         calls = [call for call in facts.calls if call.kind == DDP]
         if not calls:

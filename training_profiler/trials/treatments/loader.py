@@ -11,7 +11,7 @@ from training_profiler.snapshot.program import LOADER, CallFacts
 from training_profiler.snapshot.snapshot import LoaderStats
 from training_profiler.tables.backends import CUDA
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 NO_LOADER: Final = "no DataLoader of torch"
@@ -24,11 +24,11 @@ DEFAULT_PREFETCH: Final = 2  # batches a worker
 class LoaderTreatment(Treatment):
     """A change of the loaders that a pass with gradients begins on: validation keeps its own."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return NO_LOADER if facts.loader is None else self.why_not(facts.loader, facts)
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why it does not apply to the loader with the most waiting."""
         return None
 
@@ -69,7 +69,7 @@ class Workers(LoaderTreatment):
         """The number of workers."""
         return max(1, self.count)
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why not: an iterable data set may yield everything once in each worker."""
         if loader.is_map_style is False:
             return "an iterable data set may repeat its data in each worker"
@@ -97,7 +97,7 @@ class Workers(LoaderTreatment):
 class KeepWorkers(LoaderTreatment):
     """Workers that live from one pass to the next."""
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why not."""
         if not loader.num_workers:
             return NO_WORKERS
@@ -147,7 +147,7 @@ class Prefetch(LoaderTreatment):
 
     factor: int
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why not."""
         if not loader.num_workers:
             return NO_WORKERS
@@ -166,11 +166,11 @@ class Prefetch(LoaderTreatment):
 class PinnedMemory(LoaderTreatment):
     """Batches in pinned memory, which are copied to the device beside its work."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return super().reason_not(facts) if facts.accelerator else "no accelerator"
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why not."""
         return IS_SET if loader.pin_memory else None
 
@@ -208,7 +208,7 @@ def _not_waiting(original: Any) -> Any:
 class WholeBatches(LoaderTreatment):
     """Batches of tensors by one index operation, instead of one for each sample."""
 
-    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: TrialFacts) -> str | None:
         """Return why not."""
         if loader.fetches_batches:
             return "torch uses the data set's __getitems__ already"

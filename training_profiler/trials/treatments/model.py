@@ -8,7 +8,7 @@ from training_profiler.instrumentation.loop_detection.modules import parameters_
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, CallFacts
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import DoesNotApplyError, Treatment
 
 
@@ -52,7 +52,7 @@ def _on_first_training_call(patches: Patches, torch: Any, act: Callable[[Any], N
 class Compiled(ModelTreatment):
     """The model is compiled in place."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return "the program compiles already" if facts.is_compiled else None
 
@@ -80,7 +80,7 @@ class ChannelsLast(ModelTreatment):
 class Autocast(ModelTreatment):
     """The forward pass computes in bfloat16 where torch thinks it safe."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         if facts.autocast:
             return f"autocast to {facts.autocast} is on already"

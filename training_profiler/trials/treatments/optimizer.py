@@ -10,7 +10,7 @@ from training_profiler.diagnosis.compute_fixes import can_fuse
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, ZERO_GRAD, CallFacts
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 NO_OPTIMIZER: Final = "no optimizer of torch.optim"
@@ -23,7 +23,7 @@ class OptimizerArgument(Treatment):
 
     argument: str  # "fused" or "foreach", of which only one can be set
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         optimizer = facts.optimizer
         if optimizer is None:
@@ -77,7 +77,7 @@ def _setting(argument: str, original: Any) -> Any:
 class ClearedGradients(Treatment):
     """Gradients are dropped instead of filled with zeros, where the program asks for zeros."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return None if any(call.kind == ZERO_GRAD for call in facts.calls) else "no zero_grad(set_to_none=False)"
 

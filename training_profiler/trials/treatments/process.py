@@ -11,7 +11,7 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, THREADS, CallFacts
 from training_profiler.tables.backends import CUDA
 from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.facts import TrialFacts
 from training_profiler.trials.treatment import Treatment
 
 
@@ -35,7 +35,7 @@ class Threads(Statement):
 
     count: int
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         if facts.threads == self.count:
             return "is set already"
@@ -68,7 +68,7 @@ class Threads(Statement):
 class MatmulPrecision(Statement):
     """Products of matrices in TensorFloat32, where the device has it."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return None if facts.accelerator == CUDA.kind else "only for devices of CUDA"
 
@@ -83,7 +83,7 @@ class MatmulPrecision(Statement):
 class CudnnBenchmark(Statement):
     """Convolutions by the algorithm that was the fastest for their shapes."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return None if facts.accelerator == CUDA.kind else "only for devices of CUDA"
 
@@ -123,7 +123,7 @@ class Allocator(Treatment):
     allocator: str
     find: Callable[[str], str | None] = find_library
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
         return None if self.find(self.allocator) else f"lib{self.allocator} is not installed"
 

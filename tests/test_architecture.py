@@ -252,7 +252,7 @@ def test_what_a_training_shows_its_user_goes_through_few_places() -> None:
 
 def test_a_class_name_stands_for_one_class() -> None:
     names = Counter(node.name for name in MODULES for node in nodes_of(name) if isinstance(node, ast.ClassDef))
-    # What is there while profiling is on and while it is off, and a callback for each framework, by the framework's way.
+    # What is there while profiling is on and while it is off, and a callback for each framework.
     assert {name for name, count in names.items() if count > 1} == {"Context", "Section", "TrainingProfilerCallback"}
 
 

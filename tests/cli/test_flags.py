@@ -1,7 +1,7 @@
 import pytest
 
 from training_profiler.base.errors import SettingsError
-from training_profiler.cli.run import flags, read_flags
+from training_profiler.cli.flags import flags, read_flags
 from training_profiler.settings.settings import describe, read_settings
 from training_profiler.tables.trackers import TRACKERS
 

@@ -45,7 +45,7 @@ def test_each_sample_stands_for_the_time_since_the_one_before() -> None:
 
 def test_line_sampler_goes_on_where_it_ended() -> None:
     clock = FakeClock()
-    lines = LineSampler(clock, lambda part, work: work(), lambda: PLACES, sampler_after_import(clock))
+    lines = LineSampler(clock, lambda part, work: work(), lambda: PLACES, startup=sampler_after_import(clock))
     lines.start(1, 0)
     lines.close()
     assert [ns // S for ns, _ in lines.pop_samples()][:5] == [0, 1, 2, 3, 4]

@@ -143,3 +143,21 @@ def test_a_flush_beside_the_end_of_an_epochs_first_step_leaves_it_the_step(train
     session.instrumentation = None
     pipeline.roll_over_epoch(EpochBoundary(clock(), 3, 3, 12))
     assert [epoch.steps for epoch in pipeline.stats().epochs] == [3, 3]
+
+
+def test_a_flush_that_is_asked_for_during_one_comes_with_the_next_step(training, monkeypatch):
+    pipeline, clock = training.session._pipeline, training.run.clock
+    flush, flushed = pipeline.flush, []
+
+    def asked_meanwhile(**given):
+        clock.advance(0.5)
+        training.session.flush_soon()
+        flush(**given)
+
+    monkeypatch.setattr(pipeline, "flush", asked_meanwhile)
+    clock.advance(FLUSH_S)
+    training.flush_beside()
+    monkeypatch.setattr(pipeline, "flush", lambda: flushed.append(flush()))
+    clock.advance(0.1)
+    training.session.step()
+    assert len(flushed) == 1

@@ -82,7 +82,7 @@ class Session:
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
         self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
-        self._begun_ns = begin_ns
+        self._begun_ns = self._asked_ns = begin_ns
         self._next_early_ns: int | None = None  # a flush soon after the begin; it doubles
         self._next_poll_ns = 0
         self._step_end_ns = 0  # of the last step
@@ -358,7 +358,7 @@ class Session:
 
     def flush_soon(self) -> None:
         """Flush at the end of the next step if possible."""
-        self._next_flush_ns = 0
+        self._asked_ns, self._next_flush_ns = self._recorder.clock(), 0
 
     def _on_full(self) -> None:
         if self._pipeline.is_blocked():
@@ -414,7 +414,8 @@ class Session:
 
     def _flushed(self, covered_ns: int) -> None:
         """Set when to flush next; the journal covers the run up to ``covered_ns``."""
-        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        is_asked = self._asked_ns > covered_ns  # while a thread beside the training flushed what was before
+        self._next_flush_ns = 0 if is_asked else self._recorder.clock() + self._flush_ns
         self._beside_ns = covered_ns + self._flush_ns
 
     def _report(self) -> None:

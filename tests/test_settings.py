@@ -6,13 +6,13 @@ import pytest
 
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import ROOT, SWITCH, means_on
+from training_profiler.settings import settings
 from training_profiler.settings.settings import (
     Launch,
     Settings,
     describe,
     launch_id,
     read_settings,
-    settings,
     unknown_variables,
     variables,
 )

@@ -26,7 +26,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "statements of the package": (28_000, 43_054),
     "files of the package": (340, 471),
     "lines in C": (1_500, 1_075),
-    "lines of tests": (45_000, 80_526),
+    "lines of tests": (45_000, 80_530),
     "folders": (29, 40),
     "arrows between folders": (150, 241),
     "folders that import each other": (0, 5),

@@ -207,7 +207,10 @@ def test_waiting_for_a_disk_has_the_time_that_the_program_sees(tmp_path: Path) -
 
 
 def test_longer_batches_are_more_work_and_no_fault(tmp_path: Path) -> None:
-    _, report = outcome_of("longer_batches", tmp_path, VARIES, **ALONE)
+    stdout, report = outcome_of("longer_batches", tmp_path, VARIES, **ALONE)
+    truth = truth_of(stdout)
+    if max(truth["short_s"]) > min(truth["long_s"]):  # quartiles of the program's own times
+        pytest.skip("other programs kept this machine so busy that short batches took as long as long ones")
     finding = find(report["insights"], "steps-do-more")
     assert "input elements" in finding["finding"]
     change = report["step_time"]["change"]

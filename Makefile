@@ -62,7 +62,7 @@ fuzz: venv
 # The tests of the recorder in C under AddressSanitizer, then with Python's debug allocator. Needs
 # gcc. The sanitizer ends the process at an exception of C++, as torch raises them, if it is loaded before libstdc++ alone.
 SANITIZED := build/sanitized
-NATIVE_TESTS := tests/recording
+NATIVE_TESTS := tests/recording tests/instrumentation/test_fronts.py
 test-native: venv
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)

@@ -40,6 +40,8 @@ def skip_early_steps(instrumentation: Any) -> None:
     if detector is not None:
         detector.updates = UPDATES_BEFORE
         detector.input_sizes.update_ends(UPDATES_BEFORE, perf_counter_ns())
+        instrumentation.program.stop()
+        instrumentation.context.fronts.place()
 
 
 def run() -> list[Figure]:

@@ -15,10 +15,18 @@ static int module_fill(PyObject *module)
     ModuleState *state = PyModule_GetState(module);
     state->events_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &events_spec, NULL);
     state->writer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &writer_spec, NULL);
-    if (state->events_type == NULL || state->writer_type == NULL || PyModule_AddType(module, state->events_type) < 0)
+    state->fields_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fields_spec, NULL);
+    state->usual_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &usual_spec, NULL);
+    if (state->events_type == NULL || state->writer_type == NULL || state->fields_type == NULL ||
+        state->usual_type == NULL || PyModule_AddType(module, state->events_type) < 0 ||
+        PyModule_AddType(module, state->fields_type) < 0 || PyModule_AddType(module, state->usual_type) < 0)
         return -1;
     if (add_type(module, &lookup_spec) < 0 || add_type(module, &handover_lock_spec) < 0)
         return -1;
+#ifndef _WIN32
+    if (add_type(module, &front_spec) < 0)
+        return -1;
+#endif
     return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
 
@@ -27,6 +35,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     ModuleState *state = PyModule_GetState(module);
     Py_VISIT(state->events_type);
     Py_VISIT(state->writer_type);
+    Py_VISIT(state->fields_type);
+    Py_VISIT(state->usual_type);
     return 0;
 }
 
@@ -35,6 +45,8 @@ static int module_clear(PyObject *module)
     ModuleState *state = PyModule_GetState(module);
     Py_CLEAR(state->events_type);
     Py_CLEAR(state->writer_type);
+    Py_CLEAR(state->fields_type);
+    Py_CLEAR(state->usual_type);
     return 0;
 }
 

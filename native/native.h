@@ -13,7 +13,7 @@ equal. _native.pyi has the signatures. Everything but the lock runs under the GI
 
 #include <stdint.h>
 
-#define INTERFACE 14 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 15 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -32,10 +32,10 @@ typedef struct {
 } Writer;
 
 typedef struct {
-    PyTypeObject *events_type, *writer_type;
+    PyTypeObject *events_type, *writer_type, *fields_type, *usual_type;
 } ModuleState;
 
-extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec;
+extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, usual_spec, front_spec;
 
 /* Return 0 if `events` may change; -1 with an exception if it is a slice. */
 int events_check_not_slice(Events *events);
@@ -47,6 +47,9 @@ static inline int events_reserve(Events *events, Py_ssize_t more)
 {
     return events->capacity - events->length >= more ? 0 : events_grow(events, more);
 }
+
+/* Append the time and `code`. Return -1 with an exception. */
+int write_event(Writer *writer, int64_t code);
 
 PyObject *event_writer(PyObject *module, PyObject *args);
 PyObject *section_writers(PyObject *module, PyObject *args);

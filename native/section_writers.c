@@ -57,8 +57,7 @@ static int read_clock(PyObject *clock, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Append the time and `code`. Return -1 with an exception. */
-static int write_event(Writer *writer, int64_t code)
+int write_event(Writer *writer, int64_t code)
 {
     int64_t now_ns;
     Events *events = writer->events;

@@ -66,7 +66,7 @@ class FakeTraining:
 
         self.ends = StepEnds(self.recorder, asked)
         self.ends.follow(self.detector.phases.passes)
-        self.detector._end_step = self.ends
+        self.detector.end_step = self.ends
         self._step_count = count
         return count
 

@@ -15,6 +15,7 @@ from tests.support.recording import FakeClock, FakeRun
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.event_codes import STEP_END
+from training_profiler.recording.implementation import Implementation
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 FUNCTIONAL = importlib.import_module("torch.distributed._functional_collectives")
@@ -100,8 +101,8 @@ class TickingClock(FakeClock):
 class InstrumentedTorch:
     """The automatic instrumentation of this process, and what it records."""
 
-    def __init__(self) -> None:
-        self.run = FakeRun()
+    def __init__(self, implementation: Implementation | None = None) -> None:
+        self.run = FakeRun(implementation=implementation)
         self.run.accumulator.inferred_filter.is_needed = True
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
@@ -110,6 +111,12 @@ class InstrumentedTorch:
         self.loaders: LoaderRegistry | None = None
         self.instrumentation = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
         self.context = self.instrumentation.context
+
+    def place_fronts(self) -> None:
+        """Have functions of C make the calls of patches, whatever else this process has compiled."""
+        self.context.dynamo.is_idle = True
+        self.context.fronts.place()
+        assert self.context.fronts.are_placed
 
     def _begin(self) -> Any:
         self.sessions += 1
@@ -133,10 +140,10 @@ class InstrumentedTorch:
 
 
 @contextmanager
-def instrumented_torch() -> Iterator[InstrumentedTorch]:
+def instrumented_torch(implementation: Implementation | None = None) -> Iterator[InstrumentedTorch]:
     """Instrument real torch, and check that it is restored exactly."""
     before = state_of_torch()
-    instrumented = InstrumentedTorch()
+    instrumented = InstrumentedTorch(implementation)
     instrumented.instrumentation.install(torch)
     try:
         assert instrumented.instrumentation.missing == {}

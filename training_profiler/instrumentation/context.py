@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
@@ -17,6 +18,7 @@ from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
 from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
 
@@ -47,7 +49,7 @@ class WorkerHooks(NamedTuple):
 NO_HOOKS: Final = WorkerHooks()
 
 
-class PatchContext:
+class PatchContext(Fields):
     """The state that all patches of a process share.
 
     Args:
@@ -59,10 +61,10 @@ class PatchContext:
         read_site: returns the user's line of a stack.
     """
 
-    backward_watch: BackwardWatch | None  # in early steps
-    unused_graph: int | None  # see created_graphs
-    updates_at_kept: int | None  # see kept_past_updates
-    has_grad_scaler: bool  # a GradScaler was used, so updates may be skipped
+    backward_watch: BackwardWatch | None = field(0)  # in early steps
+    unused_graph: int | None = field(1)  # see created_graphs
+    updates_at_kept: int | None = field(2)  # see kept_past_updates
+    has_grad_scaler: bool = field(3)  # a GradScaler was used, so updates may be skipped
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class PatchContext:
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
         self.dynamo: Final = DynamoWatch(recorder.ask_dynamo)
+        self.fronts: Final = Fronts(recorder.implementation, self.dynamo, on_error)
         self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the
@@ -122,6 +125,9 @@ class PatchContext:
         """Send events to ``detector`` from now on."""
         self.detector = detector
         self.training_thread.use_detector(None)  # until a gradient or an update confirms the thread
+        self.fronts.forget()
+        if detector is not None:
+            detector.after_new_writers(lambda: self.fronts.follow(self.training_thread, self, detector))
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:
         """Return the loop detector on the training thread (see ``TrainingThread.is_current``); None on others."""

@@ -23,7 +23,12 @@ class DynamoWatch:
 
     def __init__(self, ask_dynamo: Callable[[bool], None]) -> None:
         self._ask_dynamo = ask_dynamo
+        self._before_tracing: Callable[[], None] = lambda: None
         self.is_idle = False  # it has traced nothing, and says when it begins
+
+    def before_tracing(self, do: Callable[[], None]) -> None:
+        """Call ``do`` before dynamo traces for the first time."""
+        self._before_tracing = do
 
     def begin(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
         """Watch the module ``tracer``, which may have traced before, until the patches are undone."""
@@ -34,10 +39,11 @@ class DynamoWatch:
             self._ask_dynamo(has_traced)
 
     def _end(self) -> None:
-        """Let sections ask from here on: what dynamo has traced, it may trace again."""
+        """Be as dynamo can follow from here on: what it has traced, it may trace again."""
         if self.is_idle:
             self.is_idle = False
             self._ask_dynamo(True)
+            self._before_tracing()
 
     def _tracing(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -150,6 +150,7 @@ class Instrumentation:
         self.early_steps.stop()
         self._keep_work()
         self.context.use_detector(None)
+        self.context.fronts.close()
         for patches in reversed(self._patches.values()):
             patches.undo()
         self._patches.clear()
@@ -161,6 +162,7 @@ class Instrumentation:
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
+        self.context.guarded(lambda: self.context.fronts.step_ended(steps))
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
         if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):

@@ -3,14 +3,16 @@
 from types import CodeType, FrameType
 from typing import Any
 
+from training_profiler.recording.fields import Fields, field
 
-class OpenUpdates:
+
+class OpenUpdates(Fields):
     """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
 
     # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its locals
     # alive, and the id of one that has ended may be that of a caller's, which has other code.
     open: list[tuple[int, int, CodeType | None]]
-    _backwards: int  # of the program, at the last update
+    _backwards: int = field(0)  # of the program, at the last update
 
     def __init__(self) -> None:
         self.open = []

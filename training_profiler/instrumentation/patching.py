@@ -147,6 +147,16 @@ class Patches:
                 self._replaced[i] = one._replace(in_front=function)
                 setattr(one.owner, one.name, function)
 
+    def exchange(self, owner: Any, name: str, function: Any) -> None:
+        """Put ``function`` in front of the replacement of ``owner.name``, or that in its place again.
+
+        An attribute that others have replaced since stays theirs.
+        """
+        for i, one in enumerate(self._replaced):
+            if one[:2] == (owner, name) and one.is_ours():
+                self._replaced[i] = one._replace(in_front=function)
+                setattr(owner, name, function)
+
     def keep(self, undo: Callable[[], Any]) -> None:
         """Have ``undo`` called too when the patches are undone."""
         self._undo.append(undo)

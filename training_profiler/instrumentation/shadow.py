@@ -19,8 +19,10 @@ class Shadow:
         methods["usual_fetch_begins"] = lambda iterator: None
         self._detector, self._names = detector, list(methods)
         vars(detector).update(methods)
+        detector.use_shadow(1)
 
     def end(self) -> None:
         """Restore the detector, the first time that it is called: later, another shadow may be there."""
+        self._detector.use_shadow(-1 if self._names else 0)
         while self._names:
             vars(self._detector).pop(self._names.pop(), None)

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.recording.fields import Fields, field
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -17,16 +18,16 @@ COLLECTIVE: Final = 5  # nothing is recorded inside
 CAPTURE: Final = 6  # of a CUDA graph: nothing is executed, so nothing is recorded inside
 
 
-class TrainingThread:
+class TrainingThread(Fields):
     """The state that every patch reads first.
 
     All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    busy_with: int  # the kind of call that the training thread is in
-    ident: int  # of the training thread; 0 for none yet
-    confirmed_detector: LoopDetector | None  # of the confirmed thread
-    function: int  # of the autograd function under way, negative if it is called without gradients
+    busy_with: int = field(0)  # the kind of call that the training thread is in
+    ident: int = field(1)  # of the training thread; 0 for none yet
+    confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
+    function: int = field(3)  # of the autograd function under way, negative if it is called without gradients
     fetching: set[int]  # threads in a fetch before confirmation: another thread may train meanwhile
 
     def __init__(self) -> None:

@@ -41,6 +41,33 @@ class SectionLookup:
     def drop(self, sections: dict[Any, Any]) -> None:
         """Let go of the sections of a thread that has ended."""
 
+class Fields:
+    """Attributes at0 to at7, which C reads and sets, too."""
+
+class UsualCalls:
+    """Records nearly every call of a training under way; see instrumentation/fronts.py."""
+
+    def use(self, parts: tuple[Any, ...], codes: tuple[int, ...]) -> None:
+        """Record the calls of a loop detector: the objects that native/usual_calls.h names, and its codes."""
+
+    def forget(self) -> None:
+        """Record none."""
+
+class Front:
+    """Makes and records calls of ``patch``; see ``Fronts.offer``."""
+
+    def __init__(
+        self,
+        kind: int,
+        usual: UsualCalls,
+        original: Any,
+        patch: Any,
+        ended: Callable[..., None] | None,
+        on_error: Callable[[Exception], None],
+        method_type: type,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class HandoverLock:
     """A closed lock on which a thread sleeps; when its sleep ends, the main thread hands over the GIL to it."""
 

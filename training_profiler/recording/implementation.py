@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from training_profiler.recording import python_recorder
@@ -21,6 +21,9 @@ class Implementation(NamedTuple):
     event_writer: Callable[[list[int], Clock, int], Callable[[], None]]  # see python_recorder.py
     section_writers: Callable[[int, Any, Clock, Callable[[], None]], tuple[Any, Any, Any]]
     lookup: Callable[[Callable[[str], Any]], Any] | None = None  # see SectionLookup in _native.pyi; None in Python
+    # See UsualCalls and Front in _native.pyi; None in Python.
+    usual_calls: Callable[[], Any] | None = None
+    front: Callable[..., Any] | None = None
     new_stop: Callable[[], Any] | None = None  # see HandoverLock, for threads that sample; None in Python
 
     @property
@@ -38,13 +41,13 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, python_recorder.event_writer, python_recorder.section_writers)
 
 
-_INTERFACE: Final = 14  # of native/native.h
+_INTERFACE: Final = 15  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
 
-def native_implementation() -> Implementation:
-    """Return the implementation in C.
+def native_module() -> ModuleType:
+    """Return what was built from native/.
 
     Raises:
         ImportError: it was not built, or cannot be loaded.
@@ -54,6 +57,17 @@ def native_implementation() -> Implementation:
 
     if _native.INTERFACE != _INTERFACE:  # a source tree that has changed since
         raise ImportError("it was built from other sources; install the package again")
+    return _native
+
+
+def native_implementation() -> Implementation:
+    """Return the implementation in C.
+
+    Raises:
+        ImportError: it was not built, or cannot be loaded.
+    """
+    native_module()
+    import training_profiler.recording._native as _native
 
     def own_clock(clock: Clock) -> Clock | None:
         # A program may have put a clock of its own in this place, such as one that stands still in its tests.
@@ -74,6 +88,8 @@ def native_implementation() -> Implementation:
         event_writer,
         section_writers,
         _native.SectionLookup,
+        _native.UsualCalls,
+        getattr(_native, "Front", None),  # not on Windows
         _native.HandoverLock,
     )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
+from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
@@ -45,7 +46,7 @@ class Batch(NamedTuple):
     marks: list[int]  # time, kind, time, kind, ... of the boundaries of steps and epochs, in time order
 
 
-class Recorder:
+class Recorder(Fields):
     """Takes events from any thread without waiting; ``drain`` hands them out.
 
     A session sets ``has_session`` and two hooks: ``on_full`` is called when a buffer wants to be drained, and
@@ -53,13 +54,13 @@ class Recorder:
     """
 
     # Later events may still be rewritten and are not drained.
-    watermark_ns: int | None
+    watermark_ns: int | None = field(0)
     marks: list[int]  # as in Batch; numbers, because a tuple for each step would set off collections
     # Steps end without the session before this number of them and this time, and are counted here.
-    _step_count: StepCount | None
-    _quiet_before: int
-    _quiet_until_ns: int
-    quiet_end_ns: int  # of the last such step
+    step_count: StepCount | None = field(1)
+    _quiet_before: int = field(2)
+    _quiet_until_ns: int = field(3)
+    quiet_end_ns: int = field(4)  # of the last such step
 
     def __init__(
         self,
@@ -207,11 +208,11 @@ class Recorder:
             before: the number of the first step for which that does not hold.
             until_ns: the first time for which it does not.
         """
-        self._step_count, self._quiet_before, self._quiet_until_ns = count, min(before, NO_LIMIT), until_ns
+        self.step_count, self._quiet_before, self._quiet_until_ns = count, min(before, NO_LIMIT), until_ns
 
     def ends_quietly(self, at_ns: int) -> bool:
         """End a step at ``at_ns`` if the session has nothing to do then; return whether that was done."""
-        count = self._step_count
+        count = self.step_count
         if count is None or at_ns >= self._quiet_until_ns or count.steps + 1 >= self._quiet_before:
             return False
         before_ns = self.marks[-2:-1]  # a slice, because another thread may drain meanwhile

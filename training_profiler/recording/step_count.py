@@ -1,10 +1,12 @@
 """The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
 
+from training_profiler.recording.fields import Fields, field
 
-class StepCount:
+
+class StepCount(Fields):
     """``steps`` have ended."""
 
-    steps: int
+    steps: int = field(0)
 
     def __init__(self) -> None:
         self.steps = 0

@@ -9,6 +9,7 @@ from training_profiler.instrumentation.loop_detection.shapes import (
     largest_shape,
     shape_of,
 )
+from training_profiler.recording.fields import Fields, field
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later, at least, and a power of two
@@ -17,12 +18,12 @@ MOST_APART: Final = 1024  # updates
 MOST: Final = 4096  # kept until the next ``pop``
 
 
-class InputSizes:
+class InputSizes(Fields):
     """The elements of the largest input of each forward pass that is looked at."""
 
-    is_due: bool
+    is_due: bool = field(0)
     rows: EvaluatedRows
-    next_update: int  # after which ``update_ends`` has something to do
+    next_update: int = field(1)  # after which ``update_ends`` has something to do
 
     def __init__(self) -> None:
         self.is_due = True

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, Final
 
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches, batch_size
+from training_profiler.recording.fields import Fields, field
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 # The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step
@@ -27,17 +28,17 @@ class PassPhase(Enum):
     EVALUATION = "evaluation"
 
 
-class LoaderPass:
+class LoaderPass(Fields):
     """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
-    iterator: Callable[[], Any]
-    kind: PassPhase
-    fetches: int
-    loader_id: int  # of its counts; 0 for none
-    samples: int | None  # in its batches; None if not counted
-    cycle: int  # number of updates before its last fetch
-    cycle_begin_ns: int  # of the first fetch after that update
-    measured_at: int  # batches before the next one whose CPU time is measured
+    iterator: Callable[[], Any] = field(0)
+    kind: PassPhase = field(1)
+    fetches: int = field(2)
+    loader_id: int = field(4)  # of its counts; 0 for none
+    samples: int | None = field(5)  # in its batches; None if not counted
+    cycle: int = field(6)  # number of updates before its last fetch
+    cycle_begin_ns: int = field(7)  # of the first fetch after that update
+    measured_at: int = field(3)  # batches before the next one whose CPU time is measured
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
@@ -119,10 +120,10 @@ class LoaderPass:
 _PHASES: Final = {PassPhase.TRAINING: TRAIN, PassPhase.EVALUATION: VAL}
 
 
-class Passes:
+class Passes(Fields):
     """The passes under way. Iterators are held weakly, because workers end with them."""
 
-    latest: LoaderPass | None
+    latest: LoaderPass | None = field(0)
 
     def __init__(self) -> None:
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched

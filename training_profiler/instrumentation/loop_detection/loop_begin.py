@@ -3,12 +3,13 @@
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields, field
 
 
-class EarlyCalls:
+class EarlyCalls(Fields):
     """When the optimizer was made, in a program that called its model before, and computed no gradient so far."""
 
-    made_ns: int  # 0: not yet, or the model was not called before
+    made_ns: int = field(0)  # 0: not yet, or the model was not called before
 
     def __init__(self) -> None:
         self.made_ns = 0

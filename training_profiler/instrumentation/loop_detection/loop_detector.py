@@ -11,6 +11,7 @@ from training_profiler.instrumentation.loop_detection.pending_events import MAX_
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import field
 
 _TRAINING: Final = PassPhase.TRAINING  # a member of an enum takes long to find
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
@@ -18,6 +19,13 @@ LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is re
 
 class LoopDetector(ModuleCalls):
     """Infers sections and steps from the fetches, calls, backward passes and updates of the training thread."""
+
+    frame: tuple[int, int] | None = field(0)  # the method whose calls are one forward pass
+    backwards: int = field(1)
+    updates: int = field(2)
+    inferred: InferredUpdates | None = field(3)  # while no optimizer of torch exists
+    has_manual_steps: bool = field(4)
+    shadows: int = field(5)  # methods in front of ours: no call is usual meanwhile
 
     def __init__(
         self,
@@ -32,15 +40,17 @@ class LoopDetector(ModuleCalls):
         self.updates = 0
         self.has_manual_steps = False
         self.early = EarlyCalls()
-        self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
+        self.inferred = None
         self.inferred_updates = 0
         self._unmarked_ns: int | None = None  # before the end of a backward pass after which the step may have ended
-        self._end_step = end_step
-        self._step_detector = StepDetector(end_step)
-        self._buffer = pending.thread_buffer()
+        self.end_step = end_step
+        self.steps = StepDetector(end_step)
+        self.buffer = pending.thread_buffer()
         self._passes = self.phases.passes
         self._end_code, self._update_code = time_only(codes.data_loading), codes.optimizer
-        pending.step_end_ns = lambda: self._unmarked_ns or self._step_detector.pending_ns
+        pending.step_end_ns = lambda: self._unmarked_ns or self.steps.pending_ns
+        self.shadows = 0
+        self._on_new_writers: Callable[[], None] = lambda: None
         self._make_writers()
         pending.on_clock_change = self._make_writers
 
@@ -51,6 +61,16 @@ class LoopDetector(ModuleCalls):
         self.update.make_writers()
         self._fetch_begins, self._fetch_ends = pending.writer(codes.data_loading), pending.writer(-codes.data_loading)
         self._backward_begins, self._backward_ends = pending.writer(codes.backward), pending.writer(-codes.backward)
+        self._on_new_writers()
+
+    def after_new_writers(self, do: Callable[[], None]) -> None:
+        """Call ``do`` now, and whenever the writers of events are others."""
+        self._on_new_writers = do
+        do()
+
+    def use_shadow(self, more: int) -> None:
+        """Count methods that stand in front of ours, or no longer."""
+        self.shadows += more
 
     @property
     def has_trained(self) -> bool:
@@ -60,7 +80,7 @@ class LoopDetector(ModuleCalls):
     @property
     def primary_optimizer(self) -> int:
         """The id of the optimizer whose updates are steps; 0 if it is not known, or if the program marks its steps."""
-        return self._step_detector.primary
+        return self.steps.primary
 
     # Fetches
 
@@ -82,8 +102,8 @@ class LoopDetector(ModuleCalls):
             return None
         self.frame = None
         self._fetch_begins()
-        if loader_pass.loader_id != self._buffer.loader_id:
-            self._buffer.record_loader(loader_pass.loader_id, self.pending.events[-2])
+        if loader_pass.loader_id != self.buffer.loader_id:
+            self.buffer.record_loader(loader_pass.loader_id, self.pending.events[-2])
         if loader_pass.cycle != phases.cycle:
             loader_pass.cycle, loader_pass.cycle_begin_ns = phases.cycle, self.pending.events[-2]
         return loader_pass
@@ -98,8 +118,8 @@ class LoopDetector(ModuleCalls):
             loader_pass.trained_before = self.backwards + self.updates
         now_ns = self.pending.clock()
         self.frame = None
-        self.phases.fetch_begins(loader_pass, self._is_grad_enabled(), now_ns)
-        self._buffer.record_loader(loader_pass.loader_id, now_ns)
+        self.phases.fetch_begins(loader_pass, self.is_grad_enabled(), now_ns)
+        self.buffer.record_loader(loader_pass.loader_id, now_ns)
         self.pending.events.extend((now_ns, self.codes.data_loading))
         if not loader_pass.fetches:
             self.pending.events.extend((now_ns, self.codes.first_fetch))
@@ -127,7 +147,7 @@ class LoopDetector(ModuleCalls):
                 self.pending.events.extend((now_ns, -self.codes.first_fetch))
             self.pending.events.extend((now_ns, -self.codes.data_loading))
             self.phases.fetch_ends(loader_pass, now_ns)
-        if len(self._buffer.events) > MAX_PENDING:
+        if len(self.buffer.events) > MAX_PENDING:
             self.pending.release(self.pending.events[-2])
 
     def fetch_fails(self, loader_pass: LoaderPass, is_over: bool) -> None:
@@ -182,7 +202,7 @@ class LoopDetector(ModuleCalls):
             self.inferred_updates += 1
             self.phases.cycle += 1
             if not self.has_manual_steps:
-                self._end_step(at_ns)
+                self.end_step(at_ns)
 
     def backward_ends(self) -> None:
         """Record the end of a backward pass, also if it raised."""
@@ -193,7 +213,7 @@ class LoopDetector(ModuleCalls):
             self._unmarked_ns = self.pending.events[-2] - 1
         if self.update.is_in_closure:
             self.update.closure_ends()
-        if len(self._buffer.events) > MAX_PENDING:  # no optimizer ever updates
+        if len(self.buffer.events) > MAX_PENDING:  # no optimizer ever updates
             self.pending.release(self.pending.events[-2])
 
     def update_begins(self) -> None:
@@ -234,12 +254,12 @@ class LoopDetector(ModuleCalls):
         if updates >= self.input_sizes.next_update:
             self.input_sizes.update_ends(updates, now_ns)
             if not updates & (updates - 1):
-                self._usual_calls.clear()  # learned again ever more seldom: a module may have got parameters
+                self.known_calls.clear()  # learned again ever more seldom: a module may have got parameters
         self.phases.cycle += 1  # what follows is between steps or in the next one
         if not self.has_manual_steps:
-            steps = self._step_detector
+            steps = self.steps
             if steps.is_alone and steps.primary == id(optimizer):  # as in nearly all trainings
-                self._end_step(now_ns)
+                self.end_step(now_ns)
             else:
                 steps.updated(optimizer, now_ns)
 
@@ -251,12 +271,12 @@ class LoopDetector(ModuleCalls):
         """Leave the ends of steps to ``profile_step``."""
         if not self.has_manual_steps:
             self.has_manual_steps = True
-            self._step_detector.discard_pending()
+            self.steps.discard_pending()
 
     def resolve_pending(self) -> None:
         """Resolve everything undecided, before a manual epoch begins or ends."""
         self.phases.end_evaluation()
-        self._step_detector.end_pending()
+        self.steps.end_pending()
 
     def close(self) -> None:
         """Resolve everything undecided at the end of the training."""
@@ -267,8 +287,8 @@ class LoopDetector(ModuleCalls):
             self._end_inferred_step()
         self.use_inferred_updates(None)
         if not self.has_manual_steps:
-            self._step_detector.close()
+            self.steps.close()
         self.pending.release(self.pending.host_clock())
         # A reference to a class of the program keeps its globals alive, and a file among them might not be flushed.
-        for references in (self._usual_calls, self._confirmed, self.calls):
+        for references in (self.known_calls, self._confirmed, self.calls):
             references.clear()

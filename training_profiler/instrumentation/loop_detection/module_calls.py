@@ -13,15 +13,17 @@ from training_profiler.instrumentation.loop_detection.pending_events import MAX_
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields
 
 MAX_USUAL_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
 
 
-class ModuleCalls:
+class ModuleCalls(Fields):
     """Infers forward passes from outermost module calls, and finds the begin of the training loop."""
 
     updates: int
+    frame: tuple[int, int] | None  # the method whose calls are one forward pass
     forward_begins: Callable[[], None]  # writes an event
     forward_ends: Callable[[], None]
 
@@ -35,12 +37,12 @@ class ModuleCalls:
         self.update = OptimizerUpdate(pending, codes.optimizer)
         self._events = pending.events
         self._forward_code, self._bare_code = codes.forward, time_only(codes.forward)
-        self._usual_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module
+        self.known_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module
         self.calls: list[ModuleCall] = []  # under way, outermost first
-        self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
+        self.frame = None
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
-        self._is_grad_enabled = is_grad_enabled
+        self.is_grad_enabled = is_grad_enabled
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
         self._called_in_frame: set[int] = set()  # ids of the modules that were called in ``frame``
@@ -55,14 +57,14 @@ class ModuleCalls:
 
         Two calls of nearly every step come through here, so this sets the cost of a step.
         """
-        call, is_unresolved = self._usual_calls.get(id(module)), self.phases.is_unresolved
+        call, is_unresolved = self.known_calls.get(id(module)), self.phases.is_unresolved
         if (
             call is None
             or call.caller is not caller.f_code
             or self.update.open_code
             or (is_unresolved and (call.is_bare or call.is_in_method or not module.training))
             or call.kind is not type(module)
-            or not self._is_grad_enabled()
+            or not self.is_grad_enabled()
         ):
             return None if function else self.repeated_call_begins(module, caller)
         if is_unresolved:
@@ -98,7 +100,7 @@ class ModuleCalls:
             self.update.closure_begins()
         if function:
             call = self._call_in_function_begins(module, caller, function)
-        elif self._is_grad_enabled():
+        elif self.is_grad_enabled():
             call = self._grad_call_begins(module, may_explore, caller, inputs)
         else:
             self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
@@ -159,11 +161,11 @@ class ModuleCalls:
         """Remember a call as one of every step, if the module is in train mode or a loss."""
         call.is_bare = not module._modules and not module._parameters
         if call.is_bare or (is_trainable and module.training):
-            if len(self._usual_calls) >= MAX_USUAL_CALLS:
-                self._usual_calls.clear()
+            if len(self.known_calls) >= MAX_USUAL_CALLS:
+                self.known_calls.clear()
             call.is_in_method = not call.is_bare and self.frame is not None
             call.caller = frame.f_code
-            self._usual_calls[id(module)] = call
+            self.known_calls[id(module)] = call
 
     def call_ends(self, call: ModuleCall, module: Any) -> None:
         """Record that an outermost call has ended or raised."""
@@ -259,7 +261,7 @@ class ModuleCalls:
         use = self.phases.repeated_use(module, caller)
         if use is None:
             return self._call_like_before(module, caller)
-        if use.call is None or self._is_grad_enabled():
+        if use.call is None or self.is_grad_enabled():
             return None
         if not module.training and not (use.is_evaluated and self.input_sizes.rows.calls >= CALLS):
             return None  # the sizes of the inputs are read
@@ -274,7 +276,7 @@ class ModuleCalls:
     def _call_like_before(self, module: Any, caller: FrameType) -> ModuleCall | None:
         """Record the first call of a module in a run if it is like that before an earlier step; else return None."""
         use = self.phases.use_before(module, caller)
-        if use is None or use.call is None or not module.training or self._is_grad_enabled():
+        if use is None or use.call is None or not module.training or self.is_grad_enabled():
             return None
         call, now_ns = use.call, self.pending.clock()
         self.phases.no_grad_call_begins(module, caller, now_ns)

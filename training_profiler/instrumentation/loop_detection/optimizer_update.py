@@ -4,17 +4,18 @@ from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields, field
 
 AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 
 
-class OptimizerUpdate:
+class OptimizerUpdate(Fields):
     """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
 
-    open_code: int  # of the open span; 0 for none, or while the loss is computed
+    open_code: int = field(0)  # of the open span; 0 for none, or while the loss is computed
     _code: int
-    is_scaling: bool  # in a method of GradScaler
-    is_in_closure: bool
+    is_scaling: bool = field(2)  # in a method of GradScaler
+    is_in_closure: bool = field(1)
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
         self.open_code = 0

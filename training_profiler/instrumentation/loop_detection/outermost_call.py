@@ -3,19 +3,21 @@
 from types import CodeType
 from typing import Any, Final
 
+from training_profiler.recording.fields import Fields, field
+
 _NO_METHOD: Final[tuple[tuple[int, int] | None, set[int]]] = (None, set())
 
 
-class ModuleCall:
+class ModuleCall(Fields):
     """An outermost module call under way."""
 
-    caller: CodeType | None  # code of the function that makes this call in every step
-    kind: type
-    is_bare: bool
-    is_in_method: bool  # a method of a module makes it
-    is_plain: bool  # its end needs nothing but the exit of its span
-    begin_ns: int  # of its span; 0 if it extends the span before
-    code: int  # of its span
+    caller: CodeType | None = field(0)  # code of the function that makes this call in every step
+    kind: type = field(1)
+    is_bare: bool = field(2)
+    is_in_method: bool = field(3)  # a method of a module makes it
+    is_plain: bool = field(4)  # its end needs nothing but the exit of its span
+    begin_ns: int = field(5)  # of its span; 0 if it extends the span before
+    code: int = field(6)  # of its span
 
     def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
         self.kind = kind

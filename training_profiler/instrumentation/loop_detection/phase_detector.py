@@ -19,20 +19,21 @@ from training_profiler.instrumentation.loop_detection.outermost_call import Modu
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields, field
 
 _UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
-class PhaseDetector:
+class PhaseDetector(Fields):
     """Records evaluation as ``validation_epoch`` and acting as ``rollout``, rewriting pending events if it shows late.
 
     Both lie between two training events: a forward pass with gradients in train mode, a backward pass, or an
     update. ``is_unresolved`` is whether the next training event has anything to decide.
     """
 
-    is_unresolved: bool
-    cycle: int  # number of updates so far
+    is_unresolved: bool = field(0)
+    cycle: int = field(1)  # number of updates so far
     passes: Passes
     _run: NoGradRun | None  # calls without gradients since the last training event
     _before: NoGradRun | None  # the last of these that were a part of a step

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.recording.fields import Fields, field
+
 # The primary optimizer has ended after so many updates of another optimizer without it:
 MISSED_BY_NEW: Final = 8  # by an optimizer that was never used together with the primary
 MISSED_IN_FIRST_STEP: Final = 64  # before the primary has completed a step
@@ -12,7 +14,7 @@ MISSED_RATIO: Final = 4  # times the most updates of that optimizer in one step,
 MISSED_SLACK: Final = 16
 
 
-class StepDetector:
+class StepDetector(Fields):
     """Ends a step when the optimizer that began it, the primary optimizer, updates again.
 
     Updates of other optimizers in between are part of the same step. So with several optimizers the end of a step is
@@ -20,8 +22,8 @@ class StepDetector:
     used while another optimizer is, as in a second training phase, that one becomes the primary.
     """
 
-    is_alone: bool  # the primary has completed steps, and always without others
-    primary: int  # id of an optimizer
+    is_alone: bool = field(0)  # the primary has completed steps, and always without others
+    primary: int = field(1)  # id of an optimizer
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
         self._end_step = end_step

@@ -7,9 +7,10 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import BACKWARD as GRADIENTS
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
+from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE, TrainingThread
 from training_profiler.recording.tracebacks import hide_our_frames
 
 KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph
@@ -80,31 +81,48 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
-    training_thread, is_compiling, frame_of = context.training_thread, context.is_compiling, sys._getframe
+    is_compiling, computed = context.is_compiling, _recorded(context, original, trains)
+    if trains:
+        ended = functools.partial(_ends, context.training_thread, FREE)
+        computed = context.fronts.in_front_of(GRADIENTS, original, computed, ended)
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         try:
-            begun = None
-            try:
-                begun = _begins(context, args, kwargs, trains, frame_of(1))
-            except Exception as error:
-                context.on_error(error)
-            if begun is None:
-                return original(*args, **kwargs)
-            detector, busy_before = begun
-            try:
-                return original(*args, **kwargs)
-            finally:
-                training_thread.busy_with = busy_before
-                try:
-                    detector.backward_ends()
-                except Exception as error:
-                    context.on_error(error)
+            return computed(*args, **kwargs)
         except BaseException as error:
             hide_our_frames(error)
             raise
 
     return hidden_from_warnings(gradient)
+
+
+def _recorded(context: PatchContext, original: Any, trains: bool) -> Any:
+    """Return a function that computes gradients and records that, to be called by the replacement of ``original``."""
+    training_thread, frame_of = context.training_thread, sys._getframe
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        begun = None
+        try:
+            begun = _begins(context, args, kwargs, trains, frame_of(2))
+        except Exception as error:
+            context.on_error(error)
+        if begun is None:
+            return original(*args, **kwargs)
+        detector, busy_before = begun
+        try:
+            return original(*args, **kwargs)
+        finally:
+            try:
+                _ends(training_thread, busy_before, detector)
+            except Exception as error:
+                context.on_error(error)
+
+    return hidden_from_warnings(recorded)
+
+
+def _ends(training_thread: TrainingThread, busy_before: int, detector: LoopDetector) -> None:
+    training_thread.busy_with = busy_before
+    detector.backward_ends()

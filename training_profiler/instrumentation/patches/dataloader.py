@@ -7,10 +7,11 @@ from time import process_time_ns
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import FETCH as FETCHING
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
+from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, TrainingThread
 from training_profiler.recording.event_codes import DISCARDED, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -19,6 +20,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record each fetch. Loaders of every class share one ``__next__`` of their iterators."""
     module = torch.utils.data.dataloader
     patches.replace(module._BaseDataLoaderIter, "__next__", functools.partial(_fetching, context))
+    ended = functools.partial(_ends, context.training_thread)
+    context.fronts.offer_attribute(patches, module._BaseDataLoaderIter, "__next__", FETCHING, ended)
     patches.replace(module._MultiProcessingDataLoaderIter, "__init__", functools.partial(_starting, context))
 
 
@@ -40,25 +43,18 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 loader_pass, detector, fetch = _begins(context, original, self)
             if loader_pass is None or detector is None:
                 return fetch(self)
-            has_batch = is_over = False
+            batch: object = None
+            is_over: bool | None = False
             try:
                 batch = fetch(self)
-                has_batch = True
+                is_over = None
                 return batch
             except StopIteration:
                 is_over = True
                 raise
             finally:
                 try:
-                    training_thread.fetch_ends(get_ident())
-                    if has_batch:
-                        try:
-                            if loader_pass.samples is not None:
-                                loader_pass.add_batch(batch)
-                        finally:
-                            detector.fetch_ends(loader_pass)
-                    else:
-                        detector.fetch_fails(loader_pass, is_over)
+                    _ends(training_thread, loader_pass, detector, batch, is_over)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
@@ -66,6 +62,25 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             raise
 
     return hidden_from_warnings(__next__)
+
+
+def _ends(
+    training_thread: TrainingThread,
+    loader_pass: LoaderPass,
+    detector: LoopDetector,
+    batch: object,
+    is_over: bool | None,
+) -> None:
+    """Record the end of a fetch, which found the loader empty (``is_over``) or not; None where it returned a batch."""
+    training_thread.fetch_ends(get_ident())
+    if is_over is not None:
+        detector.fetch_fails(loader_pass, is_over)
+        return
+    try:
+        if loader_pass.samples is not None:
+            loader_pass.add_batch(batch)
+    finally:
+        detector.fetch_ends(loader_pass)
 
 
 def _begins(

@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import MODULE
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
 from training_profiler.instrumentation.patching import Patches
@@ -25,6 +26,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     is_known = is_known_call(torch, original)
     patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
     if is_known:
+        context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", MODULE, ends)
         context.after_import("torch._dynamo.variables.nn_module", functools.partial(_inline, patches, torch), patches)
 
 

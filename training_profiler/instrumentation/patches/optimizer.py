@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import AFTER_UPDATE, BEFORE_UPDATE, CLEARING
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
@@ -36,11 +37,25 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record updates and ``zero_grad``. Both hooks are called for every subclass of torch's Optimizer."""
     updates = context.open_updates
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
-    patches.keep(module.register_optimizer_step_pre_hook(_beginning(context, updates)).remove)
-    patches.keep(module.register_optimizer_step_post_hook(_ending(context, updates)).remove)
+    for kind, hook, register in (
+        (BEFORE_UPDATE, _beginning(context, updates), module.register_optimizer_step_pre_hook),
+        (AFTER_UPDATE, _ending(context, updates), module.register_optimizer_step_post_hook),
+    ):
+        handle = register(hook)
+        patches.keep(handle.remove)
+        context.fronts.offer(functools.partial(_put_hook, handle), kind, hook, hook)
     patches.replace(module.Optimizer, "__init__", functools.partial(_creating, context))
     patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
+    for owner in (module.Optimizer, torch.nn.Module):
+        context.fronts.offer_attribute(patches, owner, "zero_grad", CLEARING)
+
+
+def _put_hook(handle: Any, hook: Callable[..., None]) -> None:
+    """Have ``hook`` called in place of what was registered, if that still is."""
+    hooks = handle.hooks_dict_ref()
+    if hooks is not None and handle.id in hooks:
+        hooks[handle.id] = hook
 
 
 def _creating(context: PatchContext, original: Any) -> Any:

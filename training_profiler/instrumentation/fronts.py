@@ -1,0 +1,118 @@
+"""Functions in C that stand in front of those of patches while a training is under way (native/fronts.c).
+
+A front makes and records nearly every call without a frame of Python, and hands any other call to the function of the
+patch. Fronts come after the first steps, which most often need more, and go for good before dynamo, the tracer of
+``torch.compile``, traces anything: it follows functions of Python alone.
+"""
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Final
+
+from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.loop_detection.loader_passes import PassPhase
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.implementation import Implementation
+
+PLACED_AT: Final = 10  # complete steps
+MODULE, FETCH, CLEARING, BEFORE_UPDATE, AFTER_UPDATE, BACKWARD = range(6)  # kinds of calls, as in native/fronts.c
+
+
+class Fronts:
+    """The fronts of one process.
+
+    Args:
+        implementation: of the recorder; without C, there are no fronts.
+        dynamo: says when dynamo begins to trace.
+        on_error: called with an error of the profiler's own. Must not raise it into the training.
+    """
+
+    def __init__(
+        self, implementation: Implementation, dynamo: DynamoWatch, on_error: Callable[[Exception], None]
+    ) -> None:
+        self._make = implementation.front
+        self.usual = None if implementation.usual_calls is None else implementation.usual_calls()
+        self._on_error = on_error
+        self._offers: list[tuple[Callable[[Any], None], Callable[[], Any], Any]] = []  # (puts one, makes it, the patch)
+        self._dynamo = dynamo
+        self.are_placed = False
+        dynamo.before_tracing(self.withdraw)
+
+    def in_front_of(self, kind: int, original: Any, patch: Any, ended: Callable[..., None] | None) -> Any:
+        """Return a front of ``patch``, or that itself without C; for the arguments see ``offer``."""
+        if self._make is None:
+            return patch
+        return self._make(kind, self.usual, original, patch, ended, self._on_error, MethodType)
+
+    def offer(
+        self, put: Callable[[Any], None], kind: int, original: Any, patch: Any, ended: Callable[..., None] | None = None
+    ) -> None:
+        """Have calls of ``patch`` made by a front.
+
+        Args:
+            put: sets the front, or ``patch`` again, where the program calls it.
+            kind: of the calls.
+            original: the function that the program calls.
+            patch: the function that makes and records every call.
+            ended: called at an end that is not usual.
+        """
+        if self._make is not None:
+            make = functools.partial(self.in_front_of, kind, original, patch, ended)
+            self._offers.append((put, lambda: functools.update_wrapper(make(), original, updated=()), patch))
+
+    def offer_attribute(
+        self, patches: Patches, owner: type, name: str, kind: int, ended: Callable[..., None] | None = None
+    ) -> None:
+        """Do the same for ``owner.name``, which ``patches`` have replaced.
+
+        Not for a function of a module: the program would find another object there than it has imported.
+        """
+        self.offer(functools.partial(patches.exchange, owner, name), kind, *patches.replaced(owner, name), ended)
+
+    def follow(self, thread: Any, context: Any, detector: Any) -> None:
+        """Record the calls of ``detector`` from now on, whose writers are those of its present clock."""
+        if self.usual is None:
+            return
+        codes, updates = detector.codes, context.open_updates
+        recorder = detector.end_step.recorder
+        parts = (
+            *(detector, thread, context, updates, detector.phases, detector.phases.passes, detector.update),
+            *(detector.input_sizes, detector.early, detector.steps, detector.end_step, recorder),
+            *(detector.buffer, recorder.marks),
+            *(detector.calls, detector.known_calls, updates.open, context.captures.under_way, thread.fetching),
+            *(detector.is_grad_enabled, detector.pending.host_clock, PassPhase.TRAINING),
+            detector.forward_begins,
+        )
+        clearing = time_only(codes.optimizer)
+        self.usual.use(parts, (codes.forward, codes.data_loading, codes.backward, codes.optimizer, clearing))
+
+    def forget(self) -> None:
+        """Leave all calls to the patches until another detector is followed."""
+        if self.usual is not None:
+            self.usual.forget()
+
+    def step_ended(self, steps: int) -> None:
+        """Place the fronts once enough steps are complete."""
+        if steps >= PLACED_AT:
+            self.place()
+
+    def place(self) -> None:
+        """Put the fronts where they are offered, unless dynamo may have met the functions behind them."""
+        if not self.are_placed and self._dynamo.is_idle:
+            self.are_placed = True
+            for put, make, _ in self._offers:
+                put(make())
+
+    def withdraw(self) -> None:
+        """Put the functions of patches in place of the fronts. Calls under way run to their end."""
+        if self.are_placed:
+            self.are_placed = False
+            for put, _, patch in self._offers:
+                put(patch)
+
+    def close(self) -> None:
+        """Withdraw them, and forget what was offered."""
+        self.withdraw()
+        self._offers.clear()

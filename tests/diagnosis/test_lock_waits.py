@@ -20,7 +20,7 @@ def locked(share: float, **values: object) -> WorkerStats:
 
 def test_workers_that_take_turns_at_a_lock_are_not_multiplied() -> None:
     # Of two workers, one has the lock while the other one waits: with 0.49 of the time of each it is always taken.
-    fix = waiting_fix(waiting_run(locked(0.49))).text
+    fix = waiting_fix(waiting_run(locked(0.49)))
     assert fix.startswith(
         "More workers would not help: they wait for each other at a shared lock, data.py:12 Pictures.__getitem__. It "
         "is taken in at least 91% of the time, so a batch takes at least 36.4 ms with any number of workers. Do less "
@@ -30,13 +30,13 @@ def test_workers_that_take_turns_at_a_lock_are_not_multiplied() -> None:
 
 
 def test_a_lock_that_is_free_most_of_the_time_does_not_hold_workers_up() -> None:
-    assert waiting_fix(waiting_run(locked(0.05))).text.startswith("Set DataLoader(num_workers=8), now 2")
+    assert waiting_fix(waiting_run(locked(0.05))).startswith("Set DataLoader(num_workers=8), now 2")
 
 
 def test_a_lock_allows_some_workers_more() -> None:
     # Each of two waits in a quarter: the lock is taken in 44% to 50%, so about twice as many batches are possible. Of
     # the 80 ms, 59 ms are work without the wait: 4 workers make a batch each 17.6 ms.
-    fix = waiting_fix(waiting_run(locked(0.25))).text
+    fix = waiting_fix(waiting_run(locked(0.25)))
     assert fix.startswith(
         "Set DataLoader(num_workers=4), now 2: more would wait for each other at a shared lock, data.py:12 "
         "Pictures.__getitem__, so a batch takes at least 17.6 ms; without waiting 6 would be needed"
@@ -44,31 +44,31 @@ def test_a_lock_allows_some_workers_more() -> None:
 
 
 def test_a_lock_that_is_nearly_always_taken_is_named_before_busy_cpus() -> None:
-    assert waiting_fix(waiting_run(locked(0.49), busy=7.9)).text.startswith(
+    assert waiting_fix(waiting_run(locked(0.49), busy=7.9)).startswith(
         "More workers would not help: they wait for each"
     )
 
 
 def test_workers_that_mostly_wait_find_a_cpu_on_a_busy_machine_too() -> None:
     # Half a CPU is enough for 8 workers, each of which computes for a tenth of its time.
-    fix = waiting_fix(waiting_run(replace(WORKERS, cpu_avg_s=0.008), busy=7.9)).text
+    fix = waiting_fix(waiting_run(replace(WORKERS, cpu_avg_s=0.008), busy=7.9))
     assert fix.startswith("Set DataLoader(num_workers=7), now 2: more would find no free CPU")
     assert "They compute for 8.00 ms of that: it helps if what they wait for serves more at a time" in fix
 
 
 def test_workers_that_compute_need_more_workers_without_a_condition() -> None:
-    assert "it helps if" not in waiting_fix(waiting_run()).text
+    assert "it helps if" not in waiting_fix(waiting_run())
 
 
 def test_one_worker_that_waits_for_others_says_nothing_about_more_workers() -> None:
     one = waiting_run(locked(0.8), num_workers=1)
-    assert "lock" not in waiting_fix(one).text
+    assert "lock" not in waiting_fix(one)
 
 
 @pytest.mark.parametrize("phases", [{}, {"fetch": 0.5, "lock": 0.5}])
 def test_without_waiting_for_a_shared_lock_nothing_is_said(phases: dict[str, float]) -> None:
     run = waiting_run(replace(locked(0.49), phases=phases))
-    assert "lock" not in waiting_fix(run).text
+    assert "lock" not in waiting_fix(run)
 
 
 def test_the_lines_say_which_of_them_waits() -> None:
@@ -114,5 +114,5 @@ def test_a_training_that_waits_for_a_lock_while_it_loads_is_named_the_line(
 ) -> None:
     run = waiting_run(None, num_workers=0)  # it loads in 75% of its time
     line = LineStats("data.py", 7, "Pictures.__getitem__", part * 0.75, 90, phase=phase)
-    fix = waiting_fix(replace(run, lines={"data_loading": (line,)})).text
+    fix = waiting_fix(replace(run, lines={"data_loading": (line,)}))
     assert (fix == "Shorten what holds the lock that data.py:7 waits for") == is_named

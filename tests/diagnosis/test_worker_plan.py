@@ -31,7 +31,7 @@ def test_without_samples_in_workers_no_line_of_theirs_is_named() -> None:
 def test_enough_workers_for_steps_without_waiting_are_advised_where_cpus_are_free() -> None:
     # 80 ms to make a batch and 10 ms to use it: eight workers, which take 6 CPUs more than now.
     run = waiting_run(busy=2.0, using_s=0.010)
-    assert waiting_fix(run).text.startswith(
+    assert waiting_fix(run).startswith(
         "Set DataLoader(num_workers=8), now 2: making a batch takes 80.0 ms in a worker, using it 10.0 ms"
     )
     assert waiting(run).potential_saving_s == pytest.approx(200 * 0.030)
@@ -40,7 +40,7 @@ def test_enough_workers_for_steps_without_waiting_are_advised_where_cpus_are_fre
 def test_the_cpus_limit_the_workers_and_the_saving() -> None:
     # Two workers use 2 CPUs and 2 are free: four workers make a batch each 20 ms.
     run = waiting_run(busy=6.0, using_s=0.010)
-    assert waiting_fix(run).text.startswith(
+    assert waiting_fix(run).startswith(
         "Set DataLoader(num_workers=4), now 2: more would find no free CPU, so a batch takes at least 20.0 ms; without "
         "waiting 8 would be needed"
     )
@@ -48,7 +48,7 @@ def test_the_cpus_limit_the_workers_and_the_saving() -> None:
 
 
 def test_no_more_workers_are_advised_where_no_cpu_is_free() -> None:
-    fix = waiting_fix(waiting_run(busy=7.8)).text
+    fix = waiting_fix(waiting_run(busy=7.8))
     assert fix.startswith(
         "More workers would not help: all CPUs are busy, and making a batch takes 80.0 ms of CPU time, using it "
         "10.0 ms. Preprocess less per sample"
@@ -70,14 +70,14 @@ def handed_over(workers: WorkerStats = IDLE_WORKERS, median_s: float = 0.020, fi
 
 def test_no_workers_are_advised_where_taking_over_a_batch_takes_longer_than_making_it() -> None:
     run = handed_over()
-    assert waiting_fix(run).text == (
+    assert waiting_fix(run) == (
         "Set DataLoader(num_workers=0), now 2: the training waits 20.0 ms to take a batch over from workers that are "
         "mostly idle, and making a batch takes 4.00 ms in a worker, using it 10.0 ms"
     )
     found = waiting(run)
     assert found.potential_saving_s == pytest.approx(200 * (0.040 - 0.010 - 0.004))
     assert found.evidence["handing_over_s"] == 0.020
-    assert stalls_fix(run).text == waiting_fix(run).text  # uneven steps have the same cause
+    assert stalls_fix(run) == waiting_fix(run)  # uneven steps have the same cause
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_workers_are_advised_where_taking_over_a_batch_takes_longer_than_maki
     ],
 )
 def test_workers_stay_where_something_else_makes_the_training_wait(run: Snapshot) -> None:
-    assert "num_workers=0)" not in waiting_fix(run).text
+    assert "num_workers=0)" not in waiting_fix(run)
 
 
 def test_workers_stay_where_the_sampler_is_slow() -> None:
@@ -98,34 +98,34 @@ def test_workers_stay_where_the_sampler_is_slow() -> None:
     own = LineStats("train.py", 40, "train", 0.4, 200)
     sampler = LineStats("data.py", 8, "Buckets.__iter__", 0.3, 150, phase="sampler")
     run = handed_over()
-    assert "num_workers=0)" in waiting_fix(replace(run, lines={"data_loading": (own,)})).text
-    assert "num_workers=0)" not in waiting_fix(replace(run, lines={"data_loading": (own, sampler)})).text
+    assert "num_workers=0)" in waiting_fix(replace(run, lines={"data_loading": (own,)}))
+    assert "num_workers=0)" not in waiting_fix(replace(run, lines={"data_loading": (own, sampler)}))
 
 
 def test_workers_that_wait_for_a_disk_need_no_cpus() -> None:
     reading = replace(WORKERS, cpu_avg_s=0.008)
-    assert waiting_fix(waiting_run(reading, busy=7.0)).text.startswith("Set DataLoader(num_workers=8), now 2")
+    assert waiting_fix(waiting_run(reading, busy=7.0)).startswith("Set DataLoader(num_workers=8), now 2")
 
 
 def test_waiting_for_a_cpu_is_not_work_that_more_workers_share() -> None:
     crowded = replace(WORKERS, batch_avg_s=0.160, queued_avg_s=0.080)
-    assert "num_workers=8" in waiting_fix(waiting_run(crowded, busy=2.0)).text
+    assert "num_workers=8" in waiting_fix(waiting_run(crowded, busy=2.0))
 
 
 def test_workers_that_are_fast_enough_on_average_are_not_multiplied() -> None:
     fast = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9)
-    fix = waiting_fix(waiting_run(fast)).text
+    fix = waiting_fix(waiting_run(fast))
     assert fix.startswith("The 2 workers are enough for batches of mean length, but some take much longer: making a")
-    assert "some take" not in waiting_fix(waiting_run(replace(fast, batch_max_s=0.02))).text
+    assert "some take" not in waiting_fix(waiting_run(replace(fast, batch_max_s=0.02)))
 
 
 def test_the_longest_batch_delays_nothing_while_those_made_ahead_are_used() -> None:
     fast = replace(WORKERS, batch_avg_s=0.005, cpu_avg_s=0.005, batch_max_s=0.039)
     run = waiting_run(fast)
     ahead = replace(run, loaders=(replace(run.loaders[0], prefetch_factor=2),))  # 4 batches of 10 ms
-    assert "some take" not in waiting_fix(ahead).text
+    assert "some take" not in waiting_fix(ahead)
     longer = replace(ahead.loaders[0], workers=replace(fast, batch_max_s=0.041))
-    assert "some take" in waiting_fix(replace(ahead, loaders=(longer,))).text
+    assert "some take" in waiting_fix(replace(ahead, loaders=(longer,)))
 
 
 def test_enough_workers_that_are_started_for_each_pass_are_to_be_kept() -> None:
@@ -134,7 +134,7 @@ def test_enough_workers_that_are_started_for_each_pass_are_to_be_kept() -> None:
     first = replace(fetches, name="first_fetch", step_total_s=0.9 * fetches.step_total_s, parent="data_loading")
     short = replace(run, sections={**run.sections, "first_fetch": first})
     remade = replace(run.loaders[0], is_remade=True)
-    fix = waiting_fix(replace(short, loaders=(remade,))).text
+    fix = waiting_fix(replace(short, loaders=(remade,)))
     assert fix.startswith("Make the DataLoader once, before the loop: the program makes a new one for each pass; then ")
     assert fix.endswith(
         "workers are enough for batches of mean length: making a batch takes 5.00 ms in a worker, using it 10.0 ms"
@@ -150,22 +150,22 @@ def test_enough_workers_that_are_started_for_each_pass_are_to_be_kept() -> None:
     ],
 )
 def test_what_was_not_measured_is_not_said(run: Snapshot) -> None:
-    assert "making a batch" not in waiting_fix(run).text
+    assert "making a batch" not in waiting_fix(run)
 
 
 def test_another_order_is_advised_where_ready_batches_wait_and_workers_do_too() -> None:
     uneven = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, held=0.62)
     advice = "set in_order=False if batches may come in another order: in 62% of the waiting, later ones were ready"
-    assert advice in waiting_fix(waiting_run(uneven)).text
+    assert advice in waiting_fix(waiting_run(uneven))
     for other in ({"busy": 0.97}, {"held": 0.1}, {"held": None}):  # busy workers make no more in another order
-        assert "in_order" not in waiting_fix(waiting_run(replace(uneven, **other))).text
+        assert "in_order" not in waiting_fix(waiting_run(replace(uneven, **other)))
 
 
 def test_several_batches_a_step_are_counted() -> None:
     run = waiting_run(using_s=0.010)
     loader = replace(run.loaders[0], batches=400)
     # Two batches in each step of 40 ms, so 5 ms to use one.
-    assert "using it 5.00 ms" in waiting_fix(replace(run, loaders=(loader,))).text
+    assert "using it 5.00 ms" in waiting_fix(replace(run, loaders=(loader,)))
 
 
 def test_lines_of_several_loaders_are_weighed_by_their_work() -> None:
@@ -287,8 +287,8 @@ def test_batches_that_wait_for_a_disk_need_little_cpu() -> None:
 
 
 def test_an_iterable_data_set_has_to_divide_its_samples() -> None:
-    assert "get_worker_info" in waiting_fix(making(is_map_style=False)).text
-    assert "get_worker_info" not in waiting_fix(making(is_map_style=True)).text
+    assert "get_worker_info" in waiting_fix(making(is_map_style=False))
+    assert "get_worker_info" not in waiting_fix(making(is_map_style=True))
 
 
 @pytest.mark.parametrize(

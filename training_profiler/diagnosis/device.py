@@ -83,7 +83,7 @@ def _with_cause(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> F
     if cause is None or cause.potential_saving_s < MOST_OF_IT * finding.potential_saving_s:
         return finding
     # The whole fix stands beside the cause, which is listed as well.
-    return replace(finding, fix=f"First fix what keeps it waiting: {brief(cause.message)}", changes=())
+    return replace(finding, fix=f"First fix what keeps it waiting: {brief(cause.message)}")
 
 
 def _without_causes(finding: Finding, others: Sequence[Finding], _: Snapshot) -> Finding:

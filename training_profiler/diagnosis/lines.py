@@ -80,8 +80,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=f"{fix.text}: {why}",
-        changes=fix.changes,
+        fix=Fix(f"{fix}: {why}", fix.changes),
     )
 
 
@@ -165,7 +164,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
             evidence[COPYING_S] = copying * total_s
     elif not lines:  # a saving needs a cause
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    return Finding("unexplained", message, evidence, saving_s, fix.text, changes=fix.changes)
+    return Finding("unexplained", message, evidence, saving_s, fix)
 
 
 def _reported_waits_s(snapshot: Snapshot) -> float:
@@ -268,7 +267,8 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     if len(calls) != 1 or not finding.fix:
         return finding
     text = calls[0].text
-    return replace(finding, fix=f"{finding.fix} ({text})", evidence={**finding.evidence, "call": text})
+    fix = Fix(f"{finding.fix} ({text})", finding.changes)
+    return replace(finding, fix=fix, evidence={**finding.evidence, "call": text})
 
 
 def _calls(finding: Finding, snapshot: Snapshot) -> Iterator[CallFacts]:

@@ -69,8 +69,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -262,9 +261,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
             "on all ranks), data loading that stalls, garbage collection (gc.freeze) and other work on the machines",
             (Change.GC_FREEZE, Change.OTHER_BATCHES),
         )
-    return Finding(
-        "uneven-work", message, evidence, potential_saving_s=potential_saving_s, fix=fix.text, changes=fix.changes
-    )
+    return Finding("uneven-work", message, evidence, potential_saving_s=potential_saving_s, fix=fix)
 
 
 def _after_its_rank(finding: Finding, other: Finding) -> bool:
@@ -329,8 +326,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
         message=message,
         evidence=evidence,
         potential_saving_s=max(0.0, total_s - claimed_s),
-        fix=fix,
-        changes=changes,
+        fix=Fix(fix, changes),
     )
 
 

@@ -149,8 +149,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{step.max_step}, median {ms_text(step.median_s)}){named}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -292,8 +291,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -361,8 +359,7 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -392,8 +389,7 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -413,6 +409,5 @@ def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int)
         f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
         evidence={"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )

@@ -2,11 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.support.loader_workers import WORKERS
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 TRAINING, VALIDATION = "workers-restarted", "validation-workers-restarted"
@@ -47,70 +44,29 @@ def validating(workers=QUICK, prefix="validation_epoch/", **loader) -> Snapshot:
     )
 
 
-def found(run: Snapshot, code: str):
-    return next((finding for finding in diagnose(run) if finding.code == code), None)
-
-
-def test_workers_started_between_steps_for_each_pass_are_found():
-    finding = found(training(), TRAINING)
-    assert finding.message == (
-        "The workers of the training loader are started 8 times, once for each pass: 500 ms to start, 375 ms to end, "
-        "7.00 s between steps, 7.0% of the run"
-    )
-    assert finding.potential_saving_s == pytest.approx(7.0 * 7 / 8)
-    assert finding.fix.startswith("Set persistent_workers=True")
-
-
-def test_workers_that_start_once_are_not():
-    assert found(training(count=1), TRAINING) is None
-
-
-def test_loading_between_steps_counts_as_the_end_of_workers_up_to_their_start():
-    run = training()
-    slow = replace(run.sections["data_loading"], total_s=20.0)
-    assert found(replace(run, sections={**run.sections, "data_loading": slow}), TRAINING).evidence["seconds"] == 8.0
-
-
-def test_workers_of_a_validation_are_not_those_of_the_training():
-    assert found(validating(prefix=""), TRAINING) is None
-
-
-@pytest.mark.parametrize("prefix", ["validation_epoch/", ""])
-def test_workers_that_each_validation_starts_are_found(prefix):
-    finding = found(validating(prefix=prefix), VALIDATION)
-    assert "500 ms to start, 123 ms until the first batch, 500 ms to end" in finding.message
-    assert finding.potential_saving_s == pytest.approx(10.0 - 32 * 0.002)
-    assert finding.fix == (
-        "Set num_workers=0 in the validation's DataLoader at train.py:8: making the 4 batches of a pass takes 8.00 ms, "
-        "and taking them over from workers takes longer. Otherwise persistent_workers=True keeps the workers, if the "
-        "DataLoader is made once"
-    )
-
-
-def test_validation_whose_batches_take_long_needs_its_workers():
-    slow = replace(WORKERS, batch_avg_s=0.3)
-    finding = found(validating(slow), VALIDATION)
-    assert "num_workers=0" not in finding.fix
-    assert finding.potential_saving_s == pytest.approx(8.0 * 7 / 8)
-    assert "until the first batch" not in finding.message
-
-
-def test_workers_that_are_kept_or_not_used_are_no_finding():
-    assert found(validating(persistent_workers=True), VALIDATION) is None
-    assert found(validating(num_workers=0), VALIDATION) is None
-
-
-def test_loader_that_is_made_again_for_each_validation_has_to_be_kept_first():
-    slow = replace(WORKERS, batch_avg_s=0.3)
-    for is_kept in (False, True):
-        finding = found(validating(slow, is_remade=True, persistent_workers=is_kept), VALIDATION)
-        assert finding.fix.startswith("Make the DataLoader once")
-
-
-def test_the_validation_claims_no_second_of_its_workers_again():
-    run = validating()
-    assert found(run, "validation-heavy") is None
-    longer = seconds("validation_epoch", 40.0)
-    run = replace(run, sections={**run.sections, "validation_epoch": longer})
-    workers, whole = found(run, VALIDATION), found(run, "validation-heavy")
-    assert whole.potential_saving_s == pytest.approx(20.0 - workers.potential_saving_s)
+SLOW = replace(WORKERS, batch_avg_s=0.3)
+ONCE = training()
+LOADS_LONG = replace(ONCE.sections["data_loading"], total_s=20.0)
+LONGER = seconds("validation_epoch", 40.0)
+SAYS = {
+    TRAINING: {
+        "for each pass": training(),
+        # Loading between steps counts as the end of workers up to their start.
+        "loading between steps": replace(ONCE, sections={**ONCE.sections, "data_loading": LOADS_LONG}),
+    },
+    VALIDATION: {
+        "for each pass": validating(),
+        "under its plain name": validating(prefix=""),
+        "batches take long": validating(SLOW),
+        "made again": validating(SLOW, is_remade=True),
+        "made again, and kept": validating(SLOW, is_remade=True, persistent_workers=True),
+    },
+    "validation-heavy": {
+        "beside its workers": replace(validating(), sections={**validating().sections, "validation_epoch": LONGER})
+    },
+}
+SILENT = {
+    TRAINING: {"once": training(count=1), "of a validation": validating(prefix="")},
+    VALIDATION: {"kept": validating(persistent_workers=True), "none": validating(num_workers=0)},
+    "validation-heavy": {"workers have its seconds": validating()},
+}

@@ -89,7 +89,6 @@ def of_ranks(*since: int | None) -> Snapshot:
 SAYS = {
     "slower-since": {
         "a section": run_of(),
-        "just above": run_of(after_s=0.0841),
         "all parts alike": run_of(sections=ALL_ALIKE),
         "three parts alike, as with larger batches": run_of(sections=ALIKE),
         "one part rises less": run_of(sections={**ALIKE, "other": (0.004, 0.0045)}),
@@ -138,7 +137,7 @@ SILENT = {
         "at the threshold": run_of(after_s=0.0839),
         "faster": run_of(after_s=0.04),
         "a trend": run_of(is_abrupt=False),
-        "few steps": run_of(steps=99),
+        "99 steps": run_of(steps=99),
         "no change": snapshot_of({"forward_pass": 1.0}),
         "a busy machine may explain it": run_of(lost=machine(wait=0.5)),
         "a machine as busy throughout": run_of(machine=(BUSY, BUSY), lost=BUSY),

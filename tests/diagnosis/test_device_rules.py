@@ -113,7 +113,6 @@ SILENT = {
         "at the threshold": run_at(0.8),
         "unknown": run_at(None),
         "few samples": run_at(0.2, samples=4),
-        "nine steps": run_at(0.2, steps=9),
         "no monitor": snapshot_of({"forward_pass": 0.5}),
         "10 of 20 s, all of them in steps": lasting(25.0),
     },
@@ -122,6 +121,5 @@ SILENT = {
         "unknown": shared_run(None),
         "its own": shared_run(0.0),
         "few samples": shared_run(0.6, samples=4),
-        "nine steps": shared_run(0.6, steps=9),
     },
 }

@@ -61,7 +61,6 @@ OUTSIDE_AFFINITY = {"host": 0.95, "host_cores": 64, "cpu_allowed": level(1.0), "
 SAYS = {
     "machine-busy": {
         "others, which comes first": run_on(machine(wait=0.6, process=0.21), std_s=0.5, median_s=0.05),
-        "just over a tenth": run_on(machine(wait=0.11)),
         "not measured from the begin on": run_on(machine(wait=0.5, cpu_wait_known_s=4.0)),
         # Threads of an operation wait for one that has no CPU, which may cost more.
         "most steps are shorter than the mean": run_on(machine(wait=0.3), median_s=0.02),

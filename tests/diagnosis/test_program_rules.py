@@ -211,7 +211,6 @@ SAYS = {
     },
     "recompiles": {
         "its line": compiling(8, 5.0, 7, 4.0, "train.py:31 main"),
-        "just over 3 %": compiling(9, 1.0, 8, 0.31),
     },
     "healthy": {
         "22 % of its CPU": run_with(ProgramFacts(ADAM, cpu=CPU)),

@@ -52,6 +52,5 @@ SILENT = {
         "recomputed": backward(line(22, 0.3, phase="recomputation", np_tanh=0.3), CALL),
         "a GPU": backward(TANH, line(23, 0.1, np_exp=0.01), CALL, optimizer=PLAIN._replace(devices=("cuda",))),
         "compiled": backward(TANH, line(23, 0.1, np_exp=0.01), CALL, compiled=CompileFacts(1, 2.0)),
-        "few steps": backward(TANH, line(23, 0.1, np_exp=0.01), CALL, steps=9),
     }
 }

@@ -92,7 +92,6 @@ SAYS = {
     },
     "synchronization-heavy": {
         "waiting and transfer": run_of(synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)),
-        "just over a tenth": run_of(synchronizing(working(30, 30), 0.101, 0.0)),
         "few buckets": buckets(10**7),
         "many buckets": buckets(3 * 10**7),
         "without what the straggler has": run_of(synchronizing(working(30, 30, 30, 40, **OF_FORWARD), 0.35, 0.30)),
@@ -122,7 +121,6 @@ SILENT = {
     "straggler": {
         **UNKNOWN,
         "just below a tenth": run_of(ranks_of(working(30, 30, 30, 32.9))),
-        "nine steps": run_of(ranks_of(working(30, 60)), steps=9),
         "a trifle": run_of(ranks_of(working(0.3, 0.45))),
         "others do not wait": waited(4.99),
         "just below 5 % of the step": run_of(ranks_of(working(2, 2, 2, 4.49))),
@@ -137,7 +135,6 @@ SILENT = {
     "synchronization-heavy": {"just below a tenth": run_of(synchronizing(working(30, 30), 0.099, 0.0))},
     "uneven-work": {
         **UNKNOWN,
-        "just below a tenth": run_of(synchronizing(working(30, 30), 0.14, 0.099)),
         "a straggler": run_of(synchronizing(working(30, 40), 0.3, 0.2)),
     },
     "rank-silent": {"all report": run_of(ranks_of(working(30, 30)))},

@@ -40,7 +40,6 @@ def made_by(workers: int) -> Snapshot:
 SAYS = {
     "lock-held-by-thread": {
         "a line": run_with(line(0.5, 0.25)),
-        "just over a tenth": run_with(line(0.5, 0.101)),
         "the thread of a queue": run_with(line(0.5, 0.25, "multiprocessing/queues.py:267 Queue._feed")),
         "the training makes its batches itself": made_by(0),
         "the only competitor has the wait for a CPU too": of_one_thread(),

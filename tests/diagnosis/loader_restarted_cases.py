@@ -63,7 +63,6 @@ SAYS = {
         "one of two starts workers": with_start(WORKERS),
         "a validation starts workers": with_start(WORKERS, step_total_s=0.0),
         "starting workers": run_with(100, first_share=0.3, start_s=3.0),
-        "just over 5 %": run_with(100, first_share=0.051),
     }
 }
 SILENT = {

@@ -92,7 +92,6 @@ HALF_VALIDATED = {
 }
 SAYS = {
     "step-time-varies": {
-        "just above": run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7),
         "20 steps": run_of(**WIDE, settled_count=20),
         "half of them are slowed by captures": run_of(**WIDE, disturbed_count=50),
         "at a hundredth of their time": run_of(std_s=0.03, median_s=0.0989, max_s=0.4, max_step=40),
@@ -116,7 +115,6 @@ SAYS = {
     "healthy": {"host waits in some steps": AHEAD},
     "slowing-down": {
         "by a half": run_of(**RISES),
-        "just above": run_of(rise=0.051, rise_p_value=0.0001),
         "more passes, each slower": run_of(**GROWING | {"rise": 11.0}, unit_rise=2.0, unit_rise_p_value=1e-6),
         "more than the square of inputs": run_of(**LARGER_INPUTS, unit_rise=3.2),
     },

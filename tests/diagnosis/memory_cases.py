@@ -69,7 +69,6 @@ SAYS = {
     "host-memory": {
         "a full host": run_on(host(0.925)),
         "a full container": run_on(host(0.925, ram_limit_bytes=24 * GIB)),
-        "just above": run_on(host(0.851)),
     },
     "gpu-memory-high": {"full": run_on(gpu(0.91)), "near out of memory": run_on(gpu(0.985))},
     "gpu-memory-low": {
@@ -105,7 +104,6 @@ SILENT = {
         "no device": run_on(MachineStats(samples=10)),
         "at the threshold": run_on(gpu(0.50)),
         "few samples": run_on(gpu(0.25, samples=4)),
-        "few steps": run_on(gpu(0.25), steps=9),
         "steps that wait for batches": replace(snapshot_of(WAITING), machine=gpu(0.25)),
         "full of work": run_on(MachineStats(samples=10, gpus=(replace(BUSY, loop_utilization=level(0.99)),))),
     },

@@ -75,7 +75,6 @@ SILENT = {
         "no lines": run_with(),
         "no wait": run_with(line(42, 0.5, 0.0, "")),
         "a twentieth": run_with(line(42, 0.5, 0.05)),
-        "few steps": run_with(WAITS, steps=9),
         "few samples": run_with(replace(WAITS, samples=9)),
         "outside steps": read_in("validation_epoch", 0.0),
         # They come from arrays and samples in memory, and each batch needs its own.

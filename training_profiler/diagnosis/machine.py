@@ -163,7 +163,6 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
         f"waited {_lost_text(snapshot, loss.own)} for one",
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
-        potential_saving_s=0.0,
         fix=Fix(
             "Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
             f"or fewer workers{each}",

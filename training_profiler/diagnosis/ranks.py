@@ -62,14 +62,13 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
     also = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
-    fix = _fix_of_straggler(slowest)
     return Finding(
         code="straggler",
         message=f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
         f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix,
+        fix=_fix_of_straggler(slowest),
     )
 
 
@@ -225,7 +224,6 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks do not report: "
         + "; ".join(lost),
         evidence=evidence,
-        potential_saving_s=0.0,
         fix="Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
         "kernel's out-of-memory killer; if the rank still runs, find where it hangs: py-spy dump --pid PID; a rank "
         "without the profiler, or with another run folder, does not report either",

@@ -49,8 +49,8 @@ class Finding:
     code: str
     message: str
     evidence: Evidence
-    potential_saving_s: float
-    fix: str
+    potential_saving_s: float = 0.0
+    fix: str = ""
     step_s: float | None = None
     step_if_gone_s: float | None = None
     saving_range_s: tuple[float, float] | None = None

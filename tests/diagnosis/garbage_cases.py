@@ -6,10 +6,10 @@ from tests.support.recording import collecting, snapshot_of
 from training_profiler.snapshot.snapshot import Snapshot
 
 
-def training(every: int, seconds: float, generation: int = 2, is_asked: bool = False, steps: int = 100) -> Snapshot:
+def training(every: int, seconds: float, generation: int = 2, is_asked: bool = False) -> Snapshot:
     """Return a run whose steps take 100 ms, and have a collection every so many steps."""
     run = collecting()
-    for step in range(1, steps + 1):
+    for step in range(1, 101):
         run.spend("forward_pass", 0.03)
         with run.section("backward_pass"):
             run.clock.advance(0.06)

@@ -2,17 +2,11 @@
 
 from dataclasses import replace
 
+from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.snapshot import DeviceTimingStats, EpochStats, LineStats, LoaderStats, Snapshot
 
 GPU = DeviceTimingStats("cuda", "NVIDIA A100", "events", 100)
-
-
-def machine(busy: float, cores: float = 8.0) -> MachineStats:
-    used = Level(busy, busy, busy)
-    part = Level(busy / cores, busy / cores, busy / cores)
-    return MachineStats(9, cores=cores, host_cores=int(cores), cpu_process=used, cpu_host=part)
 
 
 def run(busy: float = 1.0, device: DeviceTimingStats | None = None, **arguments) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.snapshot.snapshot import (
     GpuStats,
@@ -19,10 +20,6 @@ HEALTHY = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}
 
 def run_on(machine: MachineStats | None, steps: int = 100) -> Snapshot:
     return replace(snapshot_of(HEALTHY, steps=steps), machine=machine)
-
-
-def level(value: float) -> Level:
-    return Level(mean=value, max=value, last=value)
 
 
 def host(share: float, **others) -> MachineStats:

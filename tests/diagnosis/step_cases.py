@@ -12,25 +12,16 @@ def run_of(**step) -> Snapshot:
     return snapshot_of({"backward_pass": 1.0}, **step)
 
 
-def waiting_for_a_device(waits: float, median_s: float, section: str = "other", call: str = "item") -> Snapshot:
+def waiting_for_a_device(waits: float, median_s: float, call: str = "item") -> Snapshot:
     """Return a run of 10 s whose steps of 100 ms wait for this part of it, in a section that explains their spread."""
     run = snapshot_of({"forward_pass": 0.1, "backward_pass": 0.1}, std_s=0.2, median_s=median_s)
-    run = replace(run, step=replace(run.step, explained={section: 0.99}))
+    run = replace(run, step=replace(run.step, explained={"other": 0.99}))
     line = LineStats("train.py", 16, "main", share=0.8, samples=400, waiting_share=waits, waits_in=call)
-    return replace(run, lines={section: (line,)})
+    return replace(run, lines={"other": (line,)})
 
 
 def epoch(number: int, first_fetch_s: float | None, **others) -> EpochStats:
-    stats = {
-        "wall_s": 10.0,
-        "steps": 100,
-        "batches": 100,
-        "samples": None,
-        "avg_batch_s": 0.1,
-        "self_s": {},
-        "median_fetch_s": 0.01,
-    }
-    return EpochStats(number=number, first_fetch_s=first_fetch_s, **{**stats, **others})
+    return replace(EpochStats(number, 10.0, 100, 100, None, 0.1, {}, first_fetch_s, 0.01), **others)
 
 
 def run_with(*epochs: EpochStats) -> Snapshot:

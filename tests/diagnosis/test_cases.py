@@ -54,15 +54,7 @@ OTHER_FIGURES = {
 }
 # These say something of few steps as well.
 OF_FEW_STEPS = {
-    *(
-        "loader-slow",
-        "loader-mix",
-        "first-batch-slow",
-        "host-memory",
-        "gpu-memory-high",
-        "memory-growth",
-        "kept-graphs",
-    ),
+    *("loader-slow", "loader-mix", "first-batch-slow", "host-memory", "gpu-memory-high", "memory-growth"),
     *("memory-rises-since", "slow-startup", "warm-up", "machine-busy", "cpu-oversubscribed", "recompiles"),
     *("kept-graphs", "rank-silent", "validation-with-gradients"),
 }

@@ -12,24 +12,17 @@ from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 
 
-def run_at(utilization: float | None, samples: int = 5, steps: int = 100, **shares: float) -> Snapshot:
+def run_at(utilization: float | None, samples: int = 5, **shares: float) -> Snapshot:
     busy = None if utilization is None else Level(mean=utilization, max=1.0, last=0.5)
     gpus = (GpuStats(index=0, loop_utilization=Level(0.95, 1.0, 0.9)), GpuStats(index=1, loop_utilization=busy))
-    run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
+    run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55})
     return replace(run, machine=MachineStats(samples=samples, gpus=gpus))
 
 
-def shared_run(
-    others: float | None, busy: float = 0.9, processes: float = 3.0, steps: int = 100, samples: int = 5
-) -> Snapshot:
-    taken = None if others is None else Level(mean=others, max=1.0, last=others)
-    gpu = GpuStats(
-        index=0,
-        loop_utilization=Level(busy, 1.0, busy),
-        processes=Level(processes, processes, processes),
-        others_utilization=taken,
-    )
-    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
+def shared_run(others: float | None, samples: int = 5) -> Snapshot:
+    taken, three = None if others is None else Level(mean=others, max=1.0, last=others), Level(3.0, 3.0, 3.0)
+    gpu = GpuStats(0, loop_utilization=Level(0.9, 1.0, 0.9), processes=three, others_utilization=taken)
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55})
     return replace(run, machine=MachineStats(samples=samples, gpus=(gpu,)))
 
 

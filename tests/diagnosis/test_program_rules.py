@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.machine import Level, MachineStats
@@ -35,10 +34,6 @@ def run_with(facts: ProgramFacts, sections: dict[str, float] | None = None, dtyp
     forward = run.sections["forward_pass"]
     run = replace(run, sections={**run.sections, "forward_pass": replace(forward, min_s=forward.avg_s)})
     return replace(run, program=facts, throughput=Throughput(10.0, flops_per_step=1e9, dtype=dtype), wall_s=10.0)
-
-
-def findings_of(run: Snapshot) -> dict[str, Finding]:
-    return {finding.code: finding for finding in diagnose(run)}
 
 
 def with_lines_of(*parts: tuple[str, float, float]) -> Snapshot:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
 from training_profiler.snapshot.snapshot import Snapshot
@@ -19,23 +18,8 @@ def working(*work_ms: float, **of_last) -> list[RankStats]:
     return [*rows[:-1], replace(rows[-1], **of_last)]
 
 
-def codes(snapshot: Snapshot) -> list[str]:
-    return [finding.code for finding in diagnose(snapshot)]
-
-
-def test_the_threshold_of_the_run_holds_for_stragglers():
-    run = run_of(ranks_of(working(30, 30, 30, 32)))
-    assert "straggler" not in codes(run)
-    assert "straggler" in codes(replace(run, thresholds={"straggler": 0.05}))
-
-
 def synchronizing(rows, sync: float, waiting: float, **more) -> AllRanksStats:
     return ranks_of(rows, sync_share=sync, waiting_share=waiting, transfer_share=sync - waiting, **more)
-
-
-def slow(ms: float = 40, **cause) -> Snapshot:
-    """Return a run whose third rank takes so long."""
-    return run_of(ranks_of(working(30, 30, ms, **cause)))
 
 
 def waited(waiting_ms: float) -> Snapshot:
@@ -75,6 +59,7 @@ SAYS = {
         "with a cause": run_of(ranks_of(working(30, 30, 30, 40, **CAUSED))),
         "just over a tenth": run_of(ranks_of(working(30, 30, 30, 33.1))),
         "of two": run_of(ranks_of(working(30, 40))),
+        "a threshold of the run": replace(run_of(ranks_of(working(30, 30, 30, 32))), thresholds={"straggler": 0.05}),
         "beside the next rank": run_of(ranks_of(working(30, 30, 32, 40))),
         "several": run_of(ranks_of(ONE_HOST)),
         "others wait for it": waited(5.01),
@@ -83,7 +68,10 @@ SAYS = {
         "on a slow host": run_of(ranks_of(working(30, 30, 40, 60))),
         "loading is not efficient": run_of(ranks_of(working(30, 30, 40, cause="data_loading", cause_s=0.01)), **LOADS),
         "before the synchronization": run_of(FOR_ONE, forward_pass=0.2, backward_pass=0.75),
-        **{name: slow(cause=cause, cause_s=0.01, place=place) for name, (cause, place) in CAUSES.items()},
+        **{
+            name: run_of(ranks_of(working(30, 30, 40, cause=cause, cause_s=0.01, place=place)))
+            for name, (cause, place) in CAUSES.items()
+        },
     },
     "data-loading-efficient": {"equal ranks": run_of(ranks_of(working(30, 30, 30)), **LOADS)},
     "host-slow": {

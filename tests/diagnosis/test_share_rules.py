@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.loader_workers import machine
-from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
+from tests.support.recording import FakeRun, section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -28,10 +28,6 @@ OF_RUN = {
 }
 
 
-def codes(snapshot: Snapshot) -> list[str]:
-    return [finding.code for finding in diagnose(snapshot)]
-
-
 def run_of_validation(*inner: str) -> Snapshot:
     snapshot = snapshot_of({"forward_pass": 0.5})
     times_s = {"validation_epoch": 2.0, **{f"validation_epoch/{name}": 0.9 for name in inner}}
@@ -39,10 +35,10 @@ def run_of_validation(*inner: str) -> Snapshot:
     return replace(snapshot, sections=snapshot.sections | sections)
 
 
-def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100) -> Snapshot:
-    snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
+def of_run(section: str, total_s: float) -> Snapshot:
+    snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
     stats = section_stats(section, count=4, avg_s=total_s / 4)
-    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: stats})
+    return replace(snapshot, wall_s=100.0, sections={**snapshot.sections, section: stats})
 
 
 def in_backward(function: str, called: dict[str, float], share: float = 0.4) -> Snapshot:
@@ -52,10 +48,6 @@ def in_backward(function: str, called: dict[str, float], share: float = 0.4) -> 
 
 def test_no_rule_fires_without_data():
     assert diagnose(Snapshot()) == []
-
-
-def test_no_rule_fires_on_steps_without_sections():
-    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_stats())) == ["healthy"]
 
 
 def test_warm_up_steps_do_not_count_for_a_share_of_the_step():

@@ -1,5 +1,6 @@
 """Rules about forward passes: in Python, repeated, or with a graph that nothing uses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -86,18 +87,15 @@ def _sampled_in_python(snapshot: Snapshot) -> float:
 
     Functions of libraries that do not compute with torch, and making tensors of lists, are such; see ``in_python``.
     """
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
-    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
-        return 0.0
-    return min(1.0, sum(line.share for line in in_python(lines)) / section.share)
+    return _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS)))
 
 
-def _sampled_in_loops(snapshot: Snapshot) -> float:
-    """Return the part of the forward pass in loops in Python, with operators that they start; 0 if unknown."""
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
-    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+def _sampled(snapshot: Snapshot, lines: Sequence[LineStats]) -> float:
+    """Return the part of the forward pass that these lines of it take; 0 if too few samples show it."""
+    section, samples = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or sum(line.samples for line in samples) < SAMPLES_NEEDED:
         return 0.0
-    return min(1.0, sum(line.share for line in loops(snapshot)) / section.share)
+    return min(1.0, sum(line.share for line in lines) / section.share)
 
 
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
@@ -112,7 +110,7 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     if section is None or not section.min_s or step is None:
         return None
     if counted is None:
-        part = _sampled_in_loops(snapshot) if snapshot.program.uncounted else 0.0
+        part = _sampled(snapshot, loops(snapshot)) if snapshot.program.uncounted else 0.0
         return (part * section.settled_total_s, part) if part else None
     least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)

@@ -225,8 +225,7 @@ def _with_nested(name: str, snapshot: Snapshot) -> tuple[list[LineStats], float]
 
 def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     """Return the finding with the lines in the workers of its loader; None where it has none."""
-    named = [loader for loader in snapshot.loaders if loader.name == finding.evidence.get("loader")]
-    loader = named[0] if named else slowest_loader(snapshot)
+    loader = _loader(finding, snapshot)
     if loader is None or loader.workers is None or not loader.workers.lines:
         return None
     lines = loader.workers.lines[:LINES_A_FUNCTION]

@@ -81,9 +81,12 @@ def said(rule: str, run: Snapshot) -> dict[str, Any]:
     findings = diagnose(run)
     return {
         "verdict": verdict(run, findings).headline,
-        "findings": [f"{each.code}: {each.potential_saving_s:.6f} s" for each in findings],
+        "findings": ", ".join(f"{each.code} {each.potential_saving_s:.6f} s" for each in findings),
         "message": finding.message,
-        "evidence": {name: round(v, 6) if isinstance(v, float) else v for name, v in finding.evidence.items()},
+        "evidence": ", ".join(
+            f"{name}: {round(value, 6) if isinstance(value, float) else value}"
+            for name, value in finding.evidence.items()
+        ),
         "range": " .. ".join(f"{seconds:.6f} s" for seconds in finding.saving_range_s or ()),
         "section": section_of(finding),
         "fix": finding.fix,

@@ -43,7 +43,6 @@ SILENT = {
         "few batches": run_with(loader("main", 0.001), loader("aux", 0.016, batches=7)),
         "of a validation": run_with(loader("main", 0.001), loader("aux", 0.016, phase="val")),
         "0.9 % of the run": run_with(loader("main", 0.0001), loader("aux", 0.0009)),
-        "a trifle": run_with(loader("main", 0.000001), loader("aux", 0.00016)),
     },
     "loader-mix": {
         "one point": mixed(0.51, 0.5),

@@ -161,7 +161,6 @@ SILENT = {
         "none": run_of(warmup_count=0),
         "three medians": run_of(warmup_count=2, warmup_s=0.6),
         "three means": run_of(warmup_count=2, warmup_s=0.6, settled_count=98, median_s=0.006),
-        "a trifle": run_of(warmup_count=1, warmup_s=0.119),
         "nothing else": run_of(warmup_count=100, warmup_s=50.0, settled_count=0),
     },
     "first-batch-slow": {
@@ -175,7 +174,6 @@ SILENT = {
         "five times": passes(0.05, 0.0),
         "one pass": passes(0.05, 0.06, count=1),
         "0.9 % of step time": passes(0.012, 0.012, median_s=0.001),
-        "below 20 ms": passes(0.0008, 0.0, median_s=0.0001),
         "workers of a validation": with_starts(passes(0.05, 0.0), worker_start=VALIDATED),
         "batches of two loaders": with_two_loaders(passes(first_s=0.11, start_s=0.0)),
         "two loaders start once": with_two_loaders(passes(first_s=0.05, start_s=0.06, count=2)),

@@ -7,7 +7,7 @@ golden.json. After a change of a text:
 """
 
 import json
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +59,7 @@ OF_FEW_STEPS = {
     *("kept-graphs", "rank-silent", "validation-with-gradients"),
 }
 STEP_RULES = {rule.code for rule in RULES} - OF_FEW_STEPS
+RULES_ABOUT_TIME = {rule.code for rule in RULES} - {"gpu-utilization", "shared-gpu", "slow-startup"}
 
 
 def figure_of(rule: str, name: str) -> str:
@@ -67,6 +68,22 @@ def figure_of(rule: str, name: str) -> str:
         return ""
     run = SAYS[name][1]
     return next((figure for figure in FIGURES if figure in RULES[rule](run, run.thresholds).evidence), "")
+
+
+def in_part_of_the_time(value: Any, part: float, name: str = "") -> Any:
+    """Return a run, or a field of one, with this part of all times: of fields called ``..._s`` or ``seconds``."""
+    if isinstance(value, float):
+        return value * part if name.endswith("_s") or name == "seconds" else value
+    if is_dataclass(value):
+        each = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{name: in_part_of_the_time(inner, part, name) for name, inner in each.items()})
+    if isinstance(value, dict):
+        return {key: in_part_of_the_time(inner, part, name) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", [name] * len(value))
+        inner = [in_part_of_the_time(each, part, name) for each, name in zip(value, names, strict=True)]
+        return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+    return value
 
 
 def finding_of(rule: str, run: Snapshot) -> Finding | None:
@@ -128,6 +145,13 @@ def test_a_rule_about_steps_is_silent_about_nine(name: str) -> None:
     rule, run = SAYS[name]
     nine = replace(run, step=replace(run.step, settled_count=9, settled_s=0.5))
     assert RULES[rule](nine, run.thresholds) is None
+
+
+@pytest.mark.parametrize("name", [name for name, (rule, _) in SAYS.items() if rule in RULES_ABOUT_TIME])
+def test_a_rule_is_silent_about_a_few_milliseconds(name: str) -> None:
+    rule, run = SAYS[name]
+    saving_s = RULES[rule](run, run.thresholds).potential_saving_s
+    assert not saving_s or RULES[rule](in_part_of_the_time(run, 0.005 / saving_s), run.thresholds) is None
 
 
 @pytest.mark.parametrize("cost_of", [cost_of_steps, cost_of_run])

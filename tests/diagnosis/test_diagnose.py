@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import section_stats, snapshot_of, step_stats
-from training_profiler.diagnosis import epoch_warnings
+from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, Snapshot
 
@@ -43,6 +43,18 @@ def test_an_epoch_warns_of_data_generation_above_three_tenths():
 def test_an_epoch_does_not_warn_at_or_below_three_tenths_or_without_time(self_s):
     assert epoch_warnings(epoch(**self_s)) == []
     assert epoch_warnings(replace(epoch(**self_s), wall_s=0.0)) == []
+
+
+def test_the_warnings_of_an_epoch_have_the_threshold_of_the_run():
+    assert epoch_warnings(epoch(data_generation=4.0), {"data-generation-bound": 0.5}) == []
+    assert len(epoch_warnings(epoch(data_generation=4.0), {"data-generation-bound": 0.35})) == 1
+
+
+@pytest.mark.parametrize(("threshold", "fires"), [(0.30, False), (0.20, True)])
+def test_a_threshold_of_the_run_wins_over_the_default(threshold, fires):
+    run = snapshot_of({"data_loading": 0.25, "forward_pass": 0.35, "backward_pass": 0.4})
+    found = [each.code for each in diagnose(replace(run, thresholds={"data-loading-bound": threshold}))]
+    assert ("data-loading-bound" in found, "data-loading-efficient" in found) == (fires, not fires)
 
 
 WARM = snapshot_of(HEALTHY, warmup_count=1, warmup_s=5.0, settled_count=99)

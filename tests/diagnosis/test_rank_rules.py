@@ -109,7 +109,6 @@ SILENT = {
     "straggler": {
         **UNKNOWN,
         "just below a tenth": run_of(ranks_of(working(30, 30, 30, 32.9))),
-        "a trifle": run_of(ranks_of(working(0.3, 0.45))),
         "others do not wait": waited(4.99),
         "just below 5 % of the step": run_of(ranks_of(working(2, 2, 2, 4.49))),
         "its whole host is slow": run_of(ranks_of(working(30, 30, 40, 41))),

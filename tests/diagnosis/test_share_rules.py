@@ -144,7 +144,6 @@ SILENT["checkpointing-heavy"] |= {
     "a single one": in_sections(of_run("checkpointing", 20.0), checkpointing={"count": 1})
 }
 SILENT |= {
-    "data-loading-bound": {"below 20 ms": snapshot_of({"data_loading": 0.9}, step_s=0.0001)},
     "metrics-heavy": {"clipping on CUDA": CLIPPING},
     "forward-dominates": {
         "at the threshold": snapshot_of({"forward_pass": 0.6}, steps=64, step_s=0.125),

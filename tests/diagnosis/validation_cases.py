@@ -50,8 +50,6 @@ SAYS = {
 SILENT = {
     "validation-with-gradients": {
         "none": run_with(0, 0.0),
-        "one pass below 20 ms": run_with(1, 0.02),
-        "below 20 ms": run_with(100, 0.13),
     },
     "passes-before-training": {"short": prepared(1, 0.5)},
     "validation-heavy": {"all of it is before the training": prepared(1, 5.0, of=1)},

@@ -338,7 +338,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         return None
     if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
-    if _waits_for_host(snapshot):
+    if snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot):
         return None  # its times are those in which the host launches work, which says nothing about the work
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
@@ -368,11 +368,6 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         potential_saving_s=potential_saving_s,
         fix=fix,
     )
-
-
-def _waits_for_host(snapshot: Snapshot) -> bool:
-    """Return whether a device with measured times is idle in many of them."""
-    return snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot)
 
 
 def _own_function(snapshot: Snapshot) -> LineStats | None:

@@ -82,14 +82,6 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _sampled_in_python(snapshot: Snapshot) -> float:
-    """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown.
-
-    Functions of libraries that do not compute with torch, and making tensors of lists, are such; see ``in_python``.
-    """
-    return _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS)))
-
-
 def _sampled(snapshot: Snapshot, lines: Sequence[LineStats]) -> float:
     """Return the part of the forward pass that these lines of it take; 0 if too few samples show it."""
     section, samples = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
@@ -120,7 +112,7 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     most = outside_s / least_s
     if counted.calls_s <= USUAL * (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS):
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
-    sampled = min(most, _sampled_in_python(snapshot))
+    sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
     seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)

@@ -1,6 +1,6 @@
 """Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -189,12 +189,8 @@ def _has_hidden_forward(snapshot: Snapshot) -> bool:
     return backward is not None and backward.count > 0 and (forward is None or not forward.count)
 
 
-def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
-    """Return the findings, those about one section with the lines that its time goes to."""
-    return [_with_lines(finding, snapshot) for finding in findings]
-
-
-def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return the finding; one about a section with the lines that its time goes to."""
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
     if name is None or section is None or "lines" in finding.evidence:

@@ -65,7 +65,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = machine.without_lost_time(left, snapshot)
     left = claims.each_second_once(left, snapshot)
     findings = [with_step_time(with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = [lines.with_call(finding, snapshot) for finding in lines.with_lines(findings, snapshot)]
+    findings = [lines.with_call(lines.with_lines(finding, snapshot), snapshot) for finding in findings]
     problems = [finding for finding in findings if not row_of(finding).is_harmless]
     remarks = [
         None if problems else _healthy(snapshot),

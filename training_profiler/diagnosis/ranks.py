@@ -1,5 +1,6 @@
 """Rules about the ranks of a training: silent, slow, and waiting for each other."""
 
+from statistics import median
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, ms_text
@@ -107,14 +108,14 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     if ranks is None:
         return None
     slowest, *others = sorted(ranks, key=lambda rank: -_work_s(rank))
-    others_s = _median([_work_s(rank) for rank in others])
+    others_s = median([_work_s(rank) for rank in others])
     if not others_s or _work_s(slowest) <= others_s * (1 + threshold):
         return None
     if not _is_waited_for(slowest, others, _work_s(slowest) - others_s):
         return None
     host = host_slow(snapshot, snapshot.thresholds)
     neighbours = [_work_s(rank) for rank in others if _host_of(rank) == _host_of(slowest)]
-    if host is not None and neighbours and _work_s(slowest) <= _median(neighbours) * (1 + threshold):
+    if host is not None and neighbours and _work_s(slowest) <= median(neighbours) * (1 + threshold):
         return None
     # Several slow ranks share one saving. On a slow host, a rank's saving is its excess over its neighbours.
     nearly_s = _work_s(slowest) - NEARLY * (_work_s(slowest) - max([others_s, *(neighbours if host else [])]))
@@ -132,7 +133,7 @@ def _is_waited_for(slowest: RankStats, others: list[RankStats], extra_s: float) 
     waiting_s = [rank.waiting_s for rank in others if rank.waiting_s is not None]
     if slowest.waiting_s is None or not waiting_s:
         return True
-    return _median(waiting_s) - slowest.waiting_s >= WAITED_FOR * extra_s
+    return median(waiting_s) - slowest.waiting_s >= WAITED_FOR * extra_s
 
 
 def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
@@ -145,12 +146,12 @@ def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
     hosts = [(name, works_s) for name, works_s in known if works_s]
     if len(hosts) < 2:
         return None
-    name, works_s = max(hosts, key=lambda host: _median(host[1]))
+    name, works_s = max(hosts, key=lambda host: median(host[1]))
     elsewhere = [work_s for host, host_works_s in hosts if host != name for work_s in host_works_s]
-    others_s = _median(elsewhere)
+    others_s = median(elsewhere)
     if len(works_s) < 2 or min(works_s) <= others_s * (1 + threshold):
         return None
-    return Slow(name, _median(works_s), others_s, max(0.0, _median(works_s) - max(elsewhere)))
+    return Slow(name, median(works_s), others_s, max(0.0, median(works_s) - max(elsewhere)))
 
 
 def _working(snapshot: Snapshot) -> list[RankStats] | None:
@@ -190,15 +191,6 @@ def _work_s(rank: RankStats) -> float:
 
 def _host_of(rank: RankStats) -> tuple[str, int | None]:
     return rank.who.host, rank.who.node
-
-
-def _median(values: list[float]) -> float:
-    """Return the median; 0 for no values. Written here because ``statistics`` is slow to import."""
-    in_order = sorted(values)
-    half = len(in_order) // 2
-    if not in_order:
-        return 0.0
-    return in_order[half] if len(in_order) % 2 else (in_order[half - 1] + in_order[half]) / 2
 
 
 @RULES.rule("rank-silent", 0.0, saving=Saving.UNKNOWN, is_first=True, is_risk=True)  # share of ranks

@@ -81,7 +81,7 @@ test-integrations: $(INTEGRATIONS)/.made
 
 # Texts of findings, after a change of one: read the difference before it is committed.
 golden: venv
-	$(VENV)/bin/python -m tests.diagnosis.cases
+	$(VENV)/bin/python -m tests.diagnosis.test_cases
 
 lint: venv
 	$(VENV)/bin/ruff check .

@@ -84,7 +84,7 @@ def copy(tmp_path: Path) -> Copy:
 
 def test_rule_is_one_row_and_one_function(copy: Copy) -> None:
     copy.append(
-        "diagnosis/steps.py",
+        "diagnosis/program.py",
         '''
 
 @RULES.rule(
@@ -92,11 +92,10 @@ def test_rule_is_one_row_and_one_function(copy: Copy) -> None:
 )  # of step time
 def always(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a forward pass that takes over half of the step."""
-    share, seconds = snapshot.share_of_step(FORWARD_PASS), snapshot.total_of_step_s(FORWARD_PASS)
-    if share is None or seconds is None or share <= threshold or seconds < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
+    if cost is None:
         return None
-    evidence = {"share_of_step": share, "threshold": threshold}
-    return Finding("always", "The forward pass sleeps", evidence, seconds, "Do not sleep in it")
+    return cost.finding("always", f"The forward pass sleeps ({cost.per_step} per step)", "Do not sleep in it")
 ''',
     )
     output = " ".join(copy.run_steps().split())
@@ -104,7 +103,7 @@ def always(snapshot: Snapshot, threshold: float) -> Finding | None:
     assert ", likely " in output  # the range of the saving
     assert "Do not sleep in it. Losses: same bit for bit" in output  # what the change does to the losses
     assert "is spent in the forward pass" not in output  # its seconds are claimed by their cause
-    assert copy.changed_files() == {"diagnosis/steps.py"}
+    assert copy.changed_files() == {"diagnosis/program.py"}
     assert "The forward pass sleeps" not in copy.run_steps("thresholds={'always': 1.0}")
 
 

@@ -1,21 +1,11 @@
-"""Facts that fire a rule, and facts that look alike and do not: one table of rules.
+"""Runs in which the first steps, samples of lines or the model show a cause, and runs that only look like them."""
 
-What the rules say about the facts that fire them is in golden.json. After a change of a text:
-
-    python -m tests.diagnosis.cases     # or: make golden
-"""
-
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.diagnosis.test_machine_rules import machine
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.diagnosis.registry import section_of
-from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.program import (
     THREADS,
     CallFacts,
@@ -39,12 +29,8 @@ from training_profiler.snapshot.snapshot import (
     Level,
     LineStats,
     MachineStats,
-    Snapshot,
     Throughput,
 )
-
-GOLDEN = Path(__file__).with_name("golden.json")
-Given = Mapping[str, Any]  # arguments of a case's facts
 
 ADAM = OptimizerFacts("Adam", 4, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 SGD = OptimizerFacts("SGD", 161, ("float32",), ("cuda",))
@@ -64,8 +50,8 @@ ACTING = UnusedGraphs(24, 480, 500, 0.9, "Policy", "train.py:22 act")
 MANY_CPUS = machine(wait=0.0, process=1.0, host=0.1, cores=8.0, host_cores=8)
 
 
-def anomalies(*, part: float = 0.5, is_on: bool = True, checks: Any = None, on_device: bool = False, **run: Any) -> Any:
-    training = snapshot_of({"forward_pass": 0.7, "backward_pass": 0.2, "optimizer_step": 0.1}, **run)
+def anomalies(*, part: float = 0.5, is_on: bool = True, checks: Any = None, on_device: bool = False) -> Any:
+    training = snapshot_of({"forward_pass": 0.7, "backward_pass": 0.2, "optimizer_step": 0.1})
     facts = ProgramFacts(ADAM, calls=(SWITCHED_ON,), finds_anomalies=is_on)
     sections = dict(training.sections)
     if on_device:
@@ -84,21 +70,20 @@ def convolving(
     device: str = "NVIDIA H200",
     optimizer: Any = SGD,
     compiled: Any = None,
-    **run: Any,
 ) -> Any:
     gpu = GpuStats(0, device, loop_utilization=None if busy is None else Level(busy, 1.0, busy))
     return replace(
-        snapshot_of({"forward_pass": 0.3, "backward_pass": 0.6}, **run),
+        snapshot_of({"forward_pass": 0.3, "backward_pass": 0.6}),
         program=ProgramFacts(convolutions=facts, optimizer=optimizer, compiled=compiled),
         throughput=Throughput(10.0, dtype=dtype, device=device, mfu=mfu),
         machine=MachineStats(samples=9, gpus=(gpu,)),
     )
 
 
-def embedding(*, table: Any = TABLE, optimizer: float = 0.8, **run: Any) -> Any:
+def embedding(*, table: Any = TABLE, optimizer: float = 0.8) -> Any:
     rest = 1 - optimizer
     shares = {"forward_pass": 0.3 * rest, "backward_pass": 0.7 * rest, "optimizer_step": optimizer}
-    return replace(snapshot_of(shares, **run), program=ProgramFacts(ADAM, embedding=table))
+    return replace(snapshot_of(shares), program=ProgramFacts(ADAM, embedding=table))
 
 
 def threads(
@@ -110,7 +95,6 @@ def threads(
     stats: Any = None,
     loading: float = 0.0,
     device: Any = None,
-    **run: Any,
 ) -> Any:
     """Return a run on two CPUs, of which it uses one; ``counted_s`` is in the counted step's operators."""
     shares = {"data_loading": loading, "forward_pass": 0.1} if loading else {"forward_pass": 0.4, "backward_pass": 0.55}
@@ -118,7 +102,7 @@ def threads(
     facts = {"threads": number, "operators": operators, "calls": calls, "long_forward": forward}
     stats = stats or machine(wait=0.0, process=1.05, host=0.55)
     program = ProgramFacts(**facts, long_backward=backward)
-    return replace(snapshot_of(shares, **run), machine=stats, program=program, device=device)
+    return replace(snapshot_of(shares), machine=stats, program=program, device=device)
 
 
 def epochs(*forward_s: float) -> tuple[EpochStats, ...]:
@@ -129,31 +113,23 @@ def epochs(*forward_s: float) -> tuple[EpochStats, ...]:
 FOUR = epochs(0.06, 0.06, 0.06, 0.06)
 
 
-def frozen(
-    *, passed: Any = FOUR, count: int = 0, shares: Any = None, steps: int = 100, step_s: float = 0.1, **facts: Any
-) -> Any:
+def frozen(*, passed: Any = FOUR, count: int = 0, shares: Any = None, **facts: Any) -> Any:
     shares = {"forward_pass": 0.6, "backward_pass": 0.2, **(shares or {})}
     program = ProgramFacts(frozen=FROZEN._replace(**facts), epochs=count)
-    return replace(snapshot_of(shares, steps=steps, step_s=step_s), epochs=passed, program=program)
+    return replace(snapshot_of(shares), epochs=passed, program=program)
 
 
-def recorded(*, part: float | None = 1.0, samples: int = 9, **run: Any) -> Any:
+def recorded(*, part: float | None = 1.0, samples: int = 9) -> Any:
     level = None if part is None else Level(part, 1.0, 1.0)
     shares = {"forward_pass": 0.2, "optimizer_step": 0.6}
-    return replace(snapshot_of(shares, **run), machine=MachineStats(samples=samples, recorded=level))
+    return replace(snapshot_of(shares), machine=MachineStats(samples=samples, recorded=level))
 
 
 def repeating(
-    *,
-    used: float = 0.3,
-    part: float = 0.25,
-    samples: int = 10,
-    phase: str = "recomputation",
-    device: str = "cpu",
-    **run: Any,
+    *, used: float = 0.3, part: float = 0.25, samples: int = 10, phase: str = "recomputation", device: str = "cpu"
 ) -> Any:
     """Return a run whose backward passes take half, and ``part`` is in this phase."""
-    training = snapshot_of({"forward_pass": 0.2, "backward_pass": 0.5, "optimizer_step": 0.1}, **run)
+    training = snapshot_of({"forward_pass": 0.2, "backward_pass": 0.5, "optimizer_step": 0.1})
     return replace(
         training,
         machine=MachineStats(samples, cores=4.0, ram_share=Level(used, used, used)) if used else None,
@@ -170,13 +146,12 @@ def sampling(
     samples: int = 100,
     section: str = "data_loading",
     other: float = 0.0,
-    **run: Any,
 ) -> Any:
     """Return a run whose lines of a data set, by number, take these shares; ``other`` is that of another line."""
     each = {9: 0.3, 10: 0.15} if shares is None else shares
     lines = [LineStats("data.py", i, "Hard.__iter__", share, samples, phase=phase) for i, share in each.items()]
     lines += [LineStats("data.py", 20, "Hard.__iter__", other, samples)] if other else []
-    training = snapshot_of({"data_loading": 0.5, "forward_pass": 0.2, "backward_pass": 0.3}, **run)
+    training = snapshot_of({"data_loading": 0.5, "forward_pass": 0.2, "backward_pass": 0.3})
     sections = {section: section_stats(section, 0.4, count=5, parent="data_loading"), **training.sections}
     return replace(training, lines={section: tuple(lines)}, sections=sections)
 
@@ -185,35 +160,27 @@ def hook(share: float, phase: str, samples: int) -> LineStats:
     return LineStats("train.py", 30, "watch", share, samples, phase=phase, called={".item": share})
 
 
-def backward(
-    *lines: LineStats,
-    of: str = "backward_pass",
-    without: str = "",
-    changes: Any = None,
-    steps: int = 100,
-    step_s: float = 0.1,
-    **facts: Any,
-) -> Any:
+def backward(*lines: LineStats, of: str = "backward_pass", without: str = "", changes: Any = None, **facts: Any) -> Any:
     """Return a run whose backward passes take half, with these lines of a section; 20 % of it are in no section."""
     shares = {"forward_pass": 0.2, "backward_pass": 0.5, "optimizer_step": 0.1}
-    training = snapshot_of(shares, steps=steps, step_s=step_s)
+    training = snapshot_of(shares)
     sections = {name: section for name, section in training.sections.items() if name != without}
     program = ProgramFacts(**{"optimizer": PLAIN, **facts})
     return replace(training, lines={of: lines}, program=program, sections=sections, **(changes or {}))
 
 
-def hooked(*, share: float = 0.4, phase: str = "backward hook", samples: int = 100, **run: Any) -> Any:
-    return backward(hook(share, phase, samples), CALL, **run)
+def hooked(*, share: float = 0.4, phase: str = "backward hook", samples: int = 100) -> Any:
+    return backward(hook(share, phase, samples), CALL)
 
 
-def hooked_forward(*, share: float = 0.15, samples: int = 100, **run: Any) -> Any:
+def hooked_forward(*, share: float = 0.15, samples: int = 100) -> Any:
     line = LineStats("train.py", 9, "main", 0.05, 50)
-    return backward(hook(share, "forward hook", samples), line, of="forward_pass", **run)
+    return backward(hook(share, "forward hook", samples), line, of="forward_pass")
 
 
-def penalized(*, outside: Any = PENALTY, **run: Any) -> Any:
+def penalized(*, outside: Any = PENALTY, **given: Any) -> Any:
     line = LineStats("train.py", 4, "penalty", 0.15, 100)
-    return backward(line, of="other", operators=200, outside=outside, **run)
+    return backward(line, of="other", operators=200, outside=outside, **given)
 
 
 def acting(*, on_device: bool = False, **given: Any) -> Any:
@@ -223,195 +190,162 @@ def acting(*, on_device: bool = False, **given: Any) -> Any:
     return replace(training, sections={**training.sections, "forward_pass": on_it})
 
 
-class Case(NamedTuple):
-    """A row of the table."""
-
-    facts: Callable[..., Any]
-    fires: Mapping[str, Given]
-    alike: Mapping[str, Given]
-    is_share_of_time: bool = True  # with less than 20 ms it is silent
-
-
-CASES: dict[str, Case] = {
-    "anomaly-detection": Case(
-        anomalies,
-        {"stacks": {}, "stacks and checks": {"checks": CHECKS}, "on a device": {"checks": CHECKS, "on_device": True}},
-        {"of a compiler": {"is_on": False}, "on in the first step alone": {"part": 0.0}},
-    ),
-    "backward-hooks": Case(
-        hooked,
-        {"reads a number": {}},
-        {
-            "a custom function": {"phase": "custom backward"},
-            "recomputation": {"phase": "recomputation"},
-            "at the threshold": {"share": 0.1},
-            "few samples": {"samples": 9},
-        },
-    ),
-    "channels-first": Case(
-        convolving,
-        {"tf32": {}, "autocast already": {"dtype": "bfloat16"}},
-        {
-            "no convolutions": {"facts": None},
-            "one": {"facts": ConvolutionFacts(1, 0)},
-            "channels_last": {"facts": ConvolutionFacts(0, 17)},
-            "a part in channels_last": {"facts": ConvolutionFacts(3, 14)},
-            "inputs in channels_last": {"facts": CONVOLUTIONS._replace(inputs_last=True)},
-            "no tensor cores": {"dtype": "float32"},
-            "hardly any convolution": {"mfu": 0.01},
-            "unknown arithmetic": {"mfu": None},
-            "idle device": {"busy": 0.5},
-            "unknown utilization": {"busy": None},
-            "another library": {"device": "AMD Instinct MI300X"},
-            "on the CPU": {"optimizer": SGD._replace(devices=("cpu",))},
-            "torch.compile chooses the order itself": {"compiled": CompileFacts(1, 9.0)},
-        },
-    ),
-    "dense-embedding": Case(
-        embedding,
-        {"few rows": {}},
-        {
-            "an output layer shares it": {"table": TABLE._replace(used=0.9)},
-            "another optimizer has the rest": {"table": TABLE._replace(part=0.1)},
-            "a quick optimizer": {"optimizer": 0.1},
-        },
-    ),
-    "few-threads": Case(
-        threads,
-        {"one of two CPUs": {}, "torch does not choose one of many": {"calls": (), "stats": MANY_CPUS}},
-        {
-            "torch's choice": {"calls": ()},
-            "all CPUs": {"number": 2},
-            "short operators": {"operators": 2000},
-            "not counted": {"operators": 0},
-            "an episode in other steps": {"operators": 10, "counted_s": 0.03},
-            "workers": {"stats": machine(wait=0.0, process=1.9, host=0.95)},
-            "a busy machine": {"stats": machine(wait=0.0, process=1.0, host=1.0)},
-            "two ranks": {"stats": machine(wait=0.0, process=1.0, host=0.5, local_ranks=2)},
-            "data": {"loading": 0.9},
-            "two CPUs a core": {
-                "calls": (),
-                "number": 4,
-                "stats": machine(wait=0.0, process=4.0, host=0.5, cores=8.0, host_cores=8),
-            },
-            "an accelerator": {"device": DeviceTimingStats("cuda", "A100", "events", 100)},
-        },
-    ),
-    "forward-hooks": Case(
-        hooked_forward, {"in a forward pass": {}}, {"short": {"share": 0.09}, "few samples": {"samples": 9}}
-    ),
-    "frozen-forward": Case(
-        frozen,
-        {
-            "four epochs": {},
-            "slow data": {"shares": {"backward_pass": 0.1, "data_loading": 0.2}},
-            "without gradients": {"has_grad": False, "shares": {"forward_pass": 0.2, "forward_without_grad": 0.4}},
-            "several layers": {"module": "layer3 of ResNet", "modules": 4},
-            "epochs that are not all there": {"count": 10},
-        },
-        {
-            "one epoch": {"passed": epochs(0.06)},
-            "no epochs": {"passed": ()},
-            "kept already": {"passed": epochs(0.06, 0.014, 0.014)},
-            "at the threshold": {"part": 0.25},
-            "few batches": {"batches": 7},
-        },
-    ),
-    "needless-create-graph": Case(
-        backward,
-        {"in nearly all steps": {"created_graphs": 95}},
-        {"none": {}, "in fewer steps": {"created_graphs": 89}},
-    ),
-    "parameter-loop": Case(
-        penalized,
-        {"a penalty of all": {}, "a shorter one": {"outside": PENALTY._replace(seconds=0.003)}},
-        {
-            "a layer that the program computes itself": {"outside": PENALTY._replace(of_parameters=5)},
-            "of a few tensors": {"optimizer": PLAIN._replace(tensors=49)},
-            "at the threshold": {"outside": PENALTY._replace(seconds=0.001)},
-            "not counted": {"outside": OutsideModules(0, 0.0, 0.0, 24)},
-            "no optimizer": {"optimizer": None},
-            "a model of functions": {"without": "forward_pass"},
-        },
-    ),
-    "profiler-records": Case(
-        recorded,
-        {"all steps": {}},
-        {"half": {"part": 0.5}, "a window": {"part": 0.03}, "unknown": {"part": None}, "few samples": {"samples": 4}},
-        is_share_of_time=False,
-    ),
-    "recomputation": Case(
-        repeating,
-        {"blocks": {}, "hooks in them": {"phase": "recomputation > forward hook"}},
-        {
-            "memory is short": {"used": 0.6},
-            "few samples": {"samples": 4},
-            "no memory known": {"used": 0.0},
-            "at the threshold": {"part": 0.1},
-            "a reversible layer": {"phase": "custom backward"},
-            "a GPU": {"device": "cuda"},
-            "no phases": {"phase": ""},
-        },
-    ),
-    "unused-gradients": Case(
-        backward,
-        {
-            "of a teacher": {"unused_gradients": TEACHER},
-            "passed on": {"unused_gradients": TEACHER._replace(passed_on=0.8, is_whole=False)},
-        },
-        {"at the threshold": {"unused_gradients": TEACHER._replace(part=0.1)}, "none": {}},
-    ),
-    "unused-graphs": Case(
-        acting,
-        {"of acting": {}},
-        {
-            "a small part": {"unused_graphs": ACTING._replace(part=0.3)},
-            "few steps": {"unused_graphs": ACTING._replace(steps=5)},
-            "now and then": {"unused_graphs": ACTING._replace(calls=5)},
-            "of validation, which has a rule": {"changes": {"with_grad_count": 100, "with_grad_s": 1.0}},
-            "on a device": {"on_device": True},
-        },
-    ),
-    "sampler-slow": Case(
-        sampling,
-        {
-            "two lines": {},
-            "first batches": {"section": "first_fetch"},
-            "beside data": {"shares": {9: 0.2}, "other": 0.3},
-        },
-        {
-            "data set": {"phase": ""},
-            "at the threshold": {"shares": {9: 0.05}},
-            "few samples": {"samples": 4, "shares": {9: 0.45}},
-            "validation": {"section": "validation_epoch/data_loading"},
-        },
-    ),
+SAYS = {
+    "anomaly-detection": {
+        "stacks": anomalies(),
+        "stacks and checks": anomalies(checks=CHECKS),
+        "on a device": anomalies(checks=CHECKS, on_device=True),
+    },
+    "backward-hooks": {
+        "reads a number": hooked(),
+    },
+    "channels-first": {
+        "tf32": convolving(),
+        "autocast already": convolving(dtype="bfloat16"),
+    },
+    "dense-embedding": {
+        "few rows": embedding(),
+    },
+    "few-threads": {
+        "one of two CPUs": threads(),
+        "torch does not choose one of many": threads(calls=(), stats=MANY_CPUS),
+    },
+    "forward-hooks": {
+        "in a forward pass": hooked_forward(),
+    },
+    "frozen-forward": {
+        "four epochs": frozen(),
+        "slow data": frozen(shares={"backward_pass": 0.1, "data_loading": 0.2}),
+        "without gradients": frozen(has_grad=False, shares={"forward_pass": 0.2, "forward_without_grad": 0.4}),
+        "several layers": frozen(module="layer3 of ResNet", modules=4),
+        "epochs that are not all there": frozen(count=10),
+    },
+    "needless-create-graph": {
+        "in nearly all steps": backward(created_graphs=95),
+    },
+    "parameter-loop": {
+        "a penalty of all": penalized(),
+        "a shorter one": penalized(outside=PENALTY._replace(seconds=0.003)),
+    },
+    "profiler-records": {
+        "all steps": recorded(),
+    },
+    "recomputation": {
+        "blocks": repeating(),
+        "hooks in them": repeating(phase="recomputation > forward hook"),
+    },
+    "unused-gradients": {
+        "of a teacher": backward(unused_gradients=TEACHER),
+        "passed on": backward(unused_gradients=TEACHER._replace(passed_on=0.8, is_whole=False)),
+    },
+    "unused-graphs": {
+        "of acting": acting(),
+    },
+    "sampler-slow": {
+        "two lines": sampling(),
+        "first batches": sampling(section="first_fetch"),
+        "beside data": sampling(shares={9: 0.2}, other=0.3),
+    },
 }
-
-
-def finding_of(rule: str, run: Snapshot) -> Finding | None:
-    """Return the finding of a rule in a run, beside all others; None without one."""
-    return next((finding for finding in diagnose(run) if finding.code == rule), None)
-
-
-def said(rule: str, given: Given) -> dict[str, Any]:
-    """Return what a run with these facts says, as golden.json has it."""
-    run = CASES[rule].facts(**given)
-    findings = diagnose(run)
-    finding = next(each for each in findings if each.code == rule)
-    low_s, high_s = finding.saving_range_s or (0.0, 0.0)
-    return {
-        "verdict": verdict(run, findings).headline,
-        "findings": {each.code: round(each.potential_saving_s, 6) for each in findings},
-        "message": finding.message,
-        "evidence": {name: round(v, 6) if isinstance(v, float) else v for name, v in finding.evidence.items()},
-        "range_s": [round(low_s, 6), round(high_s, 6)],
-        "section": section_of(finding),
-        "fix": finding.fix,
-        "losses": finding.losses,
-    }
-
-
-if __name__ == "__main__":
-    said_of = {f"{rule}: {name}": said(rule, given) for rule in CASES for name, given in CASES[rule].fires.items()}
-    GOLDEN.write_text(json.dumps(said_of, indent=1) + "\n", encoding="utf-8")
+SILENT = {
+    "anomaly-detection": {
+        "of a compiler": anomalies(is_on=False),
+        "on in the first step alone": anomalies(part=0.0),
+    },
+    "backward-hooks": {
+        "a custom function": hooked(phase="custom backward"),
+        "recomputation": hooked(phase="recomputation"),
+        "at the threshold": hooked(share=0.1),
+        "few samples": hooked(samples=9),
+    },
+    "channels-first": {
+        "no convolutions": convolving(facts=None),
+        "one": convolving(facts=ConvolutionFacts(1, 0)),
+        "channels_last": convolving(facts=ConvolutionFacts(0, 17)),
+        "a part in channels_last": convolving(facts=ConvolutionFacts(3, 14)),
+        "inputs in channels_last": convolving(facts=CONVOLUTIONS._replace(inputs_last=True)),
+        "no tensor cores": convolving(dtype="float32"),
+        "hardly any convolution": convolving(mfu=0.01),
+        "unknown arithmetic": convolving(mfu=None),
+        "idle device": convolving(busy=0.5),
+        "unknown utilization": convolving(busy=None),
+        "another library": convolving(device="AMD Instinct MI300X"),
+        "on the CPU": convolving(optimizer=SGD._replace(devices=("cpu",))),
+        "torch.compile chooses the order itself": convolving(compiled=CompileFacts(1, 9.0)),
+    },
+    "dense-embedding": {
+        "an output layer shares it": embedding(table=TABLE._replace(used=0.9)),
+        "another optimizer has the rest": embedding(table=TABLE._replace(part=0.1)),
+        "a quick optimizer": embedding(optimizer=0.1),
+    },
+    "few-threads": {
+        "torch's choice": threads(calls=()),
+        "all CPUs": threads(number=2),
+        "short operators": threads(operators=2000),
+        "not counted": threads(operators=0),
+        "an episode in other steps": threads(operators=10, counted_s=0.03),
+        "workers": threads(stats=machine(wait=0.0, process=1.9, host=0.95)),
+        "a busy machine": threads(stats=machine(wait=0.0, process=1.0, host=1.0)),
+        "two ranks": threads(stats=machine(wait=0.0, process=1.0, host=0.5, local_ranks=2)),
+        "data": threads(loading=0.9),
+        "two CPUs a core": threads(
+            calls=(), number=4, stats=machine(wait=0.0, process=4.0, host=0.5, cores=8.0, host_cores=8)
+        ),
+        "an accelerator": threads(device=DeviceTimingStats("cuda", "A100", "events", 100)),
+    },
+    "forward-hooks": {
+        "short": hooked_forward(share=0.09),
+        "few samples": hooked_forward(samples=9),
+    },
+    "frozen-forward": {
+        "one epoch": frozen(passed=epochs(0.06)),
+        "no epochs": frozen(passed=()),
+        "kept already": frozen(passed=epochs(0.06, 0.014, 0.014)),
+        "at the threshold": frozen(part=0.25),
+        "few batches": frozen(batches=7),
+    },
+    "needless-create-graph": {
+        "none": backward(),
+        "in fewer steps": backward(created_graphs=89),
+    },
+    "parameter-loop": {
+        "a layer that the program computes itself": penalized(outside=PENALTY._replace(of_parameters=5)),
+        "of a few tensors": penalized(optimizer=PLAIN._replace(tensors=49)),
+        "at the threshold": penalized(outside=PENALTY._replace(seconds=0.001)),
+        "not counted": penalized(outside=OutsideModules(0, 0.0, 0.0, 24)),
+        "no optimizer": penalized(optimizer=None),
+        "a model of functions": penalized(without="forward_pass"),
+    },
+    "profiler-records": {
+        "half": recorded(part=0.5),
+        "a window": recorded(part=0.03),
+        "unknown": recorded(part=None),
+        "few samples": recorded(samples=4),
+    },
+    "recomputation": {
+        "memory is short": repeating(used=0.6),
+        "few samples": repeating(samples=4),
+        "no memory known": repeating(used=0.0),
+        "at the threshold": repeating(part=0.1),
+        "a reversible layer": repeating(phase="custom backward"),
+        "a GPU": repeating(device="cuda"),
+        "no phases": repeating(phase=""),
+    },
+    "unused-gradients": {
+        "at the threshold": backward(unused_gradients=TEACHER._replace(part=0.1)),
+        "none": backward(),
+    },
+    "unused-graphs": {
+        "a small part": acting(unused_graphs=ACTING._replace(part=0.3)),
+        "looked at in few steps": acting(unused_graphs=ACTING._replace(steps=5)),
+        "now and then": acting(unused_graphs=ACTING._replace(calls=5)),
+        "of validation, which has a rule": acting(changes={"with_grad_count": 100, "with_grad_s": 1.0}),
+        "on a device": acting(on_device=True),
+    },
+    "sampler-slow": {
+        "data set": sampling(phase=""),
+        "at the threshold": sampling(shares={9: 0.05}),
+        "few samples": sampling(samples=4, shares={9: 0.45}),
+        "validation": sampling(section="validation_epoch/data_loading"),
+    },
+}

@@ -6,20 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import collecting, snapshot_of
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.reports.console import pause_lines
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 EVEN = snapshot_of({"forward_pass": 0.5}, steps=100, step_s=0.1)
-
-
-def level(mean: float) -> Level:
-    return Level(mean, mean, mean)
 
 
 def on(run: Snapshot, **levels: float) -> Snapshot:

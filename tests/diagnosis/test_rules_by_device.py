@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.diagnosis.steps import step_time_varies
 from training_profiler.snapshot.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
 
 
@@ -28,32 +27,6 @@ def found(run: Snapshot, code: str) -> Finding | None:
 
 BUSY = {"forward_pass": 0.25, "backward_pass": 0.625, "optimizer_step": 0.0625}
 QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0.0625}
-
-
-def test_host_waiting_for_busy_device_has_no_finding():
-    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
-    run = replace(on_device(QUEUED, BUSY), lines=lines)
-    assert [finding.code for finding in diagnose(run)] == ["healthy", "slowest-component"]
-
-
-@pytest.mark.parametrize(("avg_s", "saving_s"), [(0.125, None), (0.25, 8.0)])
-def test_steps_that_mostly_queue_work_are_as_long_as_the_device_computes(avg_s, saving_s):
-    """Whatever call waits, as one of a full queue: forward and backward pass take the device 125 ms of each step."""
-    run = snapshot_of(QUEUED, steps=64, step_s=avg_s, std_s=0.2, median_s=0.01)
-    device = {"forward_pass": 0.025, "backward_pass": 0.1}
-    sections = {
-        name: replace(section, device_count=64, device_total_s=64 * device[name]) if name in device else section
-        for name, section in run.sections.items()
-    }
-    finding = step_time_varies(replace(run, sections=sections))
-    assert (finding and finding.potential_saving_s) == pytest.approx(saving_s)
-
-
-def test_waits_save_at_most_the_idle_time_of_the_device():
-    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
-    idle = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
-    finding = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
-    assert finding.potential_saving_s == pytest.approx(0.3125 * 8.0)
 
 
 def test_long_first_compilation_does_not_change_device_time():
@@ -88,47 +61,49 @@ def test_idle_device_time_is_unknown_without_device_time_of_forward():
     assert on_device({"backward_pass": 0.5}, {"backward_pass": 0.625}).idle_device_s() == pytest.approx(0.375 * 8.0)
 
 
-def test_fetch_hidden_from_the_device_costs_nothing():
-    run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
-    assert found(run, "data-loading-bound") is None
+WAITING = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+IDLE = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
+FETCHED = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
+UNEQUAL = on_device({"forward_pass": 0.1, "backward_pass": 0.2}, {"forward_pass": 0.125, "backward_pass": 0.625})
+FORWARD = on_device({"forward_pass": 0.7, "backward_pass": 0.2}, {"forward_pass": 0.7, "backward_pass": 0.2})
 
 
-def test_fetch_that_the_device_waits_for_is_found():
-    device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
-    finding = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
-    assert finding.message == (
-        "25.0% of step time is spent waiting for the next batch "
-        "(data_loading: 31.2 ms per step in which the device has no work)"
-    )
-    assert finding.potential_saving_s == pytest.approx(2.0)
+def busy_for(run: Snapshot, busy: float) -> Snapshot:
+    return replace(run, machine=MachineStats(samples=9, gpus=(GpuStats(0, loop_utilization=Level(busy, busy, busy)),)))
 
 
-def test_slowest_section_is_by_device_time():
-    finding = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
-    assert finding.message == "Slowest component: backward_pass (78.1 ms avg on the device)"
+def queueing(avg_s: float) -> Snapshot:
+    """Return a run whose forward and backward pass take the device 125 ms of each step, whatever call waits."""
+    run = snapshot_of(QUEUED, steps=64, step_s=avg_s, std_s=0.2, median_s=0.01)
+    device = {"forward_pass": 0.025, "backward_pass": 0.1}
+    sections = {
+        name: replace(section, device_count=64, device_total_s=64 * device[name]) if name in device else section
+        for name, section in run.sections.items()
+    }
+    return replace(run, sections=sections)
 
 
-def test_nine_spans_do_not_stand_for_all():
-    run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY}, spans=9)
-    assert found(run, "data-loading-bound") is not None
-
-
-def test_passes_are_not_compared_across_clocks():
-    run = on_device({"forward_pass": 0.01, "backward_pass": 0.5}, {"backward_pass": 0.5})
-    assert found(run, "backward-slow") is None
-
-
-@pytest.mark.parametrize(("busy", "is_found"), [(0.4, False), (0.95, True)])
-def test_passes_of_a_device_that_waits_for_the_host_are_not_compared(busy, is_found):
-    run = on_device({"forward_pass": 0.1, "backward_pass": 0.2}, {"forward_pass": 0.125, "backward_pass": 0.625})
-    gpu = GpuStats(0, loop_utilization=Level(busy, busy, busy))
-    run = replace(run, machine=MachineStats(samples=9, gpus=(gpu,)))
-    assert (found(run, "backward-slow") is not None) == is_found
-
-
-@pytest.mark.parametrize(("busy", "is_advised"), [(0.4, False), (0.95, True)])
-def test_mixed_precision_is_not_advised_where_the_device_waits_for_the_host(busy, is_advised):
-    run = on_device({"forward_pass": 0.7, "backward_pass": 0.2}, {"forward_pass": 0.7, "backward_pass": 0.2})
-    gpu = GpuStats(0, loop_utilization=Level(busy, busy, busy))
-    run = replace(run, machine=MachineStats(samples=9, gpus=(gpu,)))
-    assert ("mixed precision" in found(run, "forward-dominates").fix) == is_advised
+SAYS = {
+    "healthy": {"a host waits for a busy device": replace(on_device(QUEUED, BUSY), lines=WAITING)},
+    "step-time-varies": {"beyond what the device computes": queueing(0.25)},
+    "waits-for-device": {"at most the idle time": replace(on_device(QUEUED, IDLE), lines=WAITING)},
+    "data-loading-bound": {
+        "the device waits": on_device({"data_loading": 0.5, **QUEUED}, FETCHED),
+        "nine spans do not stand for all": on_device(
+            {"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY}, spans=9
+        ),
+    },
+    "slowest-component": {"by device time": on_device({**QUEUED, "logging": 0.04}, BUSY)},
+    "backward-slow": {"on a busy device": busy_for(UNEQUAL, 0.95)},
+    "forward-dominates": {"on a busy device": busy_for(FORWARD, 0.95), "on an idle device": busy_for(FORWARD, 0.4)},
+}
+SILENT = {
+    "step-time-varies": {"as long as the device computes": queueing(0.125)},
+    "data-loading-bound": {
+        "hidden from the device": on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
+    },
+    "backward-slow": {
+        "times of two clocks": on_device({"forward_pass": 0.01, "backward_pass": 0.5}, {"backward_pass": 0.5}),
+        "on a device that waits for the host": busy_for(UNEQUAL, 0.4),
+    },
+}

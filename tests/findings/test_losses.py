@@ -26,7 +26,8 @@ def test_changes_that_do_not_do_the_same_are_named_in_the_order_of_the_table(cha
 
 def test_joined_fixes_name_the_changes_of_all():
     first, second = Fix("Do this", (Change.FUSED,)), Fix("Do that", (Change.BATCHED,))
-    assert joined([first, second.as_next]) == Fix("Do this; do that", (Change.FUSED, Change.BATCHED))
+    both = joined([first, second.as_next])
+    assert (both, both.changes) == ("Do this; do that", (Change.FUSED, Change.BATCHED))
 
 
 @pytest.mark.parametrize("file", ["autocast_data.py", "accumulate_inference_mode.py"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trials.test_results import COMPILED, FUSED, PINNED, RESULTS, WORKERS, effect
-from training_profiler.findings.finding import Finding
+from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN
 from training_profiler.trials.tried_fixes import with_trials
@@ -15,7 +15,7 @@ UNSAVED = replace(WORKERS, name="no_checkpoints", family="no_checkpoints", is_ce
 
 
 def tried(code, *rows):
-    finding = Finding(code, "it is slow", {}, 1.0, "change it", changes=(Change.DETACH,))
+    finding = Finding(code, "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)))
     (found,) = with_trials([finding], replace(RESULTS, rows=rows))
     return found.tried
 
@@ -72,8 +72,6 @@ def test_a_finding_without_a_fix_and_a_run_without_trials_stay_as_they_are():
 
 
 def test_the_advice_ends_with_the_trials():
-    finding = Finding(
-        "optimizer-heavy", "it is slow", {}, 1.0, "change it", changes=(Change.DETACH,), tried="fused -3.4%"
-    )
+    finding = Finding("optimizer-heavy", "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)), tried="fused -3.4%")
     assert finding.advice == "change it. Losses: same bit for bit. Tried: fused -3.4%"
-    assert replace(finding, changes=()).advice == "change it. Tried: fused -3.4%"
+    assert replace(finding, fix="change it").advice == "change it. Tried: fused -3.4%"

@@ -8,7 +8,7 @@ from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_devic
 from training_profiler.diagnosis.in_python import in_python
 from training_profiler.diagnosis.pauses import page_fault_time
 from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps, row_of
 from training_profiler.diagnosis.small_operators import is_on_cpu
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
@@ -61,27 +61,25 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
     To this comes what its checks take of the backward passes: as much of them as of the operators of the counted step.
     """
     step = snapshot.step
-    if step is None or not snapshot.program.finds_anomalies or not has_enough_steps(snapshot) or not step.settled_s:
+    if step is None or not snapshot.program.finds_anomalies:
         return None
     stacks = sum(share for phase, share in snapshot.phases.items() if ANOMALIES in phase.split(BETWEEN))
     spent_s = stacks * snapshot.wall_s * (step.settled_s / step.total_s if step.total_s else 0.0)
     checks_s = _checks_s(snapshot)
-    spent_s = min(step.settled_s, spent_s + (checks_s or 0.0))
-    share = spent_s / step.settled_s
-    if share <= threshold or spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, min(step.settled_s, spent_s + (checks_s or 0.0)))
+    if cost is None:
         return None
     places = snapshot.program.places_of(ANOMALY)
     where = f", switched on at {places}" if places else ""
     checking = "to look for NaN in each gradient"
     more, unknown = ("", f", and more {checking}") if checks_s is None else (f" and {checking}", "")
-    return Finding(
-        code="anomaly-detection",
-        message=f"Autograd's anomaly detection takes {share:.0%} of step time to keep a stack for each operation{more} "
-        f"({ms_text(spent_s / step.settled_count)} per step){where}{unknown}",
-        evidence={"share_of_step": share, "threshold": threshold, "lines": places},
-        potential_saving_s=spent_s,
-        fix="Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
+    return cost.finding(
+        "anomaly-detection",
+        f"Autograd's anomaly detection takes {cost.share:.0%} of step time to keep a stack for each operation{more} "
+        f"({cost.per_step} per step){where}{unknown}",
+        "Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
         "operation that makes a NaN, and not while training",
+        lines=places,
     )
 
 
@@ -112,22 +110,19 @@ def created_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     """
     step, count = snapshot.step, snapshot.program.created_graphs
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
-    if step is None or not has_enough_steps(snapshot) or not backward_s or not step.settled_s:
+    if step is None or not backward_s or count < NEARLY_ALL_UPDATES * step.count:
         return None
-    if count < NEARLY_ALL_UPDATES * step.count:
+    cost = cost_of_steps(snapshot, threshold, GRAPH_COSTS * backward_s)
+    if cost is None:
         return None
-    potential_saving_s = GRAPH_COSTS * backward_s
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
-        return None
-    return Finding(
-        code="needless-create-graph",
-        message=f"Backward passes record a graph of the gradients (create_graph=True) that nothing uses, in "
-        f"{count} of {step.count} steps ({ms_text(backward_s / step.settled_count)} per step)",
-        evidence={"share_of_step": share, "threshold": threshold, "passes": count, "backward_s": backward_s},
-        potential_saving_s=potential_saving_s,
-        fix="Leave create_graph=True out, unless a gradient is computed of these gradients: it keeps each step's graph "
+    return cost.finding(
+        "needless-create-graph",
+        f"Backward passes record a graph of the gradients (create_graph=True) that nothing uses, in "
+        f"{count} of {step.count} steps ({ms_text(backward_s / cost.steps)} per step)",
+        "Leave create_graph=True out, unless a gradient is computed of these gradients: it keeps each step's graph "
         "in memory, too",
+        passes=count,
+        backward_s=backward_s,
     )
 
 
@@ -174,28 +169,26 @@ def forward_hooks(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 def _of_hooks(snapshot: Snapshot, threshold: float, code: str, name: str, phase: str, fix: str) -> Finding | None:
-    step, section, passes_s = snapshot.step, snapshot.sections.get(name), snapshot.total_of_step_s(name)
     lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
-    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
-        return None
-    if sum(line.samples for line in lines) < HOOK_SAMPLES_NEEDED or not passes_s or snapshot.is_by_device(name):
+    if sum(line.samples for line in lines) < HOOK_SAMPLES_NEEDED or snapshot.is_by_device(name):
         return None
     whole = sum(line.share for line in lines)
-    spent_s = min(1.0, whole / section.share) * passes_s
-    share = spent_s / step.settled_s
-    if share <= threshold or spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, name, whole))
+    if cost is None:
         return None
     texts = places_text([line for line in lines if line.share >= HOOK_NAMED_FROM * whole][:HOOKS_NAMED], whole)
     above_all = f", above all in {texts}" if texts else ""
     passes = name.replace("_pass", " passes")
-    return Finding(
-        code=code,
-        message=f"Hooks take {share:.0%} of step time in {passes} ({ms_text(spent_s / step.settled_count)} per "
-        f"step){above_all}",
-        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": texts},
-        potential_saving_s=spent_s,
-        fix=fix,
-    )
+    message = f"Hooks take {cost.share:.0%} of step time in {passes} ({cost.per_step} per step){above_all}"
+    return cost.finding(code, message, fix, seconds=cost.seconds, lines=texts)
+
+
+def _sampled_s(snapshot: Snapshot, name: str, share: float) -> float:
+    """Return the time in a section's steps of lines that take ``share`` of the run; 0 if unknown."""
+    section = snapshot.sections.get(name)
+    if section is None or not section.share:
+        return 0.0
+    return min(1.0, share / section.share) * (snapshot.total_of_step_s(name) or 0.0)
 
 
 @RULES.rule(
@@ -212,27 +205,22 @@ def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
 
     Operators of torch in them do not count. None where backward passes run on another thread.
     """
-    step, section = snapshot.step, snapshot.sections.get(BACKWARD_PASS)
-    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
-        return None
-    passes_s = snapshot.total_of_step_s(BACKWARD_PASS)
     lines = [line for line in snapshot.lines_of_steps(BACKWARD_PASS) if line.phase == CUSTOM_BACKWARD]
-    if not passes_s or not is_on_cpu(snapshot.program) or sum(line.samples for line in lines) < PYTHON_SAMPLES_NEEDED:
+    if not is_on_cpu(snapshot.program) or sum(line.samples for line in lines) < PYTHON_SAMPLES_NEEDED:
         return None
     python = in_python(lines)
     whole = sum(line.share for line in python)
-    spent_s = min(1.0, whole / section.share) * passes_s
-    share = spent_s / step.settled_s
-    if share <= threshold or spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, whole))
+    if cost is None:
         return None
     texts = places_text(hottest_places(sorted(python, key=lambda line: -line.share))[:PLACES_NAMED], whole)
-    return Finding(
-        code="python-in-backward",
-        message=f"Backward passes of own autograd functions run Python or other libraries for {share:.0%} of step time "
-        f"({ms_text(spent_s / step.settled_count)} per step), above all in {texts}",
-        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": texts},
-        potential_saving_s=spent_s,
-        fix="Write these functions as operations on whole tensors of torch: it computes their gradients itself",
+    return cost.finding(
+        "python-in-backward",
+        f"Backward passes of own autograd functions run Python or other libraries for {cost.share:.0%} of step time "
+        f"({cost.per_step} per step), above all in {texts}",
+        "Write these functions as operations on whole tensors of torch: it computes their gradients itself",
+        seconds=cost.seconds,
+        lines=texts,
     )
 
 
@@ -244,34 +232,26 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
 
     Silent where the machine or the container had less than half of its memory left at any time: then this is needed.
     """
-    step, section, machine = snapshot.step, snapshot.sections.get(BACKWARD_PASS), snapshot.machine
-    if step is None or not has_enough_steps(snapshot) or not step.settled_s or section is None or not section.share:
-        return None
+    machine = snapshot.machine
     if not is_on_cpu(snapshot.program) or machine is None or machine.ram_share is None:
         return None
     if machine.samples < MEMORY_SAMPLES or machine.ram_share.max > 1 - MEMORY_LEFT:
         return None
     of_run = sum(share for phase, share in snapshot.phases.items() if RECOMPUTATION in phase.split(BETWEEN))
-    spent_s = min(1.0, of_run / section.share) * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
-    share = spent_s / step.settled_s
-    if share <= threshold or spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, of_run))
+    if cost is None:
         return None
     lines = _checkpointed(snapshot)
     texts = places_text(lines[:PLACES_NAMED], sum(line.share for line in lines))
-    return Finding(
-        code="recomputation",
-        message=f"Backward passes compute parts of the forward pass again, for {share:.0%} of step time "
-        f"({ms_text(spent_s / step.settled_count)} per step): activation checkpointing"
+    return cost.finding(
+        "recomputation",
+        f"Backward passes compute parts of the forward pass again, for {cost.share:.0%} of step time "
+        f"({cost.per_step} per step): activation checkpointing"
         f"{f', called at {texts}' if texts else ''}. At most {machine.ram_share.max:.0%} of the memory was used",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "seconds": spent_s,
-            "ram_share": machine.ram_share.max,
-            "lines": texts,
-        },
-        potential_saving_s=spent_s,
-        fix="As far as memory allows, call blocks of the model without activation checkpointing: all, or some of them",
+        "As far as memory allows, call blocks of the model without activation checkpointing: all, or some of them",
+        seconds=cost.seconds,
+        ram_share=machine.ram_share.max,
+        lines=texts,
     )
 
 
@@ -291,38 +271,34 @@ def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
     Their part of the backward pass is taken as that of their modules of the forward pass, and within a module as that
     of the parameters. A module whose input needs a gradient passes it on in any case.
     """
-    step, facts = snapshot.step, snapshot.program.unused_gradients
-    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
-    if step is None or facts is None or not has_enough_steps(snapshot) or not backward_s or not step.settled_s:
+    facts, backward_s = snapshot.program.unused_gradients, snapshot.total_of_step_s(BACKWARD_PASS)
+    if facts is None or not backward_s:
         return None
-    potential_saving_s = backward_s * (facts.part - (1 - OF_WEIGHTS) * facts.passed_on)
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, backward_s * (facts.part - (1 - OF_WEIGHTS) * facts.passed_on))
+    if cost is None:
         return None
     at = f", called at {facts.place}" if facts.place else ""
-    return Finding(
-        code="unused-gradients",
-        message=f"Backward passes compute gradients of {facts.numbers:,} parameters that are in no optimizer, "
+    return cost.finding(
+        "unused-gradients",
+        f"Backward passes compute gradients of {facts.numbers:,} parameters that are in no optimizer, "
         f"{facts.numbers / facts.of:.0%} of all with gradients: of {facts.module}{at}; a step's backward passes take "
-        f"{ms_text(backward_s / step.settled_count)}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "parameters": facts.numbers,
-            "of_parameters": facts.of,
-            "part_of_forward": facts.part,
-            "module": facts.module,
-            "lines": facts.place,  # those of the backward pass start that of all parameters
-        },
-        potential_saving_s=potential_saving_s,
-        fix=(
-            "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
-            if facts.is_whole
-            else "Set requires_grad_(False) on these parameters"
-        )
-        + ", unless you read their gradients; if they are to be trained, give them to the optimizer",
-        changes=(Change.NO_GRAD, Change.NO_REQUIRES_GRAD) if facts.is_whole else (Change.NO_REQUIRES_GRAD,),
+        f"{ms_text(backward_s / cost.steps)}",
+        _without_unused(facts.is_whole),
+        parameters=facts.numbers,
+        of_parameters=facts.of,
+        part_of_forward=facts.part,
+        module=facts.module,
+        lines=facts.place,  # those of the backward pass start that of all parameters
     )
+
+
+def _without_unused(is_whole: bool) -> Fix:
+    """Return what to change where gradients of all, or of some, of a module's parameters are not used."""
+    rest = ", unless you read their gradients; if they are to be trained, give them to the optimizer"
+    if not is_whole:
+        return Fix(f"Set requires_grad_(False) on these parameters{rest}", (Change.NO_REQUIRES_GRAD,))
+    call = "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
+    return Fix(f"{call}{rest}", (Change.NO_GRAD, Change.NO_REQUIRES_GRAD))
 
 
 def _without_other_ranks(finding: Finding, findings: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
@@ -362,7 +338,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         return None
     if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
-    if _waits_for_host(snapshot):
+    if snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot):
         return None  # its times are those in which the host launches work, which says nothing about the work
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
@@ -390,14 +366,8 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         message=f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
         evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
-
-
-def _waits_for_host(snapshot: Snapshot) -> bool:
-    """Return whether a device with measured times is idle in many of them."""
-    return snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot)
 
 
 def _own_function(snapshot: Snapshot) -> LineStats | None:

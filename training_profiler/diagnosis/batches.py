@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -46,7 +46,7 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     much to do, as with one long sequence or one large graph.
     """
     parts, cpu, step = _parts(snapshot), snapshot.program.cpu, snapshot.step
-    if parts is None or cpu is None or step is None or not has_enough_steps(snapshot):
+    if parts is None or cpu is None or step is None:
         return None
     operators, shortest_s = snapshot.program.operators, _shortest_s(snapshot)
     if not operators or not shortest_s or shortest_s > NEARLY_EMPTY * cpu.operator_s * operators:
@@ -54,26 +54,19 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     computing_s = snapshot.computing_s()
     # Longer passes than the shortest may have more to compute: more samples would take as much longer.
     spent_s = min(computing_s, shortest_s * step.settled_count) + parts.update_s
-    potential_saving_s = spent_s * (1 - 1 / min(LARGER, parts.times))
-    share = potential_saving_s / step.settled_s if step.settled_s else 0.0
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, spent_s * (1 - 1 / min(LARGER, parts.times)))
+    if cost is None:
         return None
-    return Finding(
-        code="tiny-batches",
-        message=f"{parts.text}: an operator takes {shortest_s / operators * 1e6:.1f} us, and starting one "
+    return cost.finding(
+        "tiny-batches",
+        f"{parts.text}: an operator takes {shortest_s / operators * 1e6:.1f} us, and starting one "
         f"{cpu.operator_s * 1e6:.1f} us, so {parts.effect}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "samples": parts.samples,
-            "slices": parts.slices,
-            "seconds_per_operator": shortest_s / operators,
-            "least_seconds_per_operator": cpu.operator_s,
-            "lines": parts.place,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=parts.fix.text,
-        changes=parts.fix.changes,
+        parts.fix,
+        samples=parts.samples,
+        slices=parts.slices,
+        seconds_per_operator=shortest_s / operators,
+        least_seconds_per_operator=cpu.operator_s,
+        lines=parts.place,
     )
 
 
@@ -173,7 +166,7 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
     """
     facts, whole = snapshot.program.rows, snapshot.sections.get(VALIDATION_EPOCH)
     loaders = [loader for loader in snapshot.loaders if loader.phase == "val" and loader.samples]
-    if facts is None or whole is None or not loaders or not snapshot.wall_s or not has_enough_steps(snapshot):
+    if facts is None or whole is None or not loaders or not has_enough_steps(snapshot):
         return None
     batches, samples = sum(loader.batches for loader in loaders), sum(loader.samples or 0 for loader in loaders)
     passes = snapshot.sections.get(f"{VALIDATION_EPOCH}{WITHIN}{FORWARD_PASS}")
@@ -190,28 +183,23 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
     is_loaded_so = samples <= FEW_LOADED * batches
     if is_loaded_so:
         saving_s += _saved_loading_s(snapshot, loaders)
-    share = saving_s / snapshot.wall_s
-    if share <= threshold or saving_s < MIN_SAVING_S:
+    cost = cost_of_run(snapshot, threshold, saving_s)
+    if cost is None:
         return None
     times = rows / samples
     again = f", {times:.3g} times for each" if times > AGAIN else ""
     at_once = "1 sample" if round(facts.rows, 1) == 1 else f"{facts.rows:.2g} samples"
     many = f"{facts.training_rows:.0f}"
-    return Finding(
-        code="validation-tiny-batches",
-        message=f"Validation calls the model on {at_once} at a time{again}: a forward pass takes {ms_text(now_s)} a "
+    return cost.finding(
+        "validation-tiny-batches",
+        f"Validation calls the model on {at_once} at a time{again}: a forward pass takes {ms_text(now_s)} a "
         f"sample, and {ms_text(training_s)} in the training, on {many}",
-        evidence={
-            "share_of_run": share,
-            "threshold": threshold,
-            "rows": facts.rows,
-            "training_rows": facts.training_rows,
-            "seconds_per_sample": now_s,
-            "training_seconds_per_sample": training_s,
-            "calls_per_sample": times,
-        },
-        potential_saving_s=saving_s,
-        fix=_fix_of_validation(loaders, is_loaded_so, times > AGAIN, many),
+        _fix_of_validation(loaders, is_loaded_so, times > AGAIN, many),
+        rows=facts.rows,
+        training_rows=facts.training_rows,
+        seconds_per_sample=now_s,
+        training_seconds_per_sample=training_s,
+        calls_per_sample=times,
     )
 
 

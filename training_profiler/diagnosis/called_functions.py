@@ -19,6 +19,11 @@ MOST_NAMES: Final = 2
 OFTEN_CALLED: Final = 0.2  # of the time of its activity
 
 
+def named(names: str) -> frozenset[str]:
+    """Return the names that stand in one text."""
+    return frozenset(names.split())
+
+
 class Activity(NamedTuple):
     """A row of the table: functions that cost time and train nothing."""
 
@@ -37,13 +42,13 @@ class Activity(NamedTuple):
 
 MAKING_TENSORS: Final = Activity(
     "making tensors of lists and arrays",
-    frozenset(("torch.tensor", "torch.as_tensor", "FloatTensor", "LongTensor", "np.array", "numpy.array")),
+    named("torch.tensor torch.as_tensor FloatTensor LongTensor np.array numpy.array"),
     Fix("Make tensors of the data once, ahead of time, and take batches of them by index", (Change.AHEAD_OF_TIME,)),
 )
 COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
 COPYING: Final = Activity(
     "copying objects",
-    frozenset({"deepcopy", "clone", "state_dict", "load_state_dict"}),
+    named("deepcopy clone state_dict load_state_dict"),
     Fix(
         "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
         "Tensor.copy_ for a backup",
@@ -61,7 +66,7 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "drawing figures",
-        frozenset({"savefig", "tight_layout", "imshow", "add_figure"}),
+        named("savefig tight_layout imshow add_figure"),
         Fix(
             "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each "
             "time",
@@ -73,44 +78,28 @@ ACTIVITIES: Final = (
     COPYING,
     Activity(
         "printing and writing",
-        frozenset(
-            (
-                *("print", "write", "writelines", "writerow", "flush", "fsync", "dump", "dumps", "save", "savez"),
-                *("savetxt", "to_csv", "commit", "executemany", "info", "debug", "warning", "add_scalar"),
-                *(
-                    "add_scalars",
-                    "add_histogram",
-                    "add_image",
-                    "log_metric",
-                    "log_metrics",
-                    "wandb.log",
-                    "run.log",
-                    "format",
-                    "repr",
-                ),
-            )
+        named(
+            "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
+            "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
+            "format repr"
         ),
         Fix("Write every n-th step, and only what is new", (Change.LESS_OUTPUT,)),
     ),
     Activity(
         "opening and reading files",
-        frozenset(
-            (
-                *("open", "read", "readline", "readlines", "read_text", "read_bytes", "read_csv", "loadtxt", "imread"),
-                *("json.load", "torch.load", "np.load", "numpy.load", "pickle.load", "yaml.safe_load"),
-            )
+        named(
+            "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
+            "numpy.load pickle.load yaml.safe_load"
         ),
         Fix("Open and read files once, before the loop"),
     ),
     Activity(
         "computing metrics",
-        frozenset(
-            (
-                *("roc_auc_score", "f1_score", "accuracy_score", "balanced_accuracy_score", "precision_score"),
-                *("recall_score", "average_precision_score", "confusion_matrix", "classification_report", "roc_curve"),
-                *("precision_recall_curve", "top_k_accuracy_score", "r2_score", "cohen_kappa_score", "pearsonr"),
-                *("spearmanr", "matthews_corrcoef", "precision_recall_fscore_support"),
-            )
+        named(
+            "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
+            "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
+            "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
+            "precision_recall_fscore_support"
         ),
         Fix(
             "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the "
@@ -121,11 +110,9 @@ ACTIVITIES: Final = (
     MAKING_TENSORS,
     Activity(
         "making optimizers and schedulers",
-        frozenset(
-            (
-                *("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "LambdaLR", "StepLR"),
-                *("CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau", "LinearLR", "SequentialLR"),
-            )
+        named(
+            "Adam AdamW SGD RMSprop Adagrad NAdam RAdam Adadelta LambdaLR StepLR CosineAnnealingLR OneCycleLR "
+            "ReduceLROnPlateau LinearLR SequentialLR"
         ),
         Fix(
             "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
@@ -142,11 +129,9 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "making and asking probability distributions",
-        frozenset(
-            (
-                *("Categorical", "Normal", "Bernoulli", "Beta", "OneHotCategorical", "MultivariateNormal", "Dirichlet"),
-                *("Independent", "TransformedDistribution", "log_prob", "kl_divergence"),
-            )
+        named(
+            "Categorical Normal Bernoulli Beta OneHotCategorical MultivariateNormal Dirichlet Independent "
+            "TransformedDistribution log_prob kl_divergence"
         ),
         Fix("Where a step makes several, make one distribution for a whole batch", (Change.ONE_DISTRIBUTION,)),
     ),
@@ -161,7 +146,7 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "changing tensors in place",
-        frozenset(("mul_", "add_", "sub_", "div_", "lerp_", "addcmul_", "addcdiv_")),
+        named("mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_"),
         Fix(
             "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
             "weights, torch._foreach_add_ for an update",
@@ -178,11 +163,9 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "waiting for the network",
-        frozenset(
-            (
-                *("recv_into", "sendall", "create_connection", "urlopen", "getresponse", "requests.get"),
-                *("requests.post", "requests.put", "session.get", "session.post", "client.get", "client.post"),
-            )
+        named(
+            "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
+            "session.get session.post client.get client.post"
         ),
         Fix(
             "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
@@ -191,19 +174,16 @@ ACTIVITIES: Final = (
     ),
     Activity(
         "reading numbers out of tensors",
-        frozenset({"item", "tolist", "numpy", "cpu"}),
+        named("item tolist numpy cpu"),
         Fix("Keep tensors (.detach()) and read them every n-th step", (Change.LESS_OFTEN, Change.DETACH)),
         exactly=READ_BY_FUNCTION,  # ``mask.bool()`` reads nothing
     ),
     Activity(
         "computing norms and statistics of tensors",
-        frozenset(
-            ("norm", "isnan", "isfinite", "isinf", "histc", "histogram", "quantile", "allclose", "std", "var", "median")
-        ),
+        named("norm isnan isfinite isinf histc histogram quantile allclose std var median"),
         Fix(
             "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips "
-            "all "
-            "gradients at once and returns their norm",
+            "all gradients at once and returns their norm",
             (Change.FOREACH, Change.LESS_OFTEN),
         ),
     ),
@@ -211,7 +191,7 @@ ACTIVITIES: Final = (
 
 
 # A training needs these: functions of torch.nn.functional, and their like in libraries.
-LOSSES: Final = frozenset(("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"))
+LOSSES: Final = named("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div")
 LOSS_SUFFIX: Final = "_loss"  # mse_loss, smooth_l1_loss, ...
 
 

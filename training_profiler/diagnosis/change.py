@@ -121,8 +121,7 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 

@@ -1,18 +1,19 @@
 """Rules about forward passes: in Python, repeated, or with a graph that nothing uses."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.in_python import SAMPLES_NEEDED, in_python, loops, place_of_most
 from training_profiler.diagnosis.program import per_step
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_steps
 from training_profiler.diagnosis.small_operators import is_on_cpu
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.program import RepeatFacts
-from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot, StepStats
 from training_profiler.tables.sections import (
     DATA_LOADING,
     FORWARD_PASS,
@@ -28,7 +29,6 @@ MOSTLY: Final = 0.5  # of a line's time in Python, with short operators
 USUAL: Final = 1.1  # x the median forward pass; a longer one may have been delayed
 FROZEN_BATCHES_NEEDED: Final = 8  # that were looked at
 FROZEN_PASSES: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD, ROLLOUT)
-LOADING_S: Final = "loading_s"  # of the evidence: kept outputs take the place of the inputs, and may be read faster
 GOES_ON: Final = 0.5  # of its time in early steps, which the forward passes of later epochs take at least
 REPEATED_STEPS_NEEDED: Final = 10
 EACH_STEP: Final = 0.9  # steps with such a call
@@ -60,49 +60,34 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     None where operators were not counted, as in compiled code. Where they were too many to be counted, loops in Python
     that samples show count, with the short operators that they start.
     """
-    program, step, outside = snapshot.program, snapshot.step, _outside_operators(snapshot)
-    if not is_on_cpu(program):
-        return None
-    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
-    if step is None or not has_enough_steps(snapshot) or outside is None or not forward_s:
+    program, outside, forward_s = snapshot.program, _outside_operators(snapshot), snapshot.total_of_step_s(FORWARD_PASS)
+    if not is_on_cpu(program) or outside is None or not forward_s:
         return None
     seconds, part = outside
-    potential_saving_s = min(forward_s, seconds)
-    share = potential_saving_s / step.settled_s
-    if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
+    if part < PART_OF_FORWARD or cost is None:
         return None
     lines = place_of_most(loops(snapshot) if program.forward is None else _mostly_in_python(snapshot), snapshot)
     what = "is not in torch's operators, but in Python or in other libraries"
     if program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
-    return Finding(
-        code="python-in-forward",
-        message=f"{part:.0%} of the forward pass {what} ({ms_text(potential_saving_s / step.settled_count)} per step)"
+    return cost.finding(
+        "python-in-forward",
+        f"{part:.0%} of the forward pass {what} ({cost.per_step} per step)"
         + "".join(f"; above all in {line}" for line in lines.values()),
-        evidence={"share_of_step": share, "threshold": threshold, "share_of_forward": part, **lines},
-        potential_saving_s=potential_saving_s,
-        fix="Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
+        "Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
         "with tensors",
+        share_of_forward=part,
+        **lines,
     )
 
 
-def _sampled_in_python(snapshot: Snapshot) -> float:
-    """Return the part of the forward pass in loops and functions of Python, with short operators; 0 if unknown.
-
-    Functions of libraries that do not compute with torch, and making tensors of lists, are such; see ``in_python``.
-    """
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
-    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
+def _sampled(snapshot: Snapshot, lines: Sequence[LineStats]) -> float:
+    """Return the part of the forward pass that these lines of it take; 0 if too few samples show it."""
+    section, samples = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
+    if section is None or not section.share or sum(line.samples for line in samples) < SAMPLES_NEEDED:
         return 0.0
-    return min(1.0, sum(line.share for line in in_python(lines)) / section.share)
-
-
-def _sampled_in_loops(snapshot: Snapshot) -> float:
-    """Return the part of the forward pass in loops in Python, with operators that they start; 0 if unknown."""
-    section, lines = snapshot.sections.get(FORWARD_PASS), snapshot.lines_of_steps(FORWARD_PASS)
-    if section is None or not section.share or sum(line.samples for line in lines) < SAMPLES_NEEDED:
-        return 0.0
-    return min(1.0, sum(line.share for line in loops(snapshot)) / section.share)
+    return min(1.0, sum(line.share for line in lines) / section.share)
 
 
 def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
@@ -117,7 +102,7 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     if section is None or not section.min_s or step is None:
         return None
     if counted is None:
-        part = _sampled_in_loops(snapshot) if snapshot.program.uncounted else 0.0
+        part = _sampled(snapshot, loops(snapshot)) if snapshot.program.uncounted else 0.0
         return (part * section.settled_total_s, part) if part else None
     least_s = min(counted.calls_s, section.min_s * per_step(snapshot, FORWARD_PASS))
     outside_s = max(0.0, least_s - counted.operators_s)
@@ -127,7 +112,7 @@ def _outside_operators(snapshot: Snapshot) -> tuple[float, float] | None:
     most = outside_s / least_s
     if counted.calls_s <= USUAL * (section.p50_s or 0.0) * per_step(snapshot, FORWARD_PASS):
         most = max(most, (counted.calls_s - counted.operators_s - between_s) / counted.calls_s)
-    sampled = min(most, _sampled_in_python(snapshot))
+    sampled = min(most, _sampled(snapshot, in_python(snapshot.lines_of_steps(FORWARD_PASS))))
     surely_s = max(0.0, outside_s - between_s)
     seconds = max(sampled * section.settled_total_s, surely_s * step.settled_count)
     return seconds, max(sampled, surely_s / least_s)
@@ -140,7 +125,8 @@ def _sections_of_frozen(finding: Finding) -> tuple[str, ...]:
 
 def _saves_of_frozen(finding: Finding, _: Snapshot) -> tuple[float, float]:
     saving_s = finding.potential_saving_s
-    return 0.6, max(1.3, (saving_s + float(finding.evidence[LOADING_S])) / saving_s)
+    # Kept outputs take the place of the inputs, and may be read faster.
+    return 0.6, max(1.3, (saving_s + float(finding.evidence["loading_s"])) / saving_s)
 
 
 @RULES.rule(
@@ -159,35 +145,30 @@ def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """
     step, facts = snapshot.step, snapshot.program.frozen
     epochs = max(len(snapshot.epochs), snapshot.program.epochs)
-    if step is None or facts is None or not has_enough_steps(snapshot) or not step.settled_s:
+    if step is None or facts is None:
         return None
     if facts.batches < FROZEN_BATCHES_NEEDED or epochs < 2 or not _goes_on(snapshot.epochs, facts.seconds):
         return None
     frozen_s = min(step.settled_s, facts.part * sum(snapshot.total_of_step_s(name) or 0.0 for name in FROZEN_PASSES))
-    share = frozen_s / step.settled_s
     again = 1 - _first_part(snapshot.epochs, epochs)
-    if share <= threshold or again * frozen_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, frozen_s, saved=again)
+    if cost is None:
         return None
     at = f" (called at {facts.place})" if facts.place else ""
     more = f" and {facts.modules - 1} more" if facts.modules > 1 else ""
     does = "are not trained, and compute their" if more else "is not trained, and computes its"
-    return Finding(
-        code="frozen-forward",
-        message=f"{facts.module}{more}{at} {does} outputs again in each of {epochs} epochs: "
-        f"{ms_text(frozen_s / step.settled_count)} per step, {share:.0%} of step time",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "part_of_forward": facts.part,
-            "epochs": epochs,
-            "with_gradients": int(facts.has_grad),
-            "module": facts.module,
-            "lines": facts.place,
-            LOADING_S: again * (snapshot.total_of_step_s(DATA_LOADING) or 0.0),
-        },
-        potential_saving_s=again * frozen_s,
-        fix="If each epoch has the same inputs, without random augmentation, compute these outputs once, keep them in "
+    return cost.finding(
+        "frozen-forward",
+        f"{facts.module}{more}{at} {does} outputs again in each of {epochs} epochs: {cost.per_step} per step, "
+        f"{cost.share:.0%} of step time",
+        "If each epoch has the same inputs, without random augmentation, compute these outputs once, keep them in "
         "memory or in a file, and train on them",
+        part_of_forward=facts.part,
+        epochs=epochs,
+        with_gradients=int(facts.has_grad),
+        module=facts.module,
+        lines=facts.place,
+        loading_s=again * (snapshot.total_of_step_s(DATA_LOADING) or 0.0),
     )
 
 
@@ -220,12 +201,11 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     Two passes with dropout and with gradients may be wanted, so they have no saving.
     """
     step, facts = snapshot.step, snapshot.program.repeats
-    if step is None or facts is None or not has_enough_steps(snapshot) or facts.steps < REPEATED_STEPS_NEEDED:
+    if step is None or facts is None or facts.steps < REPEATED_STEPS_NEEDED:
         return None
     is_each_step = facts.steps_with >= EACH_STEP * facts.steps
-    spent_s = _repeated_s(snapshot, facts)
-    share = spent_s / step.settled_s if step.settled_s else 0.0
-    if not (is_each_step or facts.steps_with >= AT_TIMES) or share <= threshold or spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, _repeated_s(snapshot, step, facts))
+    if not (is_each_step or facts.steps_with >= AT_TIMES) or cost is None:
         return None
     is_metric, is_random = facts.without_grad > MOSTLY * facts.calls, facts.random > MOSTLY * facts.calls
     where = f" at {facts.place}" if facts.place else ""
@@ -233,25 +213,19 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     in_validation = is_metric and not {FORWARD_WITHOUT_GRAD, ROLLOUT} & snapshot.sections.keys()
     when = "" if is_each_step else f", in {facts.steps_with} of {facts.steps} steps that were looked at"
     of_a_step = "per step" if is_each_step else "per step on average"
-    of_step = "outside of steps" if in_validation else f"{share:.0%} of step time"
-    fix = _fix_of_repeated(facts, is_metric=is_metric, is_random=is_random)
-    return Finding(
-        code="repeated-forward",
-        message=f"A model runs again for the same input{where}{how}{when} "
-        f"({ms_text(spent_s / step.settled_count)} {of_a_step}, {of_step})",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "repeated_a_step": facts.calls / facts.steps,
-            "steps_with": facts.steps_with,
-            "without_gradients": int(is_metric),
-            "random": int(is_random),
-            "in_validation": int(in_validation),
-            "lines": facts.place,
-        },
-        potential_saving_s=0.0 if is_random and not is_metric else spent_s,
-        fix=fix.text,
-        changes=fix.changes,
+    of_step = "outside of steps" if in_validation else f"{cost.share:.0%} of step time"
+    if is_random and not is_metric:
+        cost = replace(cost, saving_s=0.0)
+    return cost.finding(
+        "repeated-forward",
+        f"A model runs again for the same input{where}{how}{when} ({cost.per_step} {of_a_step}, {of_step})",
+        _fix_of_repeated(facts, is_metric=is_metric, is_random=is_random),
+        repeated_a_step=facts.calls / facts.steps,
+        steps_with=facts.steps_with,
+        without_gradients=int(is_metric),
+        random=int(is_random),
+        in_validation=int(in_validation),
+        lines=facts.place,
     )
 
 
@@ -273,10 +247,9 @@ def _fix_of_repeated(facts: RepeatFacts, *, is_metric: bool, is_random: bool) ->
     return Fix(text, (Change.ONE_FORWARD, Change.DETACH))
 
 
-def _repeated_s(snapshot: Snapshot, facts: RepeatFacts) -> float:
+def _repeated_s(snapshot: Snapshot, step: StepStats, facts: RepeatFacts) -> float:
     """Return the time of repeated calls in all steps: on a device, as much of it as of the forward passes."""
-    step, forward = snapshot.step, snapshot.sections.get(FORWARD_PASS)
-    assert step is not None
+    forward = snapshot.sections.get(FORWARD_PASS)
     if snapshot.is_by_device(FORWARD_PASS) and forward is not None and step.count:
         calls_a_step = forward.count / step.count
         part = min(1.0, facts.calls / facts.steps / calls_a_step) if calls_a_step else 0.0
@@ -294,30 +267,23 @@ def unused_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     bottleneck records while it computes. Validation has a rule of its own.
     """
     step, facts = snapshot.step, snapshot.program.unused_graphs
-    if step is None or facts is None or not has_enough_steps(snapshot) or not step.settled_s:
-        return None
-    if facts.steps < GRAPH_STEPS_NEEDED or facts.calls < CALLS_A_STEP * facts.steps:
+    if step is None or facts is None or facts.steps < GRAPH_STEPS_NEEDED or facts.calls < CALLS_A_STEP * facts.steps:
         return None
     if snapshot.with_grad_count or snapshot.is_by_device(FORWARD_PASS):
         return None
     spent_s = min(step.settled_s, facts.part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))
-    share = spent_s / step.settled_s
-    if share <= threshold or RECORDING_COSTS * spent_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, spent_s, saved=RECORDING_COSTS)
+    if cost is None:
         return None
     at = f" at {facts.place}" if facts.place else ""
-    return Finding(
-        code="unused-graphs",
-        message=f"Forward passes record gradients that no backward pass uses: {facts.calls / facts.of:.0%} of them, "
-        f"above all {facts.module}{at} ({ms_text(spent_s / step.settled_count)} per step, {share:.0%} of step time)",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "calls": facts.calls,
-            "of_calls": facts.of,
-            "steps": facts.steps,
-            "module": facts.module,
-            "lines": facts.place,
-        },
-        potential_saving_s=RECORDING_COSTS * spent_s,
-        fix="Call it under torch.no_grad(), as for acting, targets and metrics: it takes less memory, too",
+    return cost.finding(
+        "unused-graphs",
+        f"Forward passes record gradients that no backward pass uses: {facts.calls / facts.of:.0%} of them, "
+        f"above all {facts.module}{at} ({cost.per_step} per step, {cost.share:.0%} of step time)",
+        "Call it under torch.no_grad(), as for acting, targets and metrics: it takes less memory, too",
+        calls=facts.calls,
+        of_calls=facts.of,
+        steps=facts.steps,
+        module=facts.module,
+        lines=facts.place,
     )

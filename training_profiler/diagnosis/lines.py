@@ -1,6 +1,6 @@
 """Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -80,8 +80,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=f"{fix.text}: {why}",
-        changes=fix.changes,
+        fix=Fix(f"{fix}: {why}", fix.changes),
     )
 
 
@@ -165,7 +164,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
             evidence[COPYING_S] = copying * total_s
     elif not lines:  # a saving needs a cause
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    return Finding("unexplained", message, evidence, saving_s, fix.text, changes=fix.changes)
+    return Finding("unexplained", message, evidence, saving_s, fix)
 
 
 def _reported_waits_s(snapshot: Snapshot) -> float:
@@ -190,12 +189,8 @@ def _has_hidden_forward(snapshot: Snapshot) -> bool:
     return backward is not None and backward.count > 0 and (forward is None or not forward.count)
 
 
-def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
-    """Return the findings, those about one section with the lines that its time goes to."""
-    return [_with_lines(finding, snapshot) for finding in findings]
-
-
-def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return the finding; one about a section with the lines that its time goes to."""
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
     if name is None or section is None or "lines" in finding.evidence:
@@ -226,8 +221,7 @@ def _with_nested(name: str, snapshot: Snapshot) -> tuple[list[LineStats], float]
 
 def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     """Return the finding with the lines in the workers of its loader; None where it has none."""
-    named = [loader for loader in snapshot.loaders if loader.name == finding.evidence.get("loader")]
-    loader = named[0] if named else slowest_loader(snapshot)
+    loader = _loader(finding, snapshot)
     if loader is None or loader.workers is None or not loader.workers.lines:
         return None
     lines = loader.workers.lines[:LINES_A_FUNCTION]
@@ -268,7 +262,8 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     if len(calls) != 1 or not finding.fix:
         return finding
     text = calls[0].text
-    return replace(finding, fix=f"{finding.fix} ({text})", evidence={**finding.evidence, "call": text})
+    fix = Fix(f"{finding.fix} ({text})", finding.changes)
+    return replace(finding, fix=fix, evidence={**finding.evidence, "call": text})
 
 
 def _calls(finding: Finding, snapshot: Snapshot) -> Iterator[CallFacts]:

@@ -83,9 +83,9 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
             (Change.BATCHED,),
         )
     fixes = [_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)]
-    is_said = fixes[0].text.endswith((PREPROCESS_LESS, LESS_LOCKED))
+    is_said = fixes[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
-        once = Fix(f"{REMADE.text}, with new workers", REMADE.changes)
+        once = Fix(f"{REMADE}, with new workers", REMADE.changes)
         fixes = [once, *(each.as_next for each in fixes if each != REMADE.as_next)]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
     if line is not None and _makes_tensors(line) * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:

@@ -180,7 +180,6 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
         code="loader-mix",
         message=f"The mix of loaders differs from the configured one: {', '.join(off)}",
         evidence=evidence,
-        potential_saving_s=0.0,
         fix="Check for a loader that ran out of batches, or a schedule that does not count batches",
     )
 

@@ -135,8 +135,7 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
             "of_memory": loss.memory,
         },
         potential_saving_s=lost_s,
-        fix=_FIXES[cause].text,
-        changes=_FIXES[cause].changes,
+        fix=_FIXES[cause],
     )
 
 
@@ -164,10 +163,11 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
         f"waited {_lost_text(snapshot, loss.own)} for one",
         evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
-        potential_saving_s=0.0,
-        fix="Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
-        f"or fewer workers{each}",
-        changes=(Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
+        fix=Fix(
+            "Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
+            f"or fewer workers{each}",
+            (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
+        ),
     )
 
 
@@ -189,9 +189,11 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
             "lines": places,
         },
         potential_saving_s=lost_s,
-        fix=f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small "
-        "operations are fastest with one",
-        changes=(Change.NUM_THREADS,),
+        fix=Fix(
+            f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small operations are "
+            "fastest with one",
+            (Change.NUM_THREADS,),
+        ),
     )
 
 

@@ -54,7 +54,6 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
         code="host-memory",
         message=f"Peak RAM is {share:.1%} of {of} (pressure {severity_of(share, threshold):.2f})",
         evidence={"ram_share": share, "threshold": threshold, "pressure": severity_of(share, threshold)},
-        potential_saving_s=0.0,
         fix="Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; "
         "map datasets into memory (mmap) instead of loading them whole",
     )
@@ -84,7 +83,6 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
             "threshold": threshold,
             "pressure": severity_of(share, threshold),
         },
-        potential_saving_s=0.0,
         fix="Use a smaller batch, gradient checkpointing (torch.utils.checkpoint) or mixed precision",
     )
 
@@ -107,7 +105,6 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
         code="gpu-memory-low",
         message=f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
         evidence={"gpu": gpu.index, "memory_share": share, "threshold": threshold},
-        potential_saving_s=0.0,
         fix="Use a larger batch, if the training allows it",
     )
 
@@ -136,7 +133,6 @@ def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
         "allocator waited for the device, freed all that it had cached, and allocated again",
         evidence={"gpu": index, "retries": retries, "steps": snapshot.steps, "threshold": threshold},
-        potential_saving_s=0.0,
         fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory; or use a smaller "
         "batch or gradient checkpointing (torch.utils.checkpoint)",
     )
@@ -214,7 +210,6 @@ def _rises(change: MemoryChange, rise: float, threshold: float) -> Finding:
             "last_step": change.last_step,
             "grows": int(change.grows),
         },
-        potential_saving_s=0.0,
         fix="Look for what begins there: tensors kept with their graph (keep loss.item() or loss.detach() instead), a "
         "cache, another part of the data",
     )
@@ -247,7 +242,6 @@ def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: flo
         code="memory-growth",
         message=f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
         evidence=evidence,
-        potential_saving_s=0.0,
         fix="Look for tensors kept with their graph, such as a list of losses (keep loss.item() or loss.detach() "
         "instead), or for a cache or log that is never emptied",
     )
@@ -274,7 +268,6 @@ def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps_later": facts.after,
             "lines": facts.place,
         },
-        potential_saving_s=0.0,
         fix="Keep loss.detach() instead: a graph takes memory as long as a loss of its step, or their sum, is kept",
     )
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -36,21 +36,22 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     Only lines of the program count, up to three of one kind of preparation.
     """
     startup = snapshot.startup
-    if startup is None or not startup.has_steps or not snapshot.wall_s:
+    if startup is None or not startup.has_steps:
         return None
     prepared = [(sum(each[1] for each in part.lines), part) for part in startup.parts if part.name in PREPARED]
     seconds, part = max(prepared, key=lambda each: each[0], default=(0.0, None))
-    share = seconds / snapshot.wall_s
-    if part is None or seconds <= SHORT_STARTUP_S or share <= threshold:
+    cost = cost_of_run(snapshot, threshold, seconds)
+    if part is None or seconds <= SHORT_STARTUP_S or cost is None:
         return None
     lines = ", ".join(line for line, _ in part.lines)
-    return Finding(
+    return cost.finding(
         "slow-startup",
-        f"Before its first step the program spends {duration_text(seconds)}{PURPOSES.get(part.name, '')}, {share:.0%} "
-        f"of the run so far: {lines}",
-        {"share_of_run": share, "threshold": threshold, "seconds": seconds, "lines": lines, "part": part.name},
-        seconds,
+        f"Before its first step the program spends {duration_text(seconds)}{PURPOSES.get(part.name, '')}, "
+        f"{cost.share:.0%} of the run so far: {lines}",
         "If each run repeats it, keep its result in a file and load that",
+        seconds=seconds,
+        lines=lines,
+        part=part.name,
     )
 
 

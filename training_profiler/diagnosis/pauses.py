@@ -95,8 +95,7 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
             "lines": place,
         },
         potential_saving_s=part * seconds,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 

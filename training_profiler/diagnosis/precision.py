@@ -4,8 +4,8 @@ from typing import Final
 
 from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.findings.finding import Finding
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps
+from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.backends import CUDA
@@ -35,21 +35,19 @@ FEW: Final = 2  # convolutions
 )
 def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a model that computes mostly in float64; None where its data type is unknown."""
-    rates, step = snapshot.throughput, snapshot.step
-    if rates is None or rates.dtype != "float64" or step is None or not has_enough_steps(snapshot):
+    if snapshot.throughput is None or snapshot.throughput.dtype != "float64":
         return None
     computing_s = snapshot.computing_s() + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
-    potential_saving_s = computing_s / 2  # half of the bytes, and twice the numbers in each instruction
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    # Half of the bytes, and twice the numbers in each instruction.
+    cost = cost_of_steps(snapshot, threshold, computing_s / 2)
+    if cost is None:
         return None
-    return Finding(
-        code="double-precision",
-        message="The model computes in float64, which takes twice the time of float32 or more",
-        evidence={"share_of_step": share, "threshold": threshold, "computing_s": computing_s},
-        potential_saving_s=potential_saving_s,
-        fix="If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
+    return cost.finding(
+        "double-precision",
+        "The model computes in float64, which takes twice the time of float32 or more",
+        "If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
         "torch.set_default_dtype make parameters so",
+        computing_s=computing_s,
     )
 
 
@@ -67,30 +65,24 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     The saving assumes a quarter of the CPU's speed in float32.
     """
     rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
-    if rates is None or cpu is None or step is None or not has_enough_steps(snapshot) or rates.dtype not in HALF:
+    if rates is None or cpu is None or step is None or rates.dtype not in HALF:
         return None
-    if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < SLOWER * cpu.gflops or not step.settled_s:
+    if cpu.dtype != rates.dtype or not cpu.gflops or cpu.float32_gflops < SLOWER * cpu.gflops:
         return None
     computing_s = snapshot.computing_s()
     flops = (rates.flops_per_step or 0.0) * step.settled_count
     after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (USUAL_PART * cpu.float32_gflops * 1e9))
-    potential_saving_s = computing_s - after_s
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, computing_s - after_s)
+    if cost is None:
         return None
     change = "without torch.autocast" if snapshot.program.autocast else "model.float(), and its data"
-    return Finding(
-        code="slow-precision",
-        message=f"The model computes in {cpu.dtype}, in which this CPU does {three_digits(cpu.gflops)} GFLOP/s; in "
+    return cost.finding(
+        "slow-precision",
+        f"The model computes in {cpu.dtype}, in which this CPU does {three_digits(cpu.gflops)} GFLOP/s; in "
         f"float32 it does {three_digits(cpu.float32_gflops)}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "gflops": cpu.gflops,
-            "float32_gflops": cpu.float32_gflops,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=f"Train in float32 on this CPU: {change}",
+        f"Train in float32 on this CPU: {change}",
+        gflops=cpu.gflops,
+        float32_gflops=cpu.float32_gflops,
     )
 
 
@@ -136,8 +128,10 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
             "utilization": busy,
         },
         potential_saving_s=potential_saving_s,
-        fix=f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',
-        changes=(Change.AUTOCAST,) if uses_tf32 else (Change.MATMUL_PRECISION, Change.AUTOCAST),
+        fix=Fix(
+            f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',
+            (Change.AUTOCAST,) if uses_tf32 else (Change.MATMUL_PRECISION, Change.AUTOCAST),
+        ),
     )
 
 
@@ -153,27 +147,27 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
 def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a busy NVIDIA GPU whose convolutions get NCHW tensors, which cuDNN converts to NHWC for tensor cores."""
     facts, optimizer = snapshot.program.convolutions, snapshot.program.optimizer
-    rates, step = snapshot.throughput, snapshot.step
-    if facts is None or rates is None or step is None or optimizer is None or not has_enough_steps(snapshot):
+    rates = snapshot.throughput
+    if facts is None or rates is None or optimizer is None:
         return None
     if facts.channels_first < FEW or facts.channels_last or facts.inputs_last or snapshot.program.compiled is not None:
         return None
     if optimizer.devices != (CUDA.kind,) or MAKER not in rates.device.casefold() or rates.dtype not in TENSOR_CORES:
         return None
-    if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE or not step.settled_s:
+    if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE:
         return None
-    potential_saving_s = SAVES * snapshot.computing_s()
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, SAVES * snapshot.computing_s())
+    if cost is None:
         return None
     is_half = rates.dtype in HALF
     also = "" if is_half else "; then use torch.autocast, which brings more with it than before"
-    return Finding(
-        code="channels-first",
-        message=f"{facts.channels_first} convolutions get their tensors in NCHW order; tensor cores compute in NHWC, "
+    return cost.finding(
+        "channels-first",
+        f"{facts.channels_first} convolutions get their tensors in NCHW order; tensor cores compute in NHWC, "
         "so cuDNN converts them",
-        evidence={"share_of_step": share, "threshold": threshold, "convolutions": facts.channels_first},
-        potential_saving_s=potential_saving_s,
-        fix=f"Call .to(memory_format=torch.channels_last) on the model, and on its inputs{also}",
-        changes=(Change.CHANNELS_LAST,) if is_half else (Change.CHANNELS_LAST, Change.AUTOCAST),
+        Fix(
+            f"Call .to(memory_format=torch.channels_last) on the model, and on its inputs{also}",
+            (Change.CHANNELS_LAST,) if is_half else (Change.CHANNELS_LAST, Change.AUTOCAST),
+        ),
+        convolutions=facts.channels_first,
     )

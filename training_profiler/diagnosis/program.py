@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text, three_digits
 from training_profiler.diagnosis.machine import cpu_loss
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -43,27 +43,21 @@ def dense_embedding(snapshot: Snapshot, threshold: float) -> Finding | None:
 
     Dense gradients are made, and cleared, as well; that time is not known and not claimed.
     """
-    step, table, optimizer_s = snapshot.step, snapshot.program.embedding, snapshot.total_of_step_s(OPTIMIZER_STEP)
-    if step is None or table is None or not optimizer_s or not has_enough_steps(snapshot) or table.used > FEW_ROWS:
+    table, optimizer_s = snapshot.program.embedding, snapshot.total_of_step_s(OPTIMIZER_STEP)
+    if table is None or not optimizer_s or table.used > FEW_ROWS:
         return None
-    potential_saving_s = (1 - table.used) * table.part * optimizer_s
-    share = potential_saving_s / step.settled_s if step.settled_s else 0.0
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, (1 - table.used) * table.part * optimizer_s)
+    if cost is None:
         return None
-    return Finding(
-        code="dense-embedding",
-        message=f"The optimizer updates all {table.rows:,} rows of an {table.kind} in each step "
-        f"({ms_text(potential_saving_s / step.settled_count)} per step), and a step uses {table.used:.1%} of them",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "rows": table.rows,
-            "used": table.used,
-            "share_of_parameters": table.part,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=f"Pass sparse=True to {table.kind}, and its parameters to an optimizer for sparse gradients "
+    return cost.finding(
+        "dense-embedding",
+        f"The optimizer updates all {table.rows:,} rows of an {table.kind} in each step ({cost.per_step} per step), "
+        f"and a step uses {table.used:.1%} of them",
+        f"Pass sparse=True to {table.kind}, and its parameters to an optimizer for sparse gradients "
         "(torch.optim.SparseAdam, SGD, Adagrad): only the rows of a batch are then updated",
+        rows=table.rows,
+        used=table.used,
+        share_of_parameters=table.part,
     )
 
 
@@ -71,15 +65,14 @@ def dense_embedding(snapshot: Snapshot, threshold: float) -> Finding | None:
 def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag updates with several backward passes through one graph; None unless each update has them."""
     step, passes = snapshot.step, per_step(snapshot, BACKWARD_PASS)
-    if step is None or not has_enough_steps(snapshot) or passes < 1 + USED_EACH_UPDATE:
+    if step is None or passes < 1 + USED_EACH_UPDATE:
         return None
     if snapshot.program.kept_graphs < USED_EACH_UPDATE * step.count:
         return None
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
     kept = min(passes - 1, snapshot.program.kept_graphs / step.count)
-    potential_saving_s = backward_s * kept / passes
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, backward_s * kept / passes)
+    if cost is None:
         return None
     keep = "keeps" if f"{kept:.2g}" == "1" else "keep"
     has_updates_between = _has_updates_between(snapshot, passes)
@@ -87,19 +80,13 @@ def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     because = " for the next, which repeats what they have in common"
     if has_updates_between:
         because = ", although an update comes before another backward pass"
-    return Finding(
-        code="repeated-backward",
-        message=f"Each step has {passes:.2g} backward passes, {ms_text(backward_s / step.settled_count)} in all; "
+    return cost.finding(
+        "repeated-backward",
+        f"Each step has {passes:.2g} backward passes, {ms_text(backward_s / cost.steps)} in all; "
         f"{kept:.2g} of them {keep} the graph{because}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "backward_passes": passes,
-            "kept_graphs": snapshot.program.kept_graphs,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix,
+        backward_passes=passes,
+        kept_graphs=snapshot.program.kept_graphs,
     )
 
 
@@ -126,28 +113,23 @@ def _has_updates_between(snapshot: Snapshot, passes: float) -> bool:
 def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag torch.compile that compiled the same code again and again, for over 3 % of the run."""
     compiled = snapshot.program.compiled
-    if compiled is None or not snapshot.wall_s or compiled.recompiled < RECOMPILED_OFTEN:
+    if compiled is None or compiled.recompiled < RECOMPILED_OFTEN:
         return None
-    share = compiled.recompiled_s / snapshot.wall_s
-    if share <= threshold or compiled.recompiled_s < MIN_SAVING_S:
+    cost = cost_of_run(snapshot, threshold, compiled.recompiled_s)
+    if cost is None:
         return None
     where = f", mostly at {compiled.place}" if compiled.place else ""
-    return Finding(
-        code="recompiles",
-        message=f"torch.compile compiled code again {compiled.recompiled} times, for "
+    return cost.finding(
+        "recompiles",
+        f"torch.compile compiled code again {compiled.recompiled} times, for "
         f"{duration_text(compiled.recompiled_s)}{where} ({compiled.graphs} compilations, "
         f"{duration_text(compiled.seconds)} in all)",
-        evidence={
-            "share_of_run": share,
-            "threshold": threshold,
-            "recompiled": compiled.recompiled,
-            "recompiled_s": compiled.recompiled_s,
-            "compiled": compiled.graphs,
-            "place": compiled.place,
-        },
-        potential_saving_s=compiled.recompiled_s,
-        fix="TORCH_LOGS=recompiles prints what differs each time: pad batches to few shapes, drop_last=True, mark "
+        "TORCH_LOGS=recompiles prints what differs each time: pad batches to few shapes, drop_last=True, mark "
         "changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
+        recompiled=compiled.recompiled,
+        recompiled_s=compiled.recompiled_s,
+        compiled=compiled.graphs,
+        place=compiled.place,
     )
 
 

@@ -1,5 +1,6 @@
 """Rules about the ranks of a training: silent, slow, and waiting for each other."""
 
+from statistics import median
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, ms_text
@@ -62,15 +63,13 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
     also = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
-    fix = _fix_of_straggler(slowest)
     return Finding(
         code="straggler",
         message=f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
         f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=_fix_of_straggler(slowest),
     )
 
 
@@ -109,14 +108,14 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     if ranks is None:
         return None
     slowest, *others = sorted(ranks, key=lambda rank: -_work_s(rank))
-    others_s = _median([_work_s(rank) for rank in others])
+    others_s = median([_work_s(rank) for rank in others])
     if not others_s or _work_s(slowest) <= others_s * (1 + threshold):
         return None
     if not _is_waited_for(slowest, others, _work_s(slowest) - others_s):
         return None
     host = host_slow(snapshot, snapshot.thresholds)
     neighbours = [_work_s(rank) for rank in others if _host_of(rank) == _host_of(slowest)]
-    if host is not None and neighbours and _work_s(slowest) <= _median(neighbours) * (1 + threshold):
+    if host is not None and neighbours and _work_s(slowest) <= median(neighbours) * (1 + threshold):
         return None
     # Several slow ranks share one saving. On a slow host, a rank's saving is its excess over its neighbours.
     nearly_s = _work_s(slowest) - NEARLY * (_work_s(slowest) - max([others_s, *(neighbours if host else [])]))
@@ -134,7 +133,7 @@ def _is_waited_for(slowest: RankStats, others: list[RankStats], extra_s: float) 
     waiting_s = [rank.waiting_s for rank in others if rank.waiting_s is not None]
     if slowest.waiting_s is None or not waiting_s:
         return True
-    return _median(waiting_s) - slowest.waiting_s >= WAITED_FOR * extra_s
+    return median(waiting_s) - slowest.waiting_s >= WAITED_FOR * extra_s
 
 
 def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
@@ -147,12 +146,12 @@ def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
     hosts = [(name, works_s) for name, works_s in known if works_s]
     if len(hosts) < 2:
         return None
-    name, works_s = max(hosts, key=lambda host: _median(host[1]))
+    name, works_s = max(hosts, key=lambda host: median(host[1]))
     elsewhere = [work_s for host, host_works_s in hosts if host != name for work_s in host_works_s]
-    others_s = _median(elsewhere)
+    others_s = median(elsewhere)
     if len(works_s) < 2 or min(works_s) <= others_s * (1 + threshold):
         return None
-    return Slow(name, _median(works_s), others_s, max(0.0, _median(works_s) - max(elsewhere)))
+    return Slow(name, median(works_s), others_s, max(0.0, median(works_s) - max(elsewhere)))
 
 
 def _working(snapshot: Snapshot) -> list[RankStats] | None:
@@ -194,15 +193,6 @@ def _host_of(rank: RankStats) -> tuple[str, int | None]:
     return rank.who.host, rank.who.node
 
 
-def _median(values: list[float]) -> float:
-    """Return the median; 0 for no values. Written here because ``statistics`` is slow to import."""
-    in_order = sorted(values)
-    half = len(in_order) // 2
-    if not in_order:
-        return 0.0
-    return in_order[half] if len(in_order) % 2 else (in_order[half - 1] + in_order[half]) / 2
-
-
 @RULES.rule("rank-silent", 0.0, saving=Saving.UNKNOWN, is_first=True, is_risk=True)  # share of ranks
 def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name ranks that stopped reporting before their end, or never reported."""
@@ -226,7 +216,6 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks do not report: "
         + "; ".join(lost),
         evidence=evidence,
-        potential_saving_s=0.0,
         fix="Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
         "kernel's out-of-memory killer; if the rank still runs, find where it hangs: py-spy dump --pid PID; a rank "
         "without the profiler, or with another run folder, does not report either",
@@ -262,9 +251,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
             "on all ranks), data loading that stalls, garbage collection (gc.freeze) and other work on the machines",
             (Change.GC_FREEZE, Change.OTHER_BATCHES),
         )
-    return Finding(
-        "uneven-work", message, evidence, potential_saving_s=potential_saving_s, fix=fix.text, changes=fix.changes
-    )
+    return Finding("uneven-work", message, evidence, potential_saving_s=potential_saving_s, fix=fix)
 
 
 def _after_its_rank(finding: Finding, other: Finding) -> bool:
@@ -329,8 +316,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
         message=message,
         evidence=evidence,
         potential_saving_s=max(0.0, total_s - claimed_s),
-        fix=fix,
-        changes=changes,
+        fix=Fix(fix, changes),
     )
 
 

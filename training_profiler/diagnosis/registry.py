@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from training_profiler.findings.finding import Finding
+from training_profiler.base.units import ms_text
+from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import DEFAULTS, Registry, Rule, Saving
 from training_profiler.snapshot.snapshot import Snapshot
@@ -46,7 +47,7 @@ class RunRule(Rule[Snapshot]):
     def __call__(self, measured: Snapshot, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
         """Return the rule's finding, with the row's changes where its own fix names none."""
         finding = Rule.__call__(self, measured, thresholds)
-        return finding if finding is None or finding.changes else replace(finding, changes=self.changes)
+        return finding if finding is None or finding.changes else replace(finding, fix=Fix(finding.fix, self.changes))
 
     def sections_of(self, finding: Finding) -> Sections:
         """Return the sections that have the seconds of a finding; none where it is about all."""
@@ -73,6 +74,53 @@ PASSES_NEEDED: Final = 20  # backward passes in them
 # A saving of less than this over the whole run is not reported, whatever its share.
 MIN_SAVING_S: Final = 0.02
 WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundreds vary by much and cost nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What takes more of the steps, or of the run, than a threshold, and saves at least 20 ms."""
+
+    seconds: float
+    share: float
+    threshold: float
+    saving_s: float
+    share_of: str  # its name in the evidence
+    steps: int = 0
+
+    @property
+    def per_step(self) -> str:
+        """How long it takes in each step."""
+        return ms_text(self.seconds / self.steps)
+
+    def finding(self, code: str, message: str, fix: str, **evidence: float | int | str) -> Finding:
+        """Return the finding, with the share and its threshold before other evidence."""
+        shares = {self.share_of: self.share, "threshold": self.threshold}
+        return Finding(code, message, {**shares, **evidence}, self.saving_s, fix)
+
+
+def cost_of_steps(snapshot: Snapshot, threshold: float, seconds: float, *, saved: float = 1.0) -> Cost | None:
+    """Return the cost of what takes ``seconds`` of all steps; None in few steps, or if it is too small to report.
+
+    ``saved`` is the part of it that a fix saves.
+    """
+    step = snapshot.step
+    if step is None or not step.settled_s or not has_enough_steps(snapshot):
+        return None
+    share = seconds / step.settled_s
+    if share <= threshold or saved * seconds < MIN_SAVING_S:
+        return None
+    return Cost(seconds, share, threshold, saved * seconds, "share_of_step", step.settled_count)
+
+
+def cost_of_run(snapshot: Snapshot, threshold: float, seconds: float, *, saving_s: float | None = None) -> Cost | None:
+    """Return the cost of what takes ``seconds`` of the run; None if it is too small to report.
+
+    A fix saves ``saving_s``, or all of it.
+    """
+    saving_s = seconds if saving_s is None else saving_s
+    if not snapshot.wall_s or seconds / snapshot.wall_s <= threshold or saving_s < MIN_SAVING_S:
+        return None
+    return Cost(seconds, seconds / snapshot.wall_s, threshold, saving_s, "share_of_run")
 
 
 def row_of(finding: Finding) -> RunRule:

@@ -65,7 +65,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = machine.without_lost_time(left, snapshot)
     left = claims.each_second_once(left, snapshot)
     findings = [with_step_time(with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = [lines.with_call(finding, snapshot) for finding in lines.with_lines(findings, snapshot)]
+    findings = [lines.with_call(lines.with_lines(finding, snapshot), snapshot) for finding in findings]
     problems = [finding for finding in findings if not row_of(finding).is_harmless]
     remarks = [
         None if problems else _healthy(snapshot),
@@ -122,8 +122,6 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
         code="slowest-component",
         message=f"Slowest component: {name_of(slowest.name)} ({time_text(avg_s)} avg{where})",
         evidence={"section": slowest.name, "avg_s": avg_s, "share": slowest.share},
-        potential_saving_s=0.0,
-        fix="",
     )
 
 
@@ -141,8 +139,6 @@ def _data_loading_efficient(snapshot: Snapshot, findings: list[Finding]) -> Find
         code="data-loading-efficient",
         message=f"Data loading appears efficient ({of_run:.1%} of total time)",
         evidence={"share_of_step": share, "share_of_run": of_run, "threshold": threshold},
-        potential_saving_s=0.0,
-        fix="",
     )
 
 
@@ -178,8 +174,6 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
         code=HEALTHY,
         message=f"No bottleneck found ({counted(step.count, 'step')}, mean {time_text(step.avg_s)}{varying}){checked}",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
-        potential_saving_s=0.0,
-        fix="",
     )
 
 

@@ -14,7 +14,7 @@ from training_profiler.diagnosis.loader_fixes import (
     waiting_fix,
     waiting_saved,
 )
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, RunRule, has_enough_steps, row_of
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, RunRule, cost_of_run, has_enough_steps, row_of
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
@@ -43,7 +43,6 @@ REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches, or in backward passes
 ABOUT_ONCE: Final = 1.2  # times in a step
-Text = str | Callable[[Snapshot], str]  # of a rule, for all runs or for each
 Advice = Fix | Callable[[Snapshot], Fix]
 
 
@@ -100,15 +99,13 @@ class StepShare(RunRule):
             evidence["severity"] = severity_of(share, threshold)
         if self.more_evidence is not None:
             evidence |= self.more_evidence(snapshot)
-        fix = _fix_for(snapshot, self.fix)
         return Finding(
             code=self.code,
             message=f"{share:.1%} of step time is spent {self.activity} "
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
             potential_saving_s=saved * total_s,
-            fix=fix.text,
-            changes=fix.changes,
+            fix=_fix_for(snapshot, self.fix),
         )
 
 
@@ -117,7 +114,7 @@ class RunShare(RunRule):
     """A row of the table of rules about work between steps: one section's share of the whole run."""
 
     section: str
-    activity: Text  # "% of the run is spent ..."
+    activity: str | Callable[[Snapshot], str]  # "% of the run is spent ..."
     fix: Advice
     saving: Saving = Saving.RUN
     least_count: int = 1  # fewer times than this cannot be less often
@@ -128,26 +125,19 @@ class RunShare(RunRule):
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
         section = snapshot.sections.get(self.section)
-        if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
+        if section is None or not section.count or not has_enough_steps(snapshot):
             return None
         section = section if self.without is None else self.without(snapshot, section)
-        share = section.total_s / snapshot.wall_s
-        if share <= threshold or section.total_s < MIN_SAVING_S or section.count < max(1, self.least_count):
+        cost = cost_of_run(snapshot, threshold, section.total_s)
+        if cost is None or section.count < max(1, self.least_count):
             return None
-        fix = _fix_for(snapshot, self.fix)
-        return Finding(
-            code=self.code,
-            message=f"{share:.1%} of the run is spent {_text_for(snapshot, self.activity)} "
-            f"({self.section}: {_how_often(section)})",
-            evidence={
-                "share_of_run": share,
-                "threshold": threshold,
-                "seconds": section.total_s,
-                "count": section.count,
-            },
-            potential_saving_s=section.total_s * self._saved(snapshot, section),
-            fix=fix.text,
-            changes=fix.changes,
+        activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
+        return replace(cost, saving_s=section.total_s * self._saved(snapshot, section)).finding(
+            self.code,
+            f"{cost.share:.1%} of the run is spent {activity} ({self.section}: {_how_often(section)})",
+            _fix_for(snapshot, self.fix),
+            seconds=section.total_s,
+            count=section.count,
         )
 
     def _saved(self, snapshot: Snapshot, section: SectionStats) -> float:
@@ -155,10 +145,6 @@ class RunShare(RunRule):
         if self.needed_count:
             return 1 - self.needed_count / section.count
         return _saved_if_less_often(snapshot, section)
-
-
-def _text_for(snapshot: Snapshot, text: Text) -> str:
-    return text if isinstance(text, str) else text(snapshot)
 
 
 def _fix_for(snapshot: Snapshot, fix: Advice) -> Fix:
@@ -254,8 +240,8 @@ def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> 
         saving_s = finding.potential_saving_s
         if code == "first-batch-slow":  # the other batches are waited for as before
             saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
-        fix = f"{source}{name}: {cause.fix}"
-        return replace(finding, fix=fix, changes=cause.changes, potential_saving_s=saving_s)
+        fix = Fix(f"{source}{name}: {cause.fix}", cause.changes)
+        return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding
 
 

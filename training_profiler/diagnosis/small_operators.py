@@ -8,7 +8,7 @@ from training_profiler.diagnosis.in_python import loops, place_of_most
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_steps, has_enough_steps
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
@@ -44,40 +44,30 @@ def parameter_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     Their part of the backward pass is that of the counted step, and they take as much unattributed time at most. None
     where operators were not counted, and where no module computes the forward pass.
     """
-    step, program = snapshot.step, snapshot.program
-    outside, optimizer = program.outside, program.optimizer
-    if step is None or not has_enough_steps(snapshot) or not step.settled_s or optimizer is None or not outside.all_s:
+    outside, optimizer = snapshot.program.outside, snapshot.program.optimizer
+    if optimizer is None or not outside.all_s or not snapshot.total_of_step_s(FORWARD_PASS):
         return None
-    if outside.of_parameters < max(LEAST_OPERATIONS, MOST_TENSORS * optimizer.tensors) or snapshot.is_by_device(
-        BACKWARD_PASS
-    ):
-        return None
-    if not snapshot.total_of_step_s(FORWARD_PASS):
+    is_of_few = outside.of_parameters < max(LEAST_OPERATIONS, MOST_TENSORS * optimizer.tensors)
+    if is_of_few or snapshot.is_by_device(BACKWARD_PASS):
         return None
     backward_s = outside.seconds / outside.all_s * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
     forward_s = min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0)
-    share = (backward_s + forward_s) / step.settled_s
-    if share <= threshold or backward_s + forward_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, backward_s + forward_s)
+    if cost is None:
         return None
-    each_s = (backward_s + forward_s) / step.settled_count
     places = snapshot.hottest(OTHER, of_steps=True)
     other = snapshot.sections.get(OTHER)
     lines = "" if other is None or not places else places_text(places[:1], other.share)
-    return Finding(
-        code="parameter-loop",
-        message=f"The loss is computed of parameters one by one, as a penalty is: {outside.of_parameters} operations a "
-        f"step, which take about {share:.0%} of step time with their part of the backward pass ({ms_text(each_s)} per "
-        "step)" + (f"; unattributed time is above all in {lines}" if lines else ""),
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "operations": outside.of_parameters,
-            "backward_s": backward_s,
-            "lines": lines,
-        },
-        potential_saving_s=backward_s + forward_s,
-        fix="Use weight_decay of the optimizer for the sum of squares; otherwise compute it of all parameters at once "
+    return cost.finding(
+        "parameter-loop",
+        f"The loss is computed of parameters one by one, as a penalty is: {outside.of_parameters} operations a "
+        f"step, which take about {cost.share:.0%} of step time with their part of the backward pass ({cost.per_step} "
+        "per step)" + (f"; unattributed time is above all in {lines}" if lines else ""),
+        "Use weight_decay of the optimizer for the sum of squares; otherwise compute it of all parameters at once "
         "(torch._foreach_norm, torch._foreach_mul)",
+        operations=outside.of_parameters,
+        backward_s=backward_s,
+        lines=lines,
     )
 
 
@@ -132,33 +122,26 @@ def time_step_loop(snapshot: Snapshot, threshold: float) -> Finding | None:
     On the CPU only. None where an input may depend on an output of the layer, as in attention over its state, or where
     the state is changed between two steps.
     """
-    step, facts = snapshot.step, snapshot.program.recurrent
-    if step is None or facts is None or not has_enough_steps(snapshot) or not is_on_cpu(snapshot.program):
+    facts, computing_s = snapshot.program.recurrent, snapshot.computing_s()
+    if facts is None or not is_on_cpu(snapshot.program):
         return None
-    computing_s = snapshot.computing_s()
-    potential_saving_s = computing_s * saved_by_whole_sequences(facts)
-    share = potential_saving_s / step.settled_s if step.settled_s else 0.0
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, computing_s * saved_by_whole_sequences(facts))
+    if cost is None:
         return None
     at = f" ({facts.place})" if facts.place else ""
     layer = facts.kind.removesuffix(CELL)
     how = f"Let {layer}" if layer == facts.kind else f"Use {layer} instead of {facts.kind} and let it"
-    return Finding(
-        code="time-step-loop",
-        message=f"{facts.kind}{at} is called {facts.calls:.0f} times a step, for one step of a sequence each, though "
+    return cost.finding(
+        "time-step-loop",
+        f"{facts.kind}{at} is called {facts.calls:.0f} times a step, for one step of a sequence each, though "
         f"no input depends on its output: the loop takes {facts.loop:.0%} of the forward pass "
-        f"({ms_text(facts.loop * computing_s / step.settled_count)} with its part of the backward pass)",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "calls": facts.calls,
-            "part_of_forward": facts.part,
-            "loop_of_forward": facts.loop,
-            "lines": facts.place,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=f"{how} compute a whole batch or sequence at once, and the layers around it as well: those that give its "
+        f"({ms_text(facts.loop * computing_s / cost.steps)} with its part of the backward pass)",
+        f"{how} compute a whole batch or sequence at once, and the layers around it as well: those that give its "
         "input before, those that take its output after",
+        calls=facts.calls,
+        part_of_forward=facts.part,
+        loop_of_forward=facts.loop,
+        lines=facts.place,
     )
 
 
@@ -214,26 +197,19 @@ def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
     if recurrent is not None and recurrent.is_known:  # its operators stay, but for those that are known to be saved
         kept = max(0.0, recurrent.loop - saved_by_whole_sequences(recurrent))
         potential_saving_s = min(potential_saving_s, computing_s * (1 - kept) * step.settled_count)
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, potential_saving_s)
+    if cost is None:
         return None
-    fix = _fewer_operators(snapshot, program.forward)
-    return Finding(
-        code="small-operators",
-        message=f"The model takes {operators} small operators a step, {_each(snapshot, operator_s)}: "
+    return cost.finding(
+        "small-operators",
+        f"The model takes {operators} small operators a step, {_each(snapshot, operator_s)}: "
         f"mostly Python and torch between operators, not computing{_above_all(snapshot)}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "operators": operators,
-            "seconds_per_operator": operator_s,
-            "least_seconds_per_operator": start_s,
-            "parameter_tensors": optimizer.tensors,
-            **_line_of_most(snapshot),
-        },
-        potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        _fewer_operators(snapshot, program.forward),
+        operators=operators,
+        seconds_per_operator=operator_s,
+        least_seconds_per_operator=start_s,
+        parameter_tensors=optimizer.tensors,
+        **_line_of_most(snapshot),
     )
 
 
@@ -328,30 +304,21 @@ def _small_operators_outside(snapshot: Snapshot, threshold: float, needed: float
         return None
     # What a loss computes outside of modules takes about as long as its backward pass; the rest may be anything.
     computing_s = backward_s + min(backward_s, snapshot.total_of_step_s(OTHER) or 0.0)
-    potential_saving_s = computing_s * (1 - needed / operators)
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, computing_s * (1 - needed / operators))
+    if cost is None:
         return None
     places = [f"{line.place} {line.what}" for line in snapshot.hottest(OTHER)]
     above_all = f"; above all in {places[0]}" if places else ""
-    fix = _fewer_operators(snapshot, None)
-    return Finding(
-        code="small-operators",
-        message=f"Backward passes take {operators} small operators a step, "
-        f"{_each(snapshot, operator_s)}, most of them of what is computed outside of modules, such as the "
-        f"loss{above_all}",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "operators": operators,
-            "seconds_per_operator": operator_s,
-            "least_seconds_per_operator": start_s,
-            "outside_modules": 1,
-            "lines": ", ".join(places),
-        },
-        potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+    return cost.finding(
+        "small-operators",
+        f"Backward passes take {operators} small operators a step, {_each(snapshot, operator_s)}, most of them of what "
+        f"is computed outside of modules, such as the loss{above_all}",
+        _fewer_operators(snapshot, None),
+        operators=operators,
+        seconds_per_operator=operator_s,
+        least_seconds_per_operator=start_s,
+        outside_modules=1,
+        lines=", ".join(places),
     )
 
 

@@ -149,8 +149,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{step.max_step}, median {ms_text(step.median_s)}){named}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=fix,
     )
 
 
@@ -232,8 +231,6 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
             "unit": step.work_unit,
             "unit_rise": step.unit_rise,
         },
-        potential_saving_s=0.0,
-        fix="",
     )
 
 
@@ -252,8 +249,6 @@ def _more_since(change: StepChange, threshold: float, unit: str, times: float) -
             "first_step": change.first_step,
             "last_step": change.last_step,
         },
-        potential_saving_s=0.0,
-        fix="",
     )
 
 
@@ -280,7 +275,6 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     where = _part_that_grew(change)
     if change is not None and change.sections and not where and rise < LARGE_RISE:
         return None
-    fix = _where_it_may_grow(change)
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
     return Finding(
         code="slowing-down",
@@ -292,8 +286,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=_where_it_may_grow(change),
     )
 
 
@@ -354,15 +347,13 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     epochs_s = sum(epoch.wall_s for _, epoch in slow)
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
-    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"The first batch of each epoch takes {time_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=first_batch_fix(snapshot),
     )
 
 
@@ -385,15 +376,13 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
     if potential_saving_s < MIN_SAVING_S:
         return None
     workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
-    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=first_batch_fix(snapshot),
     )
 
 
@@ -406,13 +395,11 @@ def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int)
     potential_saving_s = spent_s * (passes - loaders) / passes
     if potential_saving_s < MIN_SAVING_S:
         return None
-    fix = first_batch_fix(snapshot)
     return Finding(
         code="first-batch-slow",
         message=f"Workers of the {loaders} loaders are started {passes} times, which takes "
         f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
         evidence={"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+        fix=first_batch_fix(snapshot),
     )

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps
+from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.program import THREADS, ProgramFacts
 from training_profiler.snapshot.snapshot import OTHER, MachineStats, Snapshot
@@ -123,8 +123,7 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
         message=message,
         evidence={**evidence, "cpu_s": wait.cpu_s},
         potential_saving_s=held_s * step.settled_s / step.total_s,
-        fix=fix,
-        changes=changes,
+        fix=Fix(fix, changes),
     )
 
 
@@ -147,34 +146,28 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     if machine is None or step is None or machine.cores is None or snapshot.device is not None or machine.gpus:
         return None
     free = _free(snapshot, machine)
-    if free is None or machine.samples < SAMPLES_NEEDED or not threads or not has_enough_steps(snapshot):
+    if free is None or machine.samples < SAMPLES_NEEDED or not threads:
         return None
     places = snapshot.program.places_of(THREADS)
     wanted = _wanted(machine, threads, free)
     if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
         return None
     computing_s = snapshot.computing_s()
-    if not step.settled_s or not _has_long_operators(snapshot.program, computing_s / step.settled_count):
+    if not step.settled_count or not _has_long_operators(snapshot.program, computing_s / step.settled_count):
         return None
-    potential_saving_s = PARALLEL * (1 - threads / wanted) * computing_s
-    share = potential_saving_s / step.settled_s
-    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+    cost = cost_of_steps(snapshot, threshold, PARALLEL * (1 - threads / wanted) * computing_s)
+    if cost is None:
         return None
     where = f" (set at {places})" if places else ""
-    return Finding(
-        code="few-threads",
-        message=f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "
+    return cost.finding(
+        "few-threads",
+        f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "
         f"{machine.cores:g} CPUs are free: forward and backward passes take {computing_s / step.settled_s:.0%} of step "
         "time",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "threads": threads,
-            "free_cpus": free,
-            "lines": places,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=f"Use more threads: torch.set_num_threads({wanted}) or OMP_NUM_THREADS={wanted}",
+        f"Use more threads: torch.set_num_threads({wanted}) or OMP_NUM_THREADS={wanted}",
+        threads=threads,
+        free_cpus=free,
+        lines=places,
     )
 
 

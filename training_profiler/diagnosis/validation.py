@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
 from training_profiler.findings.finding import Finding, Fix, joined
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -41,29 +41,22 @@ def validation_with_gradients(snapshot: Snapshot, threshold: float) -> Finding |
     What recording costs is not measured in the run: the saving is that of a usual model.
     """
     count, spent_s = snapshot.with_grad_count, snapshot.with_grad_s
-    share = spent_s / snapshot.wall_s if snapshot.wall_s else 0.0
-    if not count or share <= threshold or RECORDING_COSTS * spent_s < MIN_SAVING_S:
+    cost = cost_of_run(snapshot, threshold, spent_s, saving_s=RECORDING_COSTS * spent_s)
+    if not count or cost is None:
         return None
     passes = "1 forward pass" if count == 1 else f"{count} forward passes"
-    evidence: dict[str, float | int | str] = {
-        "share_of_run": share,
-        "threshold": threshold,
-        "seconds": spent_s,
-        "count": count,
-    }
-    spent = f"{duration_text(spent_s)}, {share:.0%} of the run"
-    message = f"Validation records gradients that nothing uses, in {passes} ({spent})"
+    spent = f"{duration_text(spent_s)}, {cost.share:.0%} of the run"
     # The lines of the loop itself show where to change something; those of its forward passes may be the model's.
     hottest = snapshot.hottest(VALIDATION_EPOCH) or snapshot.hottest(f"{VALIDATION_EPOCH}/{FORWARD_PASS}")
-    if hottest:
-        evidence["lines"] = f"{hottest[0].file}:{hottest[0].line} {hottest[0].function}"
-        message += f": {evidence['lines']}"
-    return Finding(
-        code="validation-with-gradients",
-        message=message,
-        evidence=evidence,
-        potential_saving_s=RECORDING_COSTS * spent_s,
-        fix="Evaluate under torch.no_grad() or torch.inference_mode(), which needs less memory and less time",
+    lines = {"lines": f"{hottest[0].file}:{hottest[0].line} {hottest[0].function}"} if hottest else {}
+    return cost.finding(
+        "validation-with-gradients",
+        f"Validation records gradients that nothing uses, in {passes} ({spent})"
+        + "".join(f": {line}" for line in lines.values()),
+        "Evaluate under torch.no_grad() or torch.inference_mode(), which needs less memory and less time",
+        seconds=spent_s,
+        count=count,
+        **lines,
     )
 
 
@@ -86,28 +79,21 @@ def passes_before_training(snapshot: Snapshot, threshold: float) -> Finding | No
     They may make features of a frozen model, or be a single validation: neither is done less often.
     """
     facts = snapshot.program.passes_before
-    if facts is None or not snapshot.wall_s or not has_enough_steps(snapshot) or facts.seconds < MIN_SAVING_S:
-        return None
-    share = facts.seconds / snapshot.wall_s
-    if share <= threshold:
+    cost = None if facts is None else cost_of_run(snapshot, threshold, facts.seconds)
+    if facts is None or cost is None or not has_enough_steps(snapshot):
         return None
     validation = snapshot.sections.get(VALIDATION_EPOCH)
     is_all = validation is not None and facts.seconds >= MOST_OF_IT * validation.total_s
     often = "one pass" if facts.passes == 1 else f"{facts.passes} passes"
-    return Finding(
-        code="passes-before-training",
-        message=f"{share:.1%} of the run is {often} without gradients over a data loader before the first step "
+    return cost.finding(
+        "passes-before-training",
+        f"{cost.share:.1%} of the run is {often} without gradients over a data loader before the first step "
         f"({duration_text(facts.seconds)})",
-        evidence={
-            "share_of_run": share,
-            "threshold": threshold,
-            "seconds": facts.seconds,
-            "count": facts.passes,
-            "is_all": int(is_all),
-        },
-        potential_saving_s=facts.seconds,
-        fix="If it computes the same in each run, such as features of a frozen model, keep the result in a file for "
+        "If it computes the same in each run, such as features of a frozen model, keep the result in a file for "
         "the next run; else take larger batches there, or raise num_workers of its loader if that is slow",
+        seconds=facts.seconds,
+        count=facts.passes,
+        is_all=int(is_all),
     )
 
 
@@ -197,25 +183,19 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
 def _of_workers(
     snapshot: Snapshot, code: str, of: str, threshold: float, passes: _ValidationPasses, saving_s: float, fix: Fix
 ) -> Finding | None:
-    share = passes.total_s / snapshot.wall_s if snapshot.wall_s else 0.0
-    if share <= threshold or saving_s < MIN_SAVING_S or not has_enough_steps(snapshot):
+    cost = cost_of_run(snapshot, threshold, passes.total_s, saving_s=saving_s)
+    if cost is None or not has_enough_steps(snapshot):
         return None
     parts = (("to start", passes.start_s), ("until the first batch", passes.first_s), ("to end", passes.end_s))
     each = ", ".join(f"{time_text(seconds / passes.number)} {what}" for what, seconds in parts if seconds)
     when = " between steps" if of == "training" else f" in {of}"
-    return Finding(
-        code=code,
-        message=f"The workers of the {of} loader are started {passes.number} times, once for each pass: {each}, "
-        f"{duration_text(passes.total_s)}{when}, {share:.1%} of the run",
-        evidence={
-            "share_of_run": share,
-            "threshold": threshold,
-            "seconds": passes.total_s,
-            "passes": passes.number,
-        },
-        potential_saving_s=saving_s,
-        fix=fix.text,
-        changes=fix.changes,
+    return cost.finding(
+        code,
+        f"The workers of the {of} loader are started {passes.number} times, once for each pass: {each}, "
+        f"{duration_text(passes.total_s)}{when}, {cost.share:.1%} of the run",
+        fix,
+        seconds=passes.total_s,
+        passes=passes.number,
     )
 
 
@@ -225,7 +205,7 @@ def _fix_of_validation(loader: LoaderStats, passes: _ValidationPasses, is_quick:
         f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers", THEN_KEPT.changes
     )
     if loader.is_remade:
-        kept = joined([Fix(f"{REMADE.text}{at}", REMADE.changes), THEN_KEPT])
+        kept = joined([Fix(f"{REMADE}{at}", REMADE.changes), THEN_KEPT])
     if not is_quick:
         return kept
     making_s = _making_s(loader)

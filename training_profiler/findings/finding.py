@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from training_profiler.findings.losses import Change, losses_text
 
@@ -12,21 +12,27 @@ Evidence = Mapping[str, float | int | str]
 SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
 
 
-class Fix(NamedTuple):
+class Fix(str):
     """What to do, and which changes of the training that names."""
 
-    text: str
-    changes: tuple[Change, ...] = ()
+    __slots__ = ("changes",)
+
+    def __new__(cls, text: str, _changes: tuple[Change, ...] = ()) -> "Fix":
+        """Return the text."""
+        return super().__new__(cls, text)
+
+    def __init__(self, _text: str, changes: tuple[Change, ...] = ()) -> None:
+        self.changes = changes
 
     @property
     def as_next(self) -> "Fix":
         """The fix as a part of a longer sentence."""
-        return Fix(self.text[0].lower() + self.text[1:], self.changes)
+        return Fix(self[0].lower() + self[1:], self.changes)
 
 
 def joined(fixes: Sequence[Fix]) -> Fix:
     """Return several fixes as one, with semicolons between them."""
-    return Fix("; ".join(fix.text for fix in fixes), tuple(change for fix in fixes for change in fix.changes))
+    return Fix("; ".join(fixes), tuple(change for fix in fixes for change in fix.changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +42,24 @@ class Finding:
     ``potential_saving_s`` is how much shorter the measured run, or the recorded steps of a trace, would have been
     without the cost. It is 0 if that is not known or nothing needs to change. ``step_s`` is the mean step and
     ``step_if_gone_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
-    ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown. ``changes`` are those
-    that the fix names. ``tried`` is what trials of the fix have shown; empty without any.
+    ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown. ``tried`` is what
+    trials of the fix have shown; empty without any.
     """
 
     code: str
     message: str
     evidence: Evidence
-    potential_saving_s: float
-    fix: str
+    potential_saving_s: float = 0.0
+    fix: str = ""
     step_s: float | None = None
     step_if_gone_s: float | None = None
     saving_range_s: tuple[float, float] | None = None
-    changes: tuple[Change, ...] = ()
     tried: str = ""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes of the training that the fix names."""
+        return self.fix.changes if isinstance(self.fix, Fix) else ()
 
     @property
     def losses(self) -> str:

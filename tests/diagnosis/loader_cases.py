@@ -1,0 +1,53 @@
+"""Rules about several loaders: each fires, is silent just below, and without data."""
+
+from dataclasses import replace
+
+from tests.support.recording import snapshot_of
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+
+
+def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:
+    return LoaderStats(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
+
+
+def run_with(*loaders: LoaderStats) -> Snapshot:
+    return replace(snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}), loaders=loaders)
+
+
+def mixed(share: float | None, asked: float | None) -> Snapshot:
+    return run_with(loader("main", batches=200, proportion=share, asked_proportion=asked))
+
+
+SAYS = {
+    "loader-slow": {
+        "one of two": run_with(loader("main", 0.001), loader("aux", 0.016)),
+        "just over twice the other": run_with(loader("main", 0.004), loader("aux", 0.0081)),
+        "beside the mean batch of two": run_with(
+            loader("a", 0.001, batches=300), loader("b", 0.005), loader("d", 0.02)
+        ),
+    },
+    "loader-mix": {
+        "another mix": run_with(
+            loader("main", batches=800, proportion=0.8, asked_proportion=2 / 3),
+            loader("aux", batches=200, proportion=0.2, asked_proportion=1 / 3),
+        ),
+        "just beyond chance": mixed(0.61, 0.5),
+    },
+}
+SILENT = {
+    "loader-slow": {
+        "none": run_with(),
+        "one": run_with(loader("main", 0.016)),
+        "twice": run_with(loader("main", 0.004), loader("aux", 0.008)),
+        "unknown": run_with(loader("main", None), loader("aux", 0.016)),
+        "few batches": run_with(loader("main", 0.001), loader("aux", 0.016, batches=7)),
+        "of a validation": run_with(loader("main", 0.001), loader("aux", 0.016, phase="val")),
+        "0.9 % of the run": run_with(loader("main", 0.0001), loader("aux", 0.0009)),
+    },
+    "loader-mix": {
+        "one point": mixed(0.51, 0.5),
+        "chance: one standard deviation is 3.5 points": mixed(0.56, 0.5),
+        "not asked": mixed(0.56, None),
+        "unknown": mixed(None, 0.5),
+    },
+}

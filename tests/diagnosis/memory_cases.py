@@ -1,0 +1,130 @@
+"""Rules about memory: each fires, is silent just below, and without data."""
+
+from dataclasses import replace
+
+from tests.diagnosis.test_machine_rules import level
+from tests.support.recording import snapshot_of
+from training_profiler.snapshot.snapshot import (
+    GpuStats,
+    Growth,
+    Level,
+    MachineStats,
+    MemoryChange,
+    Snapshot,
+    StepChange,
+)
+
+GIB, MIB = 2**30, 2**20
+HEALTHY = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}
+
+
+def run_on(machine: MachineStats | None, steps: int = 100) -> Snapshot:
+    return replace(snapshot_of(HEALTHY, steps=steps), machine=machine)
+
+
+def host(share: float, **others) -> MachineStats:
+    return MachineStats(samples=10, ram_share=Level(mean=0.1, max=share, last=0.1), **others)
+
+
+def gpu(share: float, samples: int = 10) -> MachineStats:
+    used = Level(mean=GIB, max=share * 16 * GIB, last=GIB)
+    return MachineStats(samples=samples, gpus=(GpuStats(index=1, total_bytes=16 * GIB, used_bytes=used),))
+
+
+def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, held: float = GIB) -> MachineStats:
+    return MachineStats(
+        samples=100,
+        ram_process_bytes=level(held),
+        ram_available_bytes=level(10 * GIB),
+        ram_growth=Growth(bytes=bytes_, p_value=p_value, points=points, seconds=100.0),
+    )
+
+
+def retrying(retries: float, steps: int = 100) -> Snapshot:
+    device = GpuStats(index=1, alloc_retries=Level(mean=1.0, max=retries, last=retries))
+    return run_on(MachineStats(samples=10, gpus=(device,)), steps)
+
+
+def rising(after_mib: float, *, grows: bool, **others) -> Snapshot:
+    change = MemoryChange(401, 390, 415, 1024.0 * MIB, after_mib * MIB, grows=grows, **others)
+    return replace(run_on(None), memory_changes=(change,))
+
+
+BUSY = replace(gpu(0.25).gpus[0], loop_utilization=level(0.90))
+RISING = rising(2000, grows=False)
+WAITING = {"data_loading": 0.15, "forward_pass": 0.35, "backward_pass": 0.4, "optimizer_step": 0.1}
+MORE = StepChange(401, 396, 409, 0.08, 0.12, True, input_elements=(1000.0, 1500.0))
+GROWN = GpuStats(
+    index=0,
+    total_bytes=16 * GIB,
+    allocated_bytes=level(8 * GIB),
+    used_bytes=level(12 * GIB),
+    allocated_growth=Growth(bytes=2 * GIB, p_value=1e-9, points=50, seconds=3600.0),
+)
+
+SAYS = {
+    "host-memory": {
+        "a full host": run_on(host(0.925)),
+        "a full container": run_on(host(0.925, ram_limit_bytes=24 * GIB)),
+    },
+    "gpu-memory-high": {"full": run_on(gpu(0.91)), "near out of memory": run_on(gpu(0.985))},
+    "gpu-memory-low": {
+        "never half full": run_on(gpu(0.25)),
+        "just below": run_on(gpu(0.49)),
+        "not full of work": run_on(MachineStats(samples=10, gpus=(BUSY,))),
+    },
+    "memory-growth": {
+        "of the process": run_on(growing()),
+        "just above a twentieth": run_on(growing(bytes_=52 * MIB)),
+        "of a device, which comes first": run_on(replace(growing(), gpus=(GROWN,))),
+    },
+    "allocator-retries": {"often": retrying(12)},
+    "memory-rises-since": {
+        "grows": rising(1229, grows=True),
+        "just above a twentieth": rising(1076, grows=True),
+        "jumps on a device": rising(1331, grows=False, device=2),
+    },
+}
+SILENT = {
+    "host-memory": {
+        "no machine": run_on(None),
+        "unknown": run_on(MachineStats(samples=10)),
+        "at the threshold": run_on(host(0.85)),
+    },
+    "gpu-memory-high": {
+        "no machine": run_on(None),
+        "no device": run_on(MachineStats(samples=10)),
+        "at the threshold": run_on(gpu(0.90)),
+    },
+    "gpu-memory-low": {
+        "no machine": run_on(None),
+        "no device": run_on(MachineStats(samples=10)),
+        "at the threshold": run_on(gpu(0.50)),
+        "few samples": run_on(gpu(0.25, samples=4)),
+        "steps that wait for batches": replace(snapshot_of(WAITING), machine=gpu(0.25)),
+        "full of work": run_on(MachineStats(samples=10, gpus=(replace(BUSY, loop_utilization=level(0.99)),))),
+    },
+    "memory-growth": {
+        "no machine": run_on(None),
+        "unknown": run_on(MachineStats(samples=100)),
+        "just below a twentieth": run_on(growing(bytes_=51 * MIB)),
+        "by chance": run_on(growing(p_value=0.002)),
+        "few points": run_on(growing(points=9)),
+        "a trifle": run_on(growing(bytes_=15 * MIB, held=30 * MIB)),
+        "falling": run_on(growing(bytes_=-100 * MIB)),
+    },
+    "allocator-retries": {
+        "two": retrying(2),
+        "in one of a hundred steps": retrying(10, 1000),
+        "none": retrying(0),
+        "few steps": retrying(5, 5),
+        "not counted": run_on(gpu(0.5)),
+    },
+    "memory-rises-since": {
+        "just below a twentieth": rising(1074, grows=True),
+        "a jump below a quarter": rising(1275, grows=False),
+        "a trifle": rising(1035, grows=True),
+        "more work since then": replace(RISING, step=replace(RISING.step, change=MORE)),
+        "more and more work": replace(RISING, step=replace(RISING.step, work_unit="input elements")),
+    },
+}

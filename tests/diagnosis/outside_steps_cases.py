@@ -1,0 +1,72 @@
+"""Runs that spend their time before the first step or between steps, and others."""
+
+from dataclasses import replace
+
+from tests.support.recording import snapshot_of
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, LineStats, StartupPart, StartupStats
+
+ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
+ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)
+IMPORTS = LineStats("dqn.py", 2, "<module>", 0.05, 10)
+
+
+def run_with(passes_s=50.0, rest_s=25.0, before_s=5.0, lines=(ENVIRONMENT,), steps=100):
+    """Return a run of 100 s with steps of 100 ms, and so many seconds between them."""
+    run = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
+    forward = run.sections["forward_pass"]
+    sections = {
+        **run.sections,
+        "forward_pass": replace(forward, self_s=forward.step_self_s + passes_s),
+        OUTSIDE_STEPS: replace(forward, name=OUTSIDE_STEPS, count=0, self_s=rest_s + before_s, step_self_s=0.0),
+    }
+    return replace(
+        run,
+        wall_s=100.0,
+        sections=sections,
+        step=replace(run.step, before_s=before_s),
+        lines={OUTSIDE_STEPS: (*lines, IMPORTS), "forward_pass": (ACT,)},
+        settled_lines={OUTSIDE_STEPS: lines},
+    )
+
+
+def begun(*parts, wall_s=60.0, has_steps=True):
+    total_s = sum(part.seconds for part in parts)
+    run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.6})
+    return replace(run, wall_s=wall_s, startup=StartupStats(total_s, has_steps, parts))
+
+
+TOKENIZED = StartupPart("data set", 42.0, (("train.py:12 load", 36.0), ("train.py:14 load", 4.0)))
+
+
+SAYS = {
+    "slow-startup": {
+        "a data set": begun(StartupPart("imports", 3.0), TOKENIZED),
+        "other code by its line": begun(StartupPart("other code", 42.0, (("train.py:5 <module>", 41.0),))),
+    },
+    "outside-steps": {
+        "an agent that acts": run_with(),
+        "passes of steps are not its lines": run_with(1.0, 60.0, lines=(replace(ENVIRONMENT, share=0.6),)),
+        "one kind": run_with(0.0, 50.0, lines=(replace(ENVIRONMENT, share=0.5),)),
+        "a part of the run in no section, without passes": run_with(passes_s=15.0, rest_s=20.0),
+    },
+}
+SILENT = {
+    "slow-startup": {
+        "half of the run": begun(TOKENIZED, wall_s=80.0),
+        "a short start": begun(StartupPart("data set", 10.0, (("train.py:12 load", 10.0),)), wall_s=11.0),
+        "imports": begun(StartupPart("imports", 42.0, (("train.py:1 <module>", 42.0),))),
+        "compiling": begun(StartupPart("compile", 42.0, (("train.py:9 <module>", 42.0),))),
+        "no line of the program": begun(StartupPart("other code", 42.0)),
+        "no steps": begun(TOKENIZED, has_steps=False),
+        "nothing seen": begun(),
+    },
+    "outside-steps": {
+        "most in steps": run_with(passes_s=24.0, rest_s=15.0),
+        "start-up": run_with(rest_s=0.0, passes_s=0.0, before_s=90.0),
+        "no lines": run_with(lines=(), passes_s=0.5, rest_s=80.0),
+        "few samples": run_with(lines=(replace(ENVIRONMENT, samples=9),), passes_s=0.5, rest_s=80.0),
+        "a notebook between cells": run_with(0.5, 90.0, lines=(replace(ENVIRONMENT, share=0.14),)),
+        "a short run": replace(run_with(passes_s=5.0, rest_s=3.0), wall_s=12.0),
+        "no steps": replace(run_with(), step=None),
+    },
+}

@@ -37,7 +37,6 @@ from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
-from training_profiler.trials.facts import facts_of
 from training_profiler.trials.identity import identity_of, why_another
 from training_profiler.trials.interruption import Interruption
 from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
@@ -48,6 +47,7 @@ from training_profiler.trials.scratch_folder import scratch_folder
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, load_state
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS
+from training_profiler.trials.treatments.treatment import facts_of
 
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells

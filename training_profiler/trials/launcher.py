@@ -12,7 +12,7 @@ from training_profiler.trials.disk import DiskWatch
 from training_profiler.trials.isolation.isolation import Isolation, prepare
 from training_profiler.trials.isolation.plan import WAYS
 from training_profiler.trials.process import TrialProcess
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Treatment
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
 RUNS: Final = "runs"

@@ -9,7 +9,7 @@ import psutil
 from training_profiler.trials.first_run import FirstRun, TryError
 from training_profiler.trials.interleaved import LEAST_BLOCK_S, BlockSchedule, steps_of_a_block
 from training_profiler.trials.statistics import FEWEST_ROUNDS
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Treatment
 
 MOST_ROUNDS: Final = 30
 ENOUGH_ROUNDS: Final = 20  # of long blocks

@@ -11,11 +11,11 @@ from typing import Any, Final
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis import diagnose
+from training_profiler.findings.losses import Losses
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.disk import DiskSpaceError
-from training_profiler.trials.facts import TrialFacts, facts_of
 from training_profiler.trials.first_run import (
     FEWEST_STEPS,
     SCREEN_PART,
@@ -53,7 +53,7 @@ from training_profiler.trials.statistics import (
     UNCHANGED,
     Wave,
 )
-from training_profiler.trials.treatment import Losses, Treatment
+from training_profiler.trials.treatments.treatment import Treatment, TrialFacts, facts_of
 from training_profiler.trials.workers import workers_that_would_do
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"

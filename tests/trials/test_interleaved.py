@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.trials.interleaved import BlockSchedule, Interleaved, steps_of_a_block
+from training_profiler.trials.interleaved import BlockSchedule, Interleaved, Outcome, steps_of_a_block
 from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
@@ -32,8 +32,10 @@ class FakeTraining:
 
 def run(trainings, must_end=lambda: False):
     fakes = {UNCHANGED: FakeTraining(), AGAIN: FakeTraining(), **trainings}
-    wave = Wave(list(trainings), SCHEDULE.rounds)
-    interleaved = Interleaved(lambda name: fakes[name], SCHEDULE, wave, must_end=must_end)
+    wave = Wave.of(list(trainings), SCHEDULE.rounds)
+    interleaved = Interleaved(
+        lambda name: fakes[name], SCHEDULE, wave, {name: Outcome() for name in fakes}, must_end=must_end
+    )
     try:
         interleaved.run()
     finally:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.trials import changes
+from tests.trials.test_first_run import measured
 from tests.trials.test_interleaved import FakeTraining
-from tests.trials.test_planning import first_run
 from training_profiler.base.errors import RunFolderError
 from training_profiler.trials import session
-from training_profiler.trials.launcher import Program
+from training_profiler.trials.launcher import DiskSpaceError, Program
 from training_profiler.trials.process import TrialError
 from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED
 from training_profiler.trials.session import TrialSession
@@ -53,8 +53,8 @@ class FakeLauncher:
 @pytest.fixture
 def part(monkeypatch, tmp_path):
     """Return a function that runs the next part of a session: the first, or one that goes on."""
-    monkeypatch.setattr(session, "run_first", lambda *given: (first_run(), tmp_path))
-    monkeypatch.setattr(session, "read_run", lambda folder: first_run().snapshot)
+    monkeypatch.setattr(session, "run_first", lambda *given: (measured(), tmp_path))
+    monkeypatch.setattr(session, "read_run", lambda folder: measured().snapshot)
 
     def run(launcher, budget_s=300.0, is_resumed=False, clock=lambda: 0.0, **wishes):
         one = TrialSession(launcher, "tests.trials.changes", Wishes(budget_s, **wishes), tmp_path, clock=clock)
@@ -188,6 +188,30 @@ def test_changes_of_another_version_are_refused(part, tmp_path):
     save_state(tmp_path, replace(state, progress=replace(state.progress, chosen=["unheard"])))
     with pytest.raises(RunFolderError, match="another version"):
         part(FakeLauncher(), is_resumed=True)
+
+
+FULL = DiskSpaceError("stopped before the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("start", "number", "verdict"),
+    [
+        (1, 1, NOT_SHOWN),  # too few rounds for a verdict
+        (1, 8, NOT_CONFIRMED),
+        (3, 0, NOT_CONFIRMED),  # before the fresh trials
+        (3, 25, FASTER),
+    ],
+)
+def test_before_the_disk_is_full_the_results_so_far_are_kept_with_the_reason(part, start, number, verdict):
+    results = part(FakeLauncher(ends={UNCHANGED: (start, number, FULL)}), **ONLY)
+    (row,) = results.rows
+    assert (row.verdict, results.is_interrupted, results.notes.count(str(FULL))) == (verdict, True, 1)
+    assert row.effect.relative == pytest.approx(-0.5)
+
+
+def test_a_full_disk_before_any_result_is_an_error(part):
+    with pytest.raises(DiskSpaceError):
+        part(FakeLauncher(ends={UNCHANGED: (1, 0, FULL)}), **ONLY)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "x"}', "[" * 100_000])

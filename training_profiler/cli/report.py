@@ -21,10 +21,9 @@ from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
-from training_profiler.trials.report import render_results
+from training_profiler.trials.report import render_results, with_trials
 from training_profiler.trials.results import Results, load
 from training_profiler.trials.results import as_data as trials_data
-from training_profiler.trials.tried_fixes import with_trials
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

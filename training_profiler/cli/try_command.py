@@ -38,9 +38,8 @@ from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
 from training_profiler.trials.identity import identity_of, why_another
-from training_profiler.trials.interruption import Interruption
 from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
-from training_profiler.trials.launcher import Launcher, Program
+from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
 from training_profiler.trials.scratch_folder import scratch_folder

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from training_profiler.base.errors import BenchmarkError
-from training_profiler.component_benchmark.factory import subject_of
 from training_profiler.component_benchmark.measure import Options, measure
 from training_profiler.component_benchmark.result import MeasuredModule, Timing
+from training_profiler.component_benchmark.subject import subject_of
 
 
 class FakeClock:

@@ -10,10 +10,9 @@ from training_profiler.base.html import Cell, Html, element, joined, part, table
 from training_profiler.base.units import MS_PER_S, duration_text, ms_number, rounded, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
-from training_profiler.page.charts import chart_data
+from training_profiler.page.charts import chart_data, has_device
 from training_profiler.page.document import document, part_file
 from training_profiler.page.findings import Excerpt, findings_part, verdict_part
-from training_profiler.page.recorded import has_device
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.distribution import distribution

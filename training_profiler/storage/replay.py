@@ -5,7 +5,6 @@ from typing import Final, Protocol
 
 from training_profiler.aggregation.run import RunSums
 from training_profiler.base.text import one_line, printable
-from training_profiler.base.units import NS_PER_S
 from training_profiler.model.bounds import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
@@ -26,7 +25,6 @@ from training_profiler.storage.journal_lines import (
     decode_line,
     sentences,
 )
-from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 
 # By whether the process still runs, as far as known.
@@ -141,11 +139,10 @@ class Replay:
         sums, last, end = self.sums, self._last, self._end
         assert sums is not None
         state = end or last
-        begin = found.begin or {}
         notes = [*(sentences(state.notes) if state else ()), *self._notes()]
         if end is None:
             sums.end_epoch(None, None, is_complete=False)
-            notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), found.wall_ns / NS_PER_S)])
+            notes.append(_UNENDED[found.is_running])
         return sums.snapshot(
             Health(
                 dropped=sums.run.dropped,

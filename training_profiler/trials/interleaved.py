@@ -62,6 +62,10 @@ class Outcome:
         if block.warmup_s is not None:
             self.warmup_s = block.warmup_s
 
+    def fail(self, reason: str, applies: bool = True) -> None:
+        """Keep why the training goes on no further."""
+        self.failure, self.applies = reason, applies
+
 
 class Interleaved:
     """Some trainings that run in turns.
@@ -154,7 +158,6 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            outcome = self.outcomes[name]
-            outcome.failure, outcome.applies = str(error), not isinstance(error, InapplicableError)
+            self.outcomes[name].fail(str(error), not isinstance(error, InapplicableError))
             self.wave.drop(name)
             return None

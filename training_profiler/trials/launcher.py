@@ -14,7 +14,7 @@ from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.base.units import bytes_text
 from training_profiler.trials.child import ChildPlan
 from training_profiler.trials.isolation.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
-from training_profiler.trials.isolation.plan import WAYS
+from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.treatments.treatment import Treatment
 
@@ -123,7 +123,7 @@ class Launcher:
         table: module that has ``TREATMENTS``, for the trials' processes.
         on_promise: called once, before the first start, with what is kept apart and what is not.
         check: called before a start, and several times a second while a training runs; what it raises ends the wait.
-        ways: of keeping trainings apart, the strongest first.
+        allow_writes: whether trainings may be kept apart less well where nothing else works.
     """
 
     def __init__(
@@ -133,9 +133,10 @@ class Launcher:
         table: str,
         on_promise: Callable[[str], None] = lambda promise: None,
         check: Callable[[], None] = lambda: None,
-        ways: Sequence[str] = WAYS,
+        allow_writes: bool = False,
     ) -> None:
-        self.program, self._scratch, self._table, self._ways = program, scratch, table, ways
+        self.program, self._scratch, self._table = program, scratch, table
+        self._ways = WAYS_WITH_WRITES if allow_writes else WAYS
         self._on_promise, self._check, self._disk = on_promise, check, DiskWatch(scratch)
         self._trainings: list[Training] = []
 

@@ -193,7 +193,7 @@ class TrialSession:
     def _try(self, is_new: bool) -> None:
         first, progress = self._first, self._progress
         if is_new:
-            progress.chosen = self._choose()
+            progress.choose(self._choose())
         if is_new and first.is_interrupted:
             self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
             raise KeyboardInterrupt
@@ -311,7 +311,7 @@ class TrialSession:
 
     def _keep(self, under_way: UnderWay) -> None:
         """Keep how far these trainings have come."""
-        self._progress.under_way = under_way
+        self._progress.keep(under_way)
         self._save()
 
     def _treatments_of(self, name: str, under_way: UnderWay) -> list[Treatment]:

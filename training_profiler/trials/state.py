@@ -62,6 +62,14 @@ class Progress:
     gain_error: float = 0.0  # spent by fresh trials
     under_way: UnderWay | None = None
 
+    def choose(self, names: Sequence[str]) -> None:
+        """Decide what is to be tried."""
+        self.chosen = list(names)
+
+    def keep(self, under_way: UnderWay) -> None:
+        """Keep how far the trainings that run have come."""
+        self.under_way = under_way
+
     def end(self, changes: Sequence[str], seemed_to_help: Sequence[str]) -> None:
         """Note that trainings with these changes have run to their end; fresh trials decide about some of them."""
         is_fresh = self.under_way is not None and self.under_way.is_fresh

@@ -7,8 +7,9 @@ from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import Change, Losses
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.trials.treatments import ceilings, loader, optimizer, statements
-from training_profiler.trials.treatments.treatment import Treatment, TrialFacts
+from training_profiler.trials.treatments.treatment import Edit, Treatment, TrialFacts, facts_of
 
 
 def _row(kind: Any, name: str, label: str, *rest: Any, change: Change | None = None, **more: Any) -> Any:
@@ -87,6 +88,12 @@ _SAFEST_FIRST: Final = tuple(Losses)
 def worth_trying(finding: Finding) -> tuple[str, ...]:
     """Return the families of what may help against a finding."""
     return _ANY if finding.code in (HEALTHY, COMPUTES_SLOWLY) else row_of(finding).try_
+
+
+def edits_of(names: Iterable[str], snapshot: Snapshot) -> list[Edit]:
+    """Return the edits of the changes, or kinds of changes, of these names for the program of a run."""
+    calls, wanted = facts_of(snapshot).calls, set(names)
+    return [edit for each in TREATMENTS if {each.name, each.family} & wanted for edit in each.edit(calls)]
 
 
 def suggested(findings: Iterable[Finding], facts: TrialFacts) -> list[Treatment]:

@@ -6,7 +6,7 @@ from itertools import islice
 from math import isfinite, isnan
 from typing import Final
 
-from training_profiler.model.bounds import Count
+from training_profiler.model.bounds import Count, Positive
 
 IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
 NOT_REPEATABLE, UNKNOWN = "not repeatable", "unknown"
@@ -21,7 +21,7 @@ class LossComparison:
     """How far the losses of a changed training are from those of the unchanged one."""
 
     kind: str
-    apart: float | None = None  # the largest relative difference in the first steps that differ
+    apart: Positive | None = None  # the largest relative difference in the first steps that differ
     steps: Count = 0  # compared
 
     def __str__(self) -> str:

@@ -9,12 +9,13 @@ against the first one is the control.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, expm1, log1p
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
 from training_profiler.comparison.compare import LEAST_SHOWN
-from training_profiler.model.bounds import Count
+from training_profiler.model.bounds import Count, Positive
 from training_profiler.statistics.aligned_ranks import faster_p, shift_of
 from training_profiler.statistics.arrays import Floats
 
@@ -31,16 +32,19 @@ _DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond wha
 _FEWEST_GROUPS: Final = 12
 
 
+_Relative = Annotated[float, Meta(ge=-1, le=1e15)]
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a change does to the time of a step: -0.4 is 40% less; the interval is ``low`` to ``high``."""
 
-    relative: float
+    relative: _Relative
     low: float
     high: float
-    faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
+    faster_p: Positive  # probability of such a result, or a clearer one, from a change without a gain
     rounds: Count
-    total: float | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
+    total: _Relative | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
 
     def __str__(self) -> str:
         low, high = 100 * self.low, 100 * self.high

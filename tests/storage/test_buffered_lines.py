@@ -1,32 +1,28 @@
+import pytest
+
 from training_profiler.storage.journal import BufferedLines
 
 
-def test_lines_keep_their_order_and_the_last_rank_summary():
-    held = BufferedLines()
-    for kind, line in (("interval", b"1\n"), ("rank", b"a\n"), ("epoch_begin", b"2\n"), ("rank", b"b\n")):
+@pytest.mark.parametrize(
+    ("limits", "lines", "kept", "dropped"),
+    [
+        ({}, [("interval", b"1\n"), ("rank", b"a\n"), ("epoch_begin", b"2\n"), ("rank", b"b\n")], b"1\n2\nb\n", 0),
+        (
+            {"most_lines": 2},
+            [("epoch_begin", b"0\n"), ("interval", b"1\n"), ("interval", b"2\n"), ("interval", b"3\n")],
+            b"2\n3\n",
+            1,
+        ),
+        ({"most_bytes": 5}, [("interval", b"111\n"), ("interval", b"2\n"), ("interval", b"33\n")], b"2\n33\n", 1),
+        ({"most_bytes": 5}, [("interval", b"123456\n")], b"", 1),
+    ],
+    ids=["the last rank summary", "too many lines", "too many bytes", "too long a line"],
+)
+def test_the_oldest_lines_go_first_and_dropped_intervals_are_counted(limits, lines, kept, dropped):
+    held = BufferedLines(**limits)
+    for kind, line in lines:
         held.add(kind, line)
-    assert held.drain() == b"1\n2\nb\n"
-    assert (held.drain(), held.dropped) == (b"", 0)
-
-
-def test_beyond_the_line_limit_the_oldest_are_dropped_and_counted():
-    held = BufferedLines(most_lines=2)
-    for kind, line in (("epoch_begin", b"0\n"), ("interval", b"1\n"), ("interval", b"2\n"), ("interval", b"3\n")):
-        held.add(kind, line)
-    assert (held.drain(), held.dropped) == (b"2\n3\n", 1)
-
-
-def test_beyond_the_byte_limit_the_oldest_are_dropped():
-    held = BufferedLines(most_bytes=5)
-    for line in (b"111\n", b"2\n", b"33\n"):
-        held.add("interval", line)
-    assert (held.drain(), held.dropped) == (b"2\n33\n", 1)
-
-
-def test_a_line_above_the_limit_is_dropped():
-    held = BufferedLines(most_bytes=5)
-    held.add("interval", b"123456\n")
-    assert (held.drain(), held.dropped) == (b"", 1)
+    assert (held.drain(), held.dropped, held.drain()) == (kept, dropped, b"")
 
 
 def test_only_intervals_count_as_measured():

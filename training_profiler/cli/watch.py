@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, one_line, printable_lines
@@ -120,7 +120,7 @@ class Watcher:
         self._print(self._live.look(to_end=True))
         return 0
 
-    def follow(self, screen: "Screen", interval_s: float) -> int:
+    def follow(self, screen: "PlainScreen | FullScreen", interval_s: float) -> int:
         """Show the run until it ends, print its end, and return 0. A run that has just begun is waited for.
 
         Raises:
@@ -142,7 +142,7 @@ class Watcher:
             self._print(look)
         return 0
 
-    def _look(self, screen: "Screen") -> Look | None:
+    def _look(self, screen: "PlainScreen | FullScreen") -> Look | None:
         """Return the run as it is now; None, and say why, if it cannot be read yet."""
         try:
             return self._live.look()
@@ -195,26 +195,10 @@ def _watched(look: Look, folder: Path) -> WatchedRun:
     )
 
 
-class Screen(Protocol):
-    """Where a run is shown."""
-
-    leaves_nothing: bool  # of what was shown, once it is closed
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
-        """Show the run, with the events that are new since the last time and all kept ones."""
-
-    def say(self, problem: str) -> None:
-        """Show why there is nothing new."""
-
-
 class PlainScreen:
     """A line each time there are new steps, and one for each event."""
 
-    leaves_nothing = False
+    leaves_nothing = False  # of what was shown, once it is closed
 
     def __init__(self) -> None:
         self._steps, self._problem = 0, ""
@@ -301,7 +285,7 @@ class FullScreen:
         return Text.from_ansi(printable_lines("\n".join(lines), layout.has_color), no_wrap=True, overflow="crop")
 
 
-def _screen() -> Screen:
+def _screen() -> PlainScreen | FullScreen:
     """Return the whole terminal, or lines where there is none, or no rich."""
     if not sys.stdout.isatty() or is_dumb_terminal():
         return PlainScreen()

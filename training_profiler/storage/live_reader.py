@@ -126,7 +126,7 @@ class _GrowingJournal:
 
     def _begin(self) -> None:
         self._recent = Recent()
-        self._replay = Replay(self._recent)
+        self._replay = Replay(self._recent.add)
         self._file: tuple[int, int] | None = None
         self._at = 0
         self._last = b""  # read before that place, to notice another content

@@ -1,7 +1,8 @@
 """Adds up the lines of one journal to the stats of its rank."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from training_profiler.aggregation.run import RunSums
 from training_profiler.base.text import one_line, printable
@@ -35,18 +36,14 @@ _UNENDED: Final = {
 }
 
 
-class ReplayedIntervals(Protocol):
-    """Gets each interval that was added."""
-
-    def add(self, record: IntervalRecord, /) -> None:
-        """Add the next interval."""
-
-
 class Replay:
-    """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out."""
+    """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out.
 
-    def __init__(self, series: ReplayedIntervals | None = None) -> None:
-        self._series = series
+    ``on_interval`` gets each interval that was added.
+    """
+
+    def __init__(self, on_interval: Callable[[IntervalRecord], None] = lambda record: None) -> None:
+        self._on_interval = on_interval
         self.sums: RunSums | None = None
         self.problem = ""  # of the first unusable line
         self.intervals = 0
@@ -108,8 +105,7 @@ class Replay:
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
         sums.add(totals_of(record, self._names, self._spare), record.step_ns)
-        if self._series is not None:
-            self._series.add(record)
+        self._on_interval(record)
         self._added, self._last = added, record
         self.intervals += 1
 

@@ -219,9 +219,10 @@ def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | None)
     """Return the stats of one rank."""
     if found.problem or found.begin is None:
         raise RunFolderError(f"{found.path} {found.problem}")
+    replay = Replay()
     if series is not None:
         series.begin(found.rank or 0)
-    replay = Replay(series)
+        replay = Replay(series.add)
     for line in lines_of_journal(found.path):
         replay.add(line)
     replay.end()

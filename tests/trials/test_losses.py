@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.trials.losses import APART, DIFFERS, IDENTICAL, NOT_REPEATABLE, UNKNOWN, compare_losses
+from training_profiler.trials.results import APART, DIFFERS, IDENTICAL, NOT_REPEATABLE, UNKNOWN, compare_losses
 
 
 def losses(*values):

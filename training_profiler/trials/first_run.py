@@ -56,6 +56,12 @@ class FirstRun:
     has_ended: bool  # by itself
     is_interrupted: bool = False  # by the user, after enough steps for a session to go on with
 
+    @classmethod
+    def of(cls, snapshot: Snapshot, memory_bytes: int, has_ended: bool, is_interrupted: bool = False) -> "FirstRun":
+        """Return what a run has shown whose snapshot this is."""
+        startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
+        return cls(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended, is_interrupted)
+
     @property
     def step_s(self) -> float:
         """The time of a step: the median, or the mean if it is longer, as where most steps only queue their work."""
@@ -143,8 +149,7 @@ def run_first(
         folder = _keep(launcher.runs_of(training), runs)
     finally:
         training.close()
-    startup_s = snapshot.step.before_s or 0.0
-    return FirstRun(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended, is_interrupted), folder
+    return FirstRun.of(snapshot, memory_bytes, has_ended, is_interrupted), folder
 
 
 def _watch(

@@ -1,9 +1,11 @@
-"""What a session of trials has found: plain data for the table, for ``--json`` and for the run folder."""
+"""What a session of trials has found, also of losses: plain data for the table, for ``--json`` and for the run folder."""
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +16,6 @@ from training_profiler.base.text import printable_data
 from training_profiler.model.bounds import Count, Positive
 from training_profiler.safety.files import lines_of, open_file
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.trials.losses import LossComparison
 from training_profiler.trials.statistics import Effect
 
 FILE: Final = "trials.jsonl"  # in the run folder
@@ -30,6 +31,75 @@ NOT_CONFIRMED: Final = "gain not confirmed"
 NO_VERDICT: Final = "no verdict"
 NOT_TRIED: Final = "not tried"
 FAILED: Final = "failed"
+
+
+IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
+NOT_REPEATABLE, UNKNOWN = "not repeatable", "unknown"
+ROUNDING: Final = 1e-4  # relative; a first difference beyond it comes from no other order of the same additions
+AFTER_FIRST: Final = 10  # steps after the first difference, before rounding has grown through the training
+
+Losses = Sequence[Sequence[str]]  # of each step, in hexadecimal
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """How far the losses of a changed training are from those of the unchanged one."""
+
+    kind: str
+    apart: Positive | None = None  # the largest relative difference in the first steps that differ
+    steps: Count = 0  # compared
+
+    def __str__(self) -> str:
+        if self.kind == APART:
+            return f"{_rounded(self.apart)} apart"
+        if self.kind == DIFFERS:
+            return "differs" if self.apart is None else f"differs ({_rounded(self.apart)})"
+        return "-" if self.kind == UNKNOWN else self.kind
+
+
+def compare_losses(changed: Losses, unchanged: Losses, again: Losses) -> LossComparison:
+    """Return how the losses of a changed training compare with those of two unchanged ones."""
+    found = _compare(changed, unchanged)
+    if found.kind in (APART, DIFFERS) and _compare(again, unchanged).kind in (APART, DIFFERS):
+        return LossComparison(NOT_REPEATABLE, steps=found.steps)
+    return found
+
+
+def _compare(changed: Losses, unchanged: Losses) -> LossComparison:
+    steps = min(len(changed), len(unchanged))
+    if not any(unchanged[:steps]) or not any(changed[:steps]):
+        return LossComparison(UNKNOWN)
+    if any(len(new) != len(old) for new, old in zip(changed, unchanged, strict=False)):
+        return LossComparison(DIFFERS, steps=steps)
+    by_step = (max(map(_apart, new, old), default=0.0) for new, old in zip(changed, unchanged, strict=False))
+    differing = _from_first(by_step)
+    if not differing:
+        return LossComparison(IDENTICAL, steps=steps)
+    kind = APART if differing[0] <= ROUNDING else DIFFERS
+    largest = max(differing)
+    return LossComparison(kind, largest if isfinite(largest) else None, steps)
+
+
+def _from_first(by_step: Iterator[float]) -> list[float]:
+    """Return the differences of the first step that differs and of those after it."""
+    for apart in by_step:
+        if apart > 0:
+            return [apart, *islice(by_step, AFTER_FIRST - 1)]
+    return []
+
+
+def _apart(new: str, old: str) -> float:
+    if new == old:
+        return 0.0
+    first, second = float.fromhex(new), float.fromhex(old)
+    if isnan(first) or isnan(second):
+        return float("inf")
+    largest = max(abs(first), abs(second))
+    return abs(first - second) / largest if isfinite(largest) else float("inf")
+
+
+def _rounded(apart: float | None) -> str:
+    return "" if apart is None else f"{apart:.0e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import duration_text, time_text
-from training_profiler.diagnosis import diagnose
 from training_profiler.findings.losses import Losses
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
@@ -28,7 +27,6 @@ from training_profiler.trials.first_run import (
 from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import BlockSchedule, Interleaved
 from training_profiler.trials.launcher import DiskSpaceError, Launcher
-from training_profiler.trials.losses import compare_losses
 from training_profiler.trials.process import TrialError
 from training_profiler.trials.results import (
     FAILED,
@@ -42,6 +40,7 @@ from training_profiler.trials.results import (
     Row,
     as_data,
     best_of_each,
+    compare_losses,
     from_data,
 )
 from training_profiler.trials.state import SCHEMA, Progress, SessionState, UnderWay, Wishes, held, save_state
@@ -125,8 +124,7 @@ class TrialSession:
         if not set(state.progress.chosen) <= set(self._treatments):
             raise RunFolderError(f"{folder}: the session has changes of another version of training-profiler")
         snapshot, self._progress = read_run(folder), state.progress
-        startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
-        first = FirstRun(snapshot, diagnose(snapshot), startup_s, state.memory_bytes, state.has_ended)
+        first = FirstRun.of(snapshot, state.memory_bytes, state.has_ended)
         before = from_data(state.results)
         self._before_s, self._rows = before.seconds, {row.name: row for row in before.rows}
         self._found = replace(before, program=self._found.program)

@@ -1,4 +1,4 @@
-"""What a session of trials has found, also of losses: plain data for the table, for ``--json`` and for the run folder."""
+"""What a session of trials has found, also of losses: data for the table, for ``--json`` and for the run folder."""
 
 import json
 import os

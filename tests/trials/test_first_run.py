@@ -12,6 +12,7 @@ from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, StepStats
 from training_profiler.trials import first_run
 from training_profiler.trials.first_run import FirstRun, TryError, enough_budget, run_first, workers_that_would_do
+from training_profiler.trials.interleaved import steps_of_a_block
 
 
 def short_of(steps, before_s=0.0):
@@ -260,3 +261,8 @@ def test_nothing_is_said_of_two_loaders_whose_waiting_is_known_only_together():
     run = snapshot_of({"data_loading": 0.62}, steps=200)
     run = replace(run, loaders=(LOADER, replace(LOADER, name="1")), machine=machine(1.0))
     assert workers_that_would_do(run, LOADER) is None
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.01, 11), (0.06, 3), (0.5, 2)])
+def test_a_block_is_at_least_a_tenth_of_a_second_and_one_step_to_begin_with(step_s, steps):
+    assert steps_of_a_block(step_s) == steps

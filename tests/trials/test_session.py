@@ -1,4 +1,4 @@
-"""A session that was interrupted goes on: what has a last word keeps it, and the rest is tried to the end."""
+"""A session runs trainings in turns; one that was interrupted goes on, and what has a last word keeps it."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ import pytest
 
 from tests.trials import changes
 from tests.trials.test_first_run import measured
-from tests.trials.test_interleaved import FakeTraining
 from training_profiler.base.errors import RunFolderError
 from training_profiler.trials import session
+from training_profiler.trials.first_run import TryError
 from training_profiler.trials.launcher import DiskSpaceError, Program
-from training_profiler.trials.process import TrialError
+from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
@@ -19,6 +19,29 @@ UNCHANGED = ()
 HALF, DOUBLE, NOTHING, OTHER = ("sleep*0.5",), ("sleep*2",), ("nothing",), ("losses",)
 ONLY = {"only": ("sleep*0.5",)}
 TWO = {"only": ("sleep*0.5", "losses")}
+
+
+class FakeTraining:
+    """A training whose blocks take a known time; fails in a block, where that is asked for."""
+
+    def __init__(self, step_s=0.1, fails_at=None, error=None):
+        self.process = self
+        self.is_closed = False
+        self.blocks = 0
+        self._step_s, self._fails_at, self._error = step_s, fails_at, error or TrialError("out of memory")
+
+    def wait_for_block(self, timeout_s):
+        return Block(None, 2.0, (("0x1p+0",),) * 3, 7)
+
+    def run_block(self, steps, timeout_s):
+        assert not self.is_closed
+        if self.blocks == self._fails_at:
+            raise self._error
+        self.blocks += 1
+        return Block(self._step_s, None, (("0x1p+0",),) * steps, 7)
+
+    def close(self):
+        self.is_closed = True
 
 
 class FakeLauncher:
@@ -68,6 +91,34 @@ def part(monkeypatch, tmp_path):
 
 def rows(results):
     return {row.name: row for row in results.rows}
+
+
+def test_each_training_runs_a_block_in_each_round(part):
+    launcher = FakeLauncher()
+    results = part(launcher, **ONLY)
+    (row,) = results.rows
+    assert (row.verdict, results.control.verdict, results.left) == (FASTER, NOT_SHOWN, ())
+    assert (row.effect.relative, row.effect.rounds) == (pytest.approx(-0.5), 30)
+    assert len({training.blocks for training in launcher.trainings[3:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (TrialError("out of memory"), FAILED, "out of memory"),
+        (InapplicableError("no convolutions"), NOT_TRIED, "no convolutions"),
+        (EndedError("it came to its end"), NOT_SHOWN, ""),
+    ],
+)
+def test_a_change_that_fails_leaves_the_others_alone(part, error, verdict, reason):
+    found = rows(part(FakeLauncher(ends={NOTHING: (1, 9, error)}), only=("sleep*0.5", "nothing")))
+    assert (found["nothing"].verdict, found["nothing"].reason) == (verdict, reason)
+    assert found["sleep*0.5"].verdict == FASTER
+
+
+def test_a_failure_of_the_unchanged_training_ends_the_session(part):
+    with pytest.raises(TryError, match="failed without a change: out of memory"):
+        part(FakeLauncher(ends={UNCHANGED: (1, 0, None)}), **ONLY)
 
 
 def interrupted_at(start, number):

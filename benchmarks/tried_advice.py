@@ -84,10 +84,10 @@ def simulated_wave(machine: Machine, random: np.random.Generator, wave: Wave, fa
 def simulated_session(machine: Machine, random: np.random.Generator, factors: dict[str, float]) -> set[str]:
     """Return the changes of which the session names a gain."""
     names = [f"change {number}" for number in range(CHANGES)]
-    screen = simulated_wave(machine, random, Wave(names, ROUNDS, SCREEN_ERROR, SCREEN_LOOKS), factors)
+    screen = simulated_wave(machine, random, Wave.of(names, ROUNDS, SCREEN_ERROR, SCREEN_LOOKS), factors)
     if not screen.shown:
         return set()
-    return simulated_wave(machine, random, Wave(sorted(screen.shown), ROUNDS, GAIN_ERROR), factors).shown
+    return simulated_wave(machine, random, Wave.of(sorted(screen.shown), ROUNDS, GAIN_ERROR), factors).shown
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.support.commands import printed, refused
 from tests.support.recording import FakeRun
 from training_profiler.cli import main
 from training_profiler.storage.run_folder import META, REPORT_DATA
@@ -39,8 +40,7 @@ def test_the_newest_two_are_compared_by_default(runs, capsys):
     write_run(runs, "20261121-142530", 0.5)
     write_run(runs, "20261121-142531")
     write_run(runs, "20261121-142531-2", 0.12)
-    assert main(["compare"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "compare")
     assert "before: runs/20261121-142531\nafter:  runs/20261121-142531-2\n" in out
     assert "SLOWER: a step takes 20.0% longer" in out
     assert "Carried by forward_pass: +20.0 ms a step" in out
@@ -52,8 +52,9 @@ def test_a_slower_run_fails_only_beyond_the_limit(runs, capsys):
     write_run(runs, "20261121-142531", 0.12)
     assert main(["compare", "--fail-if-slower", "3%"]) == 1
     assert main(["compare", "--fail-if-slower", "30%"]) == 0
-    assert main(["compare", "runs/20261121-142531", "runs/20261121-142530", "--fail-if-slower", "3%"]) == 0
-    assert "FASTER" in capsys.readouterr().out
+    assert "FASTER" in printed(
+        capsys, "compare", "runs/20261121-142531", "runs/20261121-142530", "--fail-if-slower", "3%"
+    )
 
 
 def write_pair(runs, other_program, step_s=0.12):
@@ -63,12 +64,13 @@ def write_pair(runs, other_program, step_s=0.12):
 
 def test_two_programs_are_named_beside_the_verdict(runs, capsys):
     write_pair(runs, "tools/evaluate.py")
-    assert main(["compare"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(printed(capsys, "compare").split())
     assert "SLOWER" in out
     assert "Two programs: train.py before, evaluate.py after. Their steps may be different work" in out
-    assert main(["compare", "--json", "--html", "comparison.html"]) == 0
-    assert json.loads(capsys.readouterr().out)["programs"] == {"before": "train.py", "after": "evaluate.py"}
+    assert json.loads(printed(capsys, "compare", "--json", "--html", "comparison.html"))["programs"] == {
+        "before": "train.py",
+        "after": "evaluate.py",
+    }
     assert "Two programs: train.py before" in (runs.parent / "comparison.html").read_text(encoding="utf-8")
 
 
@@ -83,10 +85,9 @@ def test_one_program_in_two_checkouts_is_the_same(runs, capsys, program):
 def test_a_check_of_the_newest_runs_refuses_two_programs_and_one_of_given_runs_counts(runs, capsys, step_s):
     write_pair(runs, "evaluate.py", step_s)
     for words in ([], ["runs/20261121-142530"]):
-        assert main(["compare", *words, "--fail-if-slower", "3%"]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        assert "are runs of two programs (train.py and evaluate.py)" in err
+        assert "are runs of two programs (train.py and evaluate.py)" in refused(
+            capsys, "compare", *words, "--fail-if-slower", "3%"
+        )
     given = ["runs/20261121-142530", "runs/20261121-142531"]
     assert main(["compare", *given, "--fail-if-slower", "3%"]) == (step_s > 0.1)
 
@@ -98,18 +99,14 @@ def test_a_check_of_a_run_that_goes_on_is_refused(runs, capsys):
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
     assert main(["compare"]) == 0
     capsys.readouterr()
-    assert main(["compare", "--fail-if-slower", "3%"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "runs/20261121-142531 is not yet over" in err
+    assert "runs/20261121-142531 is not yet over" in refused(capsys, "compare", "--fail-if-slower", "3%")
 
 
 def test_a_run_is_not_compared_with_itself(runs, capsys):
     write_run(runs, "20261121-142530-baseline", meta={"settings": {"name": "baseline"}})
-    assert main(["compare", "runs/20261121-142530-baseline", "baseline", "--fail-if-slower", "3%"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "baseline is the run to compare with, runs/20261121-142530-baseline" in err
+    assert "baseline is the run to compare with, runs/20261121-142530-baseline" in refused(
+        capsys, "compare", "runs/20261121-142530-baseline", "baseline", "--fail-if-slower", "3%"
+    )
 
 
 def test_the_list_says_why_a_run_cannot_be_read(runs, capsys):
@@ -118,8 +115,10 @@ def test_the_list_says_why_a_run_cannot_be_read(runs, capsys):
     garbage.write_bytes(b"\x00\xff nothing of ours\n" * 10)
     begun.write_bytes(b"")
     torn.write_bytes(torn.read_bytes().partition(b"\n")[0][:-9])
-    assert main(["list", "--json", "--sort", "began"]) == 0
-    rows = {row["folder"][-1]: (row["state"], row["problem"]) for row in json.loads(capsys.readouterr().out)}
+    rows = {
+        row["folder"][-1]: (row["state"], row["problem"])
+        for row in json.loads(printed(capsys, "list", "--json", "--sort", "began"))
+    }
     assert rows["0"][0] == rows["1"][0] == "unknown"
     assert rows["0"][1].startswith("rank0.jsonl has schema 9, this version reads 1")
     assert rows["1"][1].startswith("rank0.jsonl does not begin like a journal")
@@ -142,8 +141,7 @@ def test_names_and_what_differs_and_json(runs, capsys):
     settings = {"name": "baseline", "log_every": 50}
     write_run(runs, "20261121-142530-baseline", meta={"settings": settings, "git": {"commit": "abc"}})
     write_run(runs, "20261121-142531", meta={"settings": {"log_every": 10}, "git": {"commit": "def"}})
-    assert main(["compare", "baseline", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(printed(capsys, "compare", "baseline", "--json"))
     assert data["before"] == "runs/20261121-142530-baseline (baseline)"
     assert data["verdict"] == "no difference shown"
     assert {each["what"]: (each["before"], each["after"]) for each in data["differs"]} == {
@@ -190,24 +188,19 @@ def test_what_cannot_be_compared_is_one_line_and_status_2(runs, capsys):
 def test_a_page_is_written_beside_the_text_and_alone_beside_json(runs, capsys):
     write_run(runs, "20261121-142530", 0.1)
     write_run(runs, "20261121-142531", 0.12)
-    assert main(["compare", "--html", "comparison.html"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "compare", "--html", "comparison.html")
     assert out.startswith("=== Comparison ===")
     assert out.endswith("\nPage: comparison.html\n")
     page = (runs.parent / "comparison.html").read_text(encoding="utf-8")
     assert "SLOWER: a step takes 20.0% longer" in page
-    assert main(["compare", "--html", "again.html", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "slower"
+    assert json.loads(printed(capsys, "compare", "--html", "again.html", "--json"))["verdict"] == "slower"
     assert (runs.parent / "again.html").read_text(encoding="utf-8") == page
 
 
 def test_a_page_that_cannot_be_written_is_one_line_and_status_2(runs, capsys):
     write_run(runs, "20261121-142530", 0.1)
     write_run(runs, "20261121-142531", 0.12)
-    assert main(["compare", "--html", "nowhere/comparison.html"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "nowhere" in err
+    assert "nowhere" in refused(capsys, "compare", "--html", "nowhere/comparison.html")
 
 
 def test_too_few_runs_are_refused(runs, capsys):
@@ -227,8 +220,7 @@ def test_a_run_without_an_end_is_compared_as_far_as_it_is_written(runs, capsys):
     journal = folder / "rank0.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]) + b'{"kind":"inter')
-    assert main(["compare"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(printed(capsys, "compare").split())
     assert "after: the run did not come to its end" in out
     assert "after: 1 torn line" in out
 
@@ -243,15 +235,13 @@ def test_a_list_has_one_line_for_each_run(runs, capsys):
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
     (runs / "20261121-142532").mkdir()
     (runs / "notes.txt").write_text("")
-    assert main(["list"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "list")
     assert len(out.splitlines()) == 3
     assert "\x1b" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
     words = ["11-21", "14:25", "baseline", "train.py", "ended", "60", "100", "INPUT-BOUND"]
     assert out.splitlines()[2].split() == words
-    assert main(["list", "--json", "--sort", "steps", "--reverse"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed(capsys, "list", "--json", "--sort", "steps", "--reverse"))
     assert [(row["state"], row["steps"]) for row in rows] == [("ended", 60), ("unknown", 60)]
 
 
@@ -273,8 +263,7 @@ def test_the_states_of_runs_without_a_summary(runs, capsys):
         folder = write_run(runs, name, meta={"attempts": [attempt]})
         journal = folder / "rank0.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
-    assert main(["list", "--json"]) == 0
-    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["killed", "running"]
+    assert [row["state"] for row in json.loads(printed(capsys, "list", "--json"))] == ["killed", "running"]
 
 
 def test_a_name_is_enough_to_request_a_capture(runs, capsys):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.commands import printed
 from training_profiler.cli import main
 from training_profiler.runtime import checkup
 
@@ -25,27 +26,24 @@ def here(monkeypatch, tmp_path):
 
 
 def test_a_machine_without_problems(here, capsys):
-    assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert "all that this torch has a place for" in printed
-    assert f"{here / 'runs'}, which is made in {here}" in " ".join(printed.split())
+    text = printed(capsys, "doctor")
+    assert "all that this torch has a place for" in text
+    assert f"{here / 'runs'}, which is made in {here}" in " ".join(text.split())
     paths = str(here), sys.prefix
-    assert [line for line in printed.splitlines() if len(line) > 80 and not any(path in line for path in paths)] == []
+    assert [line for line in text.splitlines() if len(line) > 80 and not any(path in line for path in paths)] == []
     assert not list(here.iterdir())
 
 
 def test_settings_show_where_they_come_from(here, monkeypatch, capsys):
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOG_EVERY", "7")
-    assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["Settings"] == {
+    assert json.loads(printed(capsys, "doctor", "--json"))["Settings"] == {
         "RECTIFIED_FLOW_PROFILE_LOG_EVERY": "7 (from the environment)"
     }
 
 
 def test_the_recorder_and_why_it_serves(here, monkeypatch, capsys):
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_NATIVE", "0")
-    assert main(["doctor", "--json"]) == 0
-    recorder = json.loads(capsys.readouterr().out)["Instrumentation"]["recorder"]
+    recorder = json.loads(printed(capsys, "doctor", "--json"))["Instrumentation"]["recorder"]
     assert recorder == "Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.cli.test_trace import training
 from tests.storage.test_timeline_reader import trained
+from tests.support.commands import printed, refused
 from training_profiler.cli import html, main
 
 
@@ -12,8 +13,7 @@ def test_the_page_is_written_into_the_run_folder(tmp_path, capsys):
     (tmp_path / "captures").mkdir()
     (tmp_path / "captures" / "steps.pt.trace.json.gz").write_bytes(b"")
     (tmp_path / "meta.json").write_text(json.dumps({"command": "python train.py", "versions": {"torch": "2"}}))
-    assert main(["html", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert printed(capsys, "html", str(tmp_path)) == f"{tmp_path / 'report.html'}\n"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert "train.py" in page
@@ -38,9 +38,7 @@ def test_captures_are_on_the_page_with_their_analysis_but_for_large_ones(tmp_pat
 def test_what_is_not_a_run_is_refused_in_one_line(content, tmp_path, capsys):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_bytes(content)
-    assert main(["html", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    refused(capsys, "html", str(tmp_path))
     assert not (tmp_path / "report.html").exists()
 
 

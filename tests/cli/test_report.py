@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.commands import printed
 from tests.support.loader_workers import waiting_run
 from tests.trials.test_results import RESULTS
 from training_profiler.cli import html, main, mcp, report
@@ -24,16 +25,14 @@ def tried_run(tmp_path, monkeypatch):
 
 
 def test_the_finding_says_what_its_fix_brought(tried_run, capsys):
-    assert main(["report", str(tried_run)]) == 0
-    found = " ".join(capsys.readouterr().out.split())
+    found = " ".join(printed(capsys, "report", str(tried_run)).split())
     assert TRIED in found
     assert "=== Tried on train.py" in found
     assert TRIED in " ".join(ServedRuns([tried_run]).report().split())
 
 
 def test_the_trials_are_in_the_json(tried_run, capsys):
-    assert main(["report", str(tried_run), "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(printed(capsys, "report", str(tried_run), "--json"))
     assert data["trials"]["rows"][0]["effect"]["relative"] == -0.395
     fixes = {insight["code"]: insight["tried"] for insight in data["insights"]}
     assert TRIED.endswith(fixes["data-loading-bound"])
@@ -47,8 +46,7 @@ def test_the_page_has_them(tried_run):
 
 def test_a_run_on_which_nothing_was_tried_has_none(tried_run, capsys):
     (tried_run / "trials.jsonl").unlink()
-    assert main(["report", str(tried_run), "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(printed(capsys, "report", str(tried_run), "--json"))
     assert data["trials"] is None
     assert {insight["tried"] for insight in data["insights"]} == {""}
 

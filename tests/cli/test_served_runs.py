@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.test_compare import write_run
 from tests.cli.test_trace import training
+from tests.support.commands import printed
 from training_profiler.base.errors import MissingExtraError, RunFolderError, TraceError
 from training_profiler.cli import main
 from training_profiler.cli.mcp import ServedRuns
@@ -36,8 +37,10 @@ def test_runs_are_listed_and_found_by_folder_name_or_as_the_newest(runs):
 
 def test_reports_and_comparisons_are_those_of_the_commands(runs, capsys):
     served = ServedRuns([runs])
-    assert main(["report", str(runs / "20261121-142530"), "--checklist"]) == 0
-    assert served.report("20261121-142530").splitlines()[:8] == capsys.readouterr().out.splitlines()[:8]
+    assert (
+        served.report("20261121-142530").splitlines()[:8]
+        == printed(capsys, "report", str(runs / "20261121-142530"), "--checklist").splitlines()[:8]
+    )
     compared = served.compare("20261121-142530")
     assert compared["verdict"] == "slower"
     assert "SLOWER: a step takes 20.0% longer" in compared["text"]

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from tests.support.commands import printed, refused
 from tests.support.stacks import stacks_of, training_at
-from training_profiler.cli import main, stacks
+from training_profiler.cli import stacks
 from training_profiler.storage.journal import JOURNAL_SCHEMA
 from training_profiler.storage.stack_files import read_request, write_stacks
 
@@ -25,31 +26,23 @@ def no_wait(monkeypatch):
     monkeypatch.setattr(stacks, "ANSWER_INTERVALS", 0)
 
 
-def refused(capsys, *words):
-    assert main(["stacks", *map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 def test_run_that_does_not_exist_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "neither a folder nor the name of a run" in refused(capsys, "nothing")
-    assert "runs does not exist" in refused(capsys)
-    assert "is not a run folder" in refused(capsys, tmp_path)
+    assert "neither a folder nor the name of a run" in refused(capsys, "stacks", "nothing")
+    assert "runs does not exist" in refused(capsys, "stacks")
+    assert "is not a run folder" in refused(capsys, "stacks", tmp_path)
 
 
 def test_run_that_has_ended_without_stacks_is_refused(tmp_path, capsys):
     write_journal(tmp_path, is_ended=True)
-    assert "is no longer running, and no stacks were written" in refused(capsys, tmp_path)
+    assert "is no longer running, and no stacks were written" in refused(capsys, "stacks", tmp_path)
     assert read_request(tmp_path) is None
 
 
 def test_last_stacks_of_a_run_that_has_ended_are_printed(tmp_path, capsys):
     write_journal(tmp_path, is_ended=True)
     write_stacks(tmp_path, stacks_of(0, training_at("train.py:88 train")))
-    assert main(["stacks", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "stacks", str(tmp_path))
     assert out.startswith(f"The training of {tmp_path} is no longer running. Its last stacks:\n")
     assert "It is at train.py:88 train." in out
 
@@ -57,14 +50,14 @@ def test_last_stacks_of_a_run_that_has_ended_are_printed(tmp_path, capsys):
 def test_run_of_another_machine_that_does_not_answer_is_refused_with_what_to_do(tmp_path, capsys):
     write_journal(tmp_path, host="node7", pid=4711)
     assert "The training has not answered (process 4711 on node7): run this command on that machine" in refused(
-        capsys, tmp_path
+        capsys, "stacks", tmp_path
     )
 
 
 def test_stopped_process_and_rank_without_journal_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stacks, "is_stopped", lambda pid: True)
     write_journal(tmp_path, world_size=2)
-    line = refused(capsys, tmp_path)
+    line = refused(capsys, "stacks", tmp_path)
     assert f"Rank 0 is stopped (process {os.getpid()} on" in line
     assert f"kill -CONT {os.getpid()} lets it go on" in line
     assert "Rank 1 has no journal in this folder" in line
@@ -82,8 +75,7 @@ def test_answers_of_this_request_are_printed_and_missing_ranks_named(tmp_path, c
 
     monkeypatch.setattr(stacks, "write_request", answer)
     monkeypatch.setattr(stacks, "stacks_by_signal", lambda pid: None)
-    assert main(["stacks", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "stacks", str(tmp_path))
     assert out.startswith("Stacks of 1 of 3 ranks at ")
     assert "Rank 0 at train.py:88 train" in out
     assert f"Rank 1 has ended (process {os.getpid()} on " in out
@@ -101,7 +93,6 @@ def test_rank_whose_python_cannot_run_shows_the_dump_of_its_main_thread(tmp_path
         '  File "/home/me/train.py", line 9 in <module>\n'
     )
     monkeypatch.setattr(stacks, "stacks_by_signal", lambda pid: dump)
-    assert main(["stacks", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "stacks", str(tmp_path))
     assert "The training cannot run Python: code in C holds the GIL at the line shown" in out
     assert out.endswith("  training thread MainThread:\n    me/train.py:9 <module>\n    me/train.py:7 stuck\n")

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from tests.storage.test_timeline_reader import trained
+from tests.support.commands import printed, refused
 from training_profiler.cli import main
 
 
@@ -10,8 +11,7 @@ def test_each_format_is_written_into_the_run_folder(tmp_path, capsys):
     trained(tmp_path)
     written = {}
     for format in ("chrome", "speedscope", "collapsed"):
-        assert main(["timeline", str(tmp_path), "--format", format]) == 0
-        path = capsys.readouterr().out.strip()
+        path = printed(capsys, "timeline", str(tmp_path), "--format", format).strip()
         with open(path, encoding="utf-8") as file:
             written[format] = file.read()
     steps = [
@@ -32,17 +32,16 @@ def test_a_file_or_standard_output_can_be_chosen(tmp_path, capsys):
     trained(tmp_path)
     assert main(["timeline", str(tmp_path), "--output", str(tmp_path / "x.json")]) == 0
     capsys.readouterr()
-    assert main(["timeline", str(tmp_path), "--output", "-"]) == 0
-    assert capsys.readouterr().out == (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert printed(capsys, "timeline", str(tmp_path), "--output", "-") == (tmp_path / "x.json").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"kind":"begin","schema":99}\n'])
 def test_what_is_not_a_run_is_refused_in_one_line(content, tmp_path, capsys):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_bytes(content)
-    assert main(["timeline", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    refused(capsys, "timeline", str(tmp_path))
 
 
 def test_stacks_of_a_run_without_samples_are_refused(tmp_path, capsys):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.support.commands import printed, refused
 from tests.support.recording import FakeRun
 from training_profiler.base.errors import RunFolderError
 from training_profiler.cli import main, watch
@@ -159,8 +160,7 @@ def test_once_prints_a_run_without_an_end(tmp_path, monkeypatch, capsys):
     training = Training(tmp_path / "runs" / "20261121-142530")
     training.begin()
     training.steps(30)
-    assert main(["watch", "--once"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "watch", "--once")
     assert out.startswith("runs/20261121-142530: running")
     assert "train.py - 30 steps in 3.00 s" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -192,13 +192,11 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
         (folder / "rank0.jsonl").write_bytes(content)
     empty.mkdir()
     for words in (["nothing"], ["newer"], ["garbage"], ["newer", "--once"], ["empty", "--once"], ["--once"]):
-        assert main(["watch", *words]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
+        refused(capsys, "watch", *words)
     for wrong in ("0", "nan", "soon"):
-        with pytest.raises(SystemExit) as refused:
+        with pytest.raises(SystemExit) as ended:
             main(["watch", "--interval", wrong])
-        assert refused.value.code == 2
+        assert ended.value.code == 2
     assert "is not a time from 0.2 to 3600 s" in capsys.readouterr().err
 
 

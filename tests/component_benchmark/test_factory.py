@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from training_profiler.base.errors import BenchmarkError
-from training_profiler.component_benchmark.factory import read_subject, subject_of
+from training_profiler.component_benchmark.subject import read_subject, subject_of
 
 GOOD = """
 from torch import nn, randn

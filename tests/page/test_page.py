@@ -12,8 +12,7 @@ import pytest
 from tests.page.runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
 from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
-from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
-from training_profiler.page.recorded import recorded_data, rows_of
+from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
 from training_profiler.page.render import PageOrigin, _breakable, flame, render_page
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import Lane, Span
@@ -188,7 +187,7 @@ def test_a_host_that_runs_ahead_is_noted_beside_the_steps(waits, is_noted):
 
 
 def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):
-    monkeypatch.setattr("training_profiler.page.recorded.MOST_SPANS", 9)
+    monkeypatch.setattr("training_profiler.page.charts.MOST_SPANS", 9)
     steps = [recorded_step(number, "slow", number * MS, "a") for number in range(1, 6)]
     steps[0] = recorded_step(1, "first", MS, "a")
     data = recorded_data(replace(series_of(0, 4), recorded=tuple(steps)))

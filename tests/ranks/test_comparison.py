@@ -1,6 +1,7 @@
 """Stats of all ranks: spread, work, causes, hosts, silent ranks."""
 
 import json
+import random
 from statistics import median
 
 import numpy as np
@@ -9,13 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ranks import MS, buckets, rank_id, summary_of
-from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.comparison import (
+    History,
+    all_ranks_stats,
+    clock_offsets,
+    clock_stats,
+    history_of,
+    waiting_parts,
+)
 from training_profiler.ranks.section_spread import medians_of_others
 from training_profiler.ranks.summary import RankSection, RankSummary, RankSyncPoint, StepTimeBucket
+from training_profiler.recording.gradient_sync import block_stride
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
-from training_profiler.snapshot.ranks import RankId
+from training_profiler.snapshot.ranks import ClockStats, RankId
 from training_profiler.snapshot.snapshot import Snapshot
 
 SECTIONS = {"data_loading": 1.0, "forward_pass": 10.0, "backward_pass": 15.0, "other": 2.0}
@@ -251,3 +260,178 @@ def test_a_waiting_rank_is_not_slowest_in_the_backward_pass():
     backward = spread["backward_pass"]
     assert (backward.slowest.rank, backward.min_s, backward.max_s) == (1, 0.010, 0.030)
     assert (spread["synchronization"].slowest.rank, spread["synchronization"].max_s) == (0, 0.025)
+
+
+@pytest.mark.parametrize(
+    ("means_ms", "warmup", "history"),
+    [
+        ([30.0] * 7, 0, None),  # too few
+        ([0.0] * 12, 0, None),
+        ([30.0] * 10, 1000, None),
+        ([30.0] * 4 + [45.0] * 8, 0, History(1.5, 200)),
+        ([45.0] * 4 + [30.0] * 8, 0, History(pytest.approx(2 / 3))),  # for the better
+        ([30.0] * 6 + [32.7] * 6, 0, History(pytest.approx(1.09))),  # less than a tenth
+        ([30.0] * 6 + [300.0] + [30.0] * 5, 0, None),  # one slow bucket
+        ([3.0, 3.0] + [30.0] * 10, 60, None),  # warm-up
+    ],
+)
+def test_a_clear_change_has_its_step_and_other_changes_have_none(means_ms, warmup, history):
+    found = history_of(buckets(*means_ms), warmup)
+    assert found == history or (history is None and found.slower_since_step is None)
+
+
+def test_noise_seldom_looks_like_a_change():
+    chance = random.Random(7)
+    noisy = [history_of(buckets(*(chance.uniform(24, 36) for _ in range(12)))) for _ in range(500)]
+    assert sum(one.slower_since_step is not None for one in noisy) < 25
+
+
+def blocks_of(steps: int, sync_ms) -> dict[int, list[int]]:
+    """Return the complete blocks of a rank with this many steps, from ``sync_ms(step)``."""
+    blocks = (steps + 15) // 16
+    firsts = [16 * block for block in range(steps // 16) if block % block_stride(blocks) == 0]
+    return {first: [round(sync_ms(step) * MS) for step in range(first, first + 16)] for first in firsts}
+
+
+def test_the_last_rank_to_arrive_does_not_wait():
+    ranks = [
+        summary_of(0, sync_ms=4, blocks=blocks_of(100, lambda _: 4)),
+        summary_of(1, sync_ms=1, blocks=blocks_of(100, lambda _: 1)),
+    ]
+    found = waiting_parts(ranks)
+    assert (found.part, found.steps) == ({0: 0.75, 1: 0.0}, 96)
+    stats = all_ranks_stats(ranks, 2)
+    assert [one.waiting_s for one in stats.ranks] == [pytest.approx(0.003), 0.0]
+    assert stats.sync_share == pytest.approx(2.5 / 31)
+    assert stats.waiting_share == pytest.approx(1.5 / 31)
+    assert stats.transfer_share == pytest.approx(1 / 31)
+    assert stats.compared_steps == 96
+
+
+def test_ranks_that_are_late_in_turn_all_wait():
+    ranks = [
+        summary_of(r, sync_ms=3, blocks=blocks_of(64, lambda step, r=r: 5 if step % 2 == r else 1)) for r in (0, 1)
+    ]
+    assert waiting_parts(ranks).part == {0: pytest.approx(4 / 6), 1: pytest.approx(4 / 6)}
+
+
+def test_steps_unknown_to_one_rank_are_not_compared():
+    unknown = {0: [-1] * 4 + [2 * MS] * 12}
+    found = waiting_parts([summary_of(0, blocks=unknown, steps=16), summary_of(1, blocks={0: [MS] * 16}, steps=16)])
+    assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 12)
+
+
+def test_warmup_is_not_compared():
+    slow_start = {0: [900 * MS] * 3 + [2 * MS] * 13}
+    found = waiting_parts(
+        [summary_of(0, blocks=slow_start, steps=16), summary_of(1, blocks={0: [MS] * 16}, steps=16)], 3
+    )
+    assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 13)
+
+
+def test_ranks_are_compared_after_another_has_ended():
+    ranks = [summary_of(r, steps=1000, blocks=blocks_of(1000, lambda _, r=r: r + 1)) for r in (0, 1)]
+    dead = summary_of(2, steps=40, blocks=blocks_of(40, lambda _: 1))
+    assert waiting_parts([*ranks, dead]).steps == waiting_parts(ranks).steps > 16
+
+
+def test_a_block_missing_from_a_rank_is_not_compared():
+    ranks = [summary_of(0, blocks={0: [MS] * 16, 16: [MS] * 16}), summary_of(1, blocks={16: [MS] * 16}, steps=100)]
+    assert waiting_parts(ranks).steps == 16
+
+
+def test_too_few_steps_or_a_single_rank_have_no_waiting():
+    assert waiting_parts([summary_of(0, blocks=blocks_of(100, lambda _: 1))]) is None
+    assert waiting_parts([summary_of(0), summary_of(1)]) is None
+    unknown = {0: [-1] * 9 + [MS] * 7}
+    assert waiting_parts([summary_of(0, blocks=unknown), summary_of(1, blocks={0: [MS] * 16})]) is None
+
+
+def test_ranks_with_unknown_sync_are_left_out():
+    blocks = blocks_of(32, lambda _: 1)
+    found = waiting_parts(
+        [summary_of(0, blocks=blocks), summary_of(1, blocks=blocks), summary_of(2, blocks=blocks, knows_sync=False)]
+    )
+    assert found.part == {0: 0.0, 1: 0.0}
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=32, max_size=32), min_size=2, max_size=5))
+def test_waiting_and_transfer_add_up_to_synchronization(sync_ms):
+    ranks = [
+        summary_of(
+            rank,
+            steps=32,
+            step_ms=100,
+            sync_ms=sum(ms) / 32,
+            blocks={0: [one * MS for one in ms[:16]], 16: [one * MS for one in ms[16:]]},
+        )
+        for rank, ms in enumerate(sync_ms)
+    ]
+    stats = all_ranks_stats(ranks, len(ranks))
+    transfer_ms = sum(min(step) for step in zip(*sync_ms, strict=True)) / 32
+    if stats.sync_share is None:
+        assert sum(map(sum, sync_ms)) == 0
+        return
+    assert stats.waiting_share + stats.transfer_share == pytest.approx(stats.sync_share, rel=1e-12)
+    assert stats.transfer_share == pytest.approx(transfer_ms / 100, abs=1e-9)
+    for row, ms in zip(stats.ranks, sync_ms, strict=True):
+        assert row.waiting_s * 1000 == pytest.approx(sum(ms) / 32 - transfer_ms, abs=1e-6)
+
+
+def on(host: str, rank: int, *meetings: tuple[str, int, int]):
+    return summary_of(rank, who=RankId(rank, 4, host), sync_points=[RankSyncPoint(*one) for one in meetings])
+
+
+def test_one_machine_has_one_clock():
+    assert clock_stats([on("a", 0, ("all:0", 1, 2)), on("a", 1, ("all:0", 1, 2))]) is None
+
+
+def test_each_sync_point_narrows_the_offset():
+    ranks = [
+        on("a", 0, ("all:0", 100, 200), ("all:1", 300, 340)),
+        on("b", 1, ("all:0", 1100, 1200), ("all:1", 1310, 1350)),
+    ]
+    (_, offset) = clock_offsets(ranks).values()
+    assert (offset.low_ns, offset.high_ns, offset.sync_points) == (-1050, -970, 2)
+    assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
+
+
+def test_all_ranks_of_a_machine_narrow_its_offset():
+    ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 1100, 1200)), on("b", 2, ("all:0", 1150, 1160))]
+    (_, offset) = clock_offsets(ranks).values()
+    assert (offset.low_ns, offset.high_ns) == (100 - 1160, 200 - 1150)
+
+
+def test_a_clock_that_was_set_is_not_aligned():
+    ranks = [
+        on("a", 0, ("all:0", 100, 200), ("all:1", 300, 400)),
+        on("b", 1, ("all:0", 100, 200), ("all:1", 9300, 9400)),
+    ]
+    assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=0)
+
+
+def test_without_a_common_sync_point_a_clock_is_not_aligned():
+    ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 100, 200)), on("c", 2, ("all:9", 1, 2))]
+    assert clock_stats(ranks) == ClockStats(hosts=3, aligned_hosts=2, error_s=100e-9, meetings=1)
+
+
+@given(
+    offset=st.integers(-(10**9), 10**9),
+    meetings=st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 10**6)),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_the_true_offset_is_always_within_the_interval(offset, meetings):
+    first, other = [], []
+    for at, (late_a, late_b, stays_a, stays_b) in enumerate(meetings):
+        begin = at * 10**8
+        together = begin + max(late_a, late_b)
+        first.append((f"all:{at}", begin + late_a, together + stays_a))
+        other.append((f"all:{at}", begin + late_b - offset, together + stays_b - offset))
+    known = clock_offsets([on("a", 0, *first), on("b", 1, *other)])["b", None]
+    assert known.low_ns <= offset <= known.high_ns
+    assert clock_stats([on("a", 0, *first), on("b", 1, *other)]).error_s == pytest.approx(
+        (known.high_ns - known.low_ns) / 2e9
+    )

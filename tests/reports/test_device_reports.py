@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.reports.console import render_final, render_periodic
 from training_profiler.reports.layout import Layout
@@ -59,27 +61,21 @@ def test_summary_names_the_device_and_unmeasured_spans():
     ]
 
 
-def test_summary_has_the_devices_wait_for_input():
-    assert lines_of(render_final(snapshot(), []), "waited") == [
-        "Device waited for input: 5.0% of step time, 5.00 ms per batch"
-    ]
+FEW = {"device_count": 5, "device_total_s": 0.025}
+OUTSIDE_STEPS = {"count": 200, "total_s": 2.0, "device_count": 50, "device_total_s": 0.25}
 
 
-def test_fetches_outside_steps_do_not_count_as_step_time():
-    text = render_final(
-        snapshot(data_loading={"count": 200, "total_s": 2.0, "device_count": 50, "device_total_s": 0.25}), []
-    )
-    assert lines_of(text, "waited") == ["Device waited for input: 5.0% of step time, 5.00 ms per batch"]
-
-
-def test_few_fetches_give_no_share_of_step_time():
-    text = render_final(snapshot(data_loading={"device_count": 5, "device_total_s": 0.025}), [])
-    assert lines_of(text, "waited") == ["Device waited for input: 5.00 ms per batch"]
-
-
-def test_wait_per_batch_without_steps():
-    text = render_final(replace(snapshot(), step=None), [])
-    assert lines_of(text, "waited") == ["Device waited for input: 5.00 ms per batch"]
+@pytest.mark.parametrize(
+    ("run", "share"),
+    [
+        (snapshot(), "5.0% of step time, "),
+        (snapshot(data_loading=OUTSIDE_STEPS), "5.0% of step time, "),
+        (snapshot(data_loading=FEW), ""),
+        (replace(snapshot(), step=None), ""),
+    ],
+)
+def test_summary_has_the_devices_wait_for_input(run, share):
+    assert lines_of(render_final(run, []), "waited") == [f"Device waited for input: {share}5.00 ms per batch"]
 
 
 def test_no_wait_for_input_with_sync_timing():

@@ -23,17 +23,17 @@ def test_percentages_are_less_than_a_tenth_off(parts):
         assert abs(shown - 100 * share) < 0.1 + 1e-9
 
 
-def test_rounding_favors_the_largest_remainders():
-    assert percentages([0.3337, 0.3336, 0.3327]) == [33.4, 33.3, 33.3]
-
-
-def test_shares_below_one_are_only_rounded():
-    assert percentages([0.25, 0.25]) == [25.0, 25.0]
-
-
-@pytest.mark.parametrize("shares", [[], [0.0]])
-def test_percentages_of_nothing(shares):
-    assert percentages(shares) == shares
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [
+        ([0.3337, 0.3336, 0.3327], [33.4, 33.3, 33.3]),  # the largest remainders
+        ([0.25, 0.25], [25.0, 25.0]),  # not all of it: only rounded
+        ([], []),
+        ([0.0], [0.0]),
+    ],
+)
+def test_what_rounding_leaves_goes_to_the_largest_remainders(shares, shown):
+    assert percentages(shares) == shown
 
 
 def test_largest_section_first_nested_ones_below_it():

@@ -16,36 +16,33 @@ def loading(rank, host="node1"):
     return stacks_of(rank, training_at("data.py:41 __getitem__", section="data_loading", since_s=58.0), host=host)
 
 
-def test_ranks_that_are_elsewhere_come_first_and_the_others_may_wait_for_them():
-    ranks = [in_backward(0), in_backward(1), loading(2), in_backward(3)]
-    assert where_text(ranks, is_alone=False) == (
-        "rank 2 (node1) at data.py:41 __getitem__ (in data_loading); "
-        "ranks 0-1, 3 at train.py:88 train (in backward_pass), which may wait for rank 2"
-    )
+MEETING = [stacks_of(rank, training_at("train.py:5 meet", GATHER)) for rank in (0, 1)]
+REPLAYING = [stacks_of(rank, training_at("train.py:88 train", section="graph_replay", since_s=60.0)) for rank in (0, 1)]
 
 
-def test_a_rank_that_replays_a_graph_may_wait_for_others():
-    replaying = [
-        stacks_of(rank, training_at("train.py:88 train", section="graph_replay", since_s=60.0)) for rank in (0, 1)
-    ]
-    assert where_text([*replaying, loading(2)], is_alone=False).endswith(
-        "ranks 0-1 at train.py:88 train (in graph_replay), which may wait for rank 2"
-    )
-
-
-def test_ranks_in_a_collective_come_last_even_if_they_are_few():
-    ranks = [stacks_of(0, training_at("train.py:5 meet", GATHER)), loading(1), loading(2)]
-    assert where_text(ranks, is_alone=False) == (
-        "ranks 1-2 at data.py:41 __getitem__ (in data_loading); "
-        "rank 0 (node0) at train.py:5 meet, waiting for ranks 1-2"
-    )
-
-
-def test_ranks_at_one_place_are_one_group():
-    ranks = [stacks_of(rank, training_at("train.py:5 meet", GATHER)) for rank in (0, 1)]
-    assert where_text(ranks, is_alone=False) == (
-        "all 2 ranks that answered at train.py:5 meet, waiting for the other ranks"
-    )
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (
+            [in_backward(0), in_backward(1), loading(2), in_backward(3)],
+            "rank 2 (node1) at data.py:41 __getitem__ (in data_loading); "
+            "ranks 0-1, 3 at train.py:88 train (in backward_pass), which may wait for rank 2",
+        ),
+        (
+            [*REPLAYING, loading(2)],
+            "rank 2 (node1) at data.py:41 __getitem__ (in data_loading); "
+            "ranks 0-1 at train.py:88 train (in graph_replay), which may wait for rank 2",
+        ),
+        (  # those in a collective come last, even if they are few
+            [MEETING[0], loading(1), loading(2)],
+            "ranks 1-2 at data.py:41 __getitem__ (in data_loading); "
+            "rank 0 (node0) at train.py:5 meet, waiting for ranks 1-2",
+        ),
+        (MEETING, "all 2 ranks that answered at train.py:5 meet, waiting for the other ranks"),
+    ],
+)
+def test_ranks_that_are_elsewhere_come_first_and_the_others_may_wait_for_them(ranks, text):
+    assert where_text(ranks, is_alone=False) == text
 
 
 def test_training_of_one_rank_has_its_line_and_what_it_waits_for():

@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from tests.support.loader_workers import WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.loaders import loader_lines
@@ -19,23 +21,20 @@ def lines(*loaders, layout=FILE, wall_s=10.0):
     return loader_lines(Snapshot(loaders=loaders, wall_s=wall_s), layout)
 
 
-def test_no_loader_no_line():
-    assert lines() == []
-
-
-def test_single_loader_has_one_line():
-    assert lines(loader("0", 30, 0.12, samples=480)) == ["DataLoader 0: 30 batches, 480 samples, 0.12 s waiting"]
-
-
-def test_one_batch_and_one_sample_are_in_the_singular():
-    assert lines(loader("0", 1, 0.12, samples=1)) == ["DataLoader 0: 1 batch, 1 sample, 0.12 s waiting"]
-
-
-def test_training_and_validation_loader_have_a_line_each():
-    assert lines(loader("0", 30, 0.12), loader("1", 5, 0.01, phase="val")) == [
-        "DataLoader 0: 30 batches, 0.12 s waiting",
-        "DataLoader 1 (validation): 5 batches, 0.01 s waiting",
-    ]
+@pytest.mark.parametrize(
+    ("loaders", "expected"),
+    [
+        ([], []),
+        ([loader("0", 30, 0.12, samples=480)], ["DataLoader 0: 30 batches, 480 samples, 0.12 s waiting"]),
+        ([loader("0", 1, 0.12, samples=1)], ["DataLoader 0: 1 batch, 1 sample, 0.12 s waiting"]),
+        (
+            [loader("0", 30, 0.12), loader("1", 5, 0.01, phase="val")],
+            ["DataLoader 0: 30 batches, 0.12 s waiting", "DataLoader 1 (validation): 5 batches, 0.01 s waiting"],
+        ),
+    ],
+)
+def test_a_single_loader_of_a_phase_has_one_line(loaders, expected):
+    assert lines(*loaders) == expected
 
 
 def two(**aux):
@@ -85,17 +84,17 @@ def sentences(*loaders, **options):
     )
 
 
-def test_loader_below_twice_is_not_slow():
-    assert sentences(loader("main", 100, 1.0), loader("aux", 100, 1.99)) == ""
-    assert sentences(loader("main", 100, 1.0), loader("aux", 100, 2.01)) != ""
-
-
-def test_slow_loader_below_one_percent_of_the_run_is_left_out():
-    assert sentences(loader("main", 100, 0.1), loader("aux", 100, 0.9), wall_s=100.0) == ""
-
-
-def test_loader_of_few_batches_is_not_compared():
-    assert sentences(loader("main", 100, 0.1), loader("aux", 7, 0.9)) == ""
+@pytest.mark.parametrize(
+    ("main", "aux", "wall_s", "is_slow"),
+    [
+        ((100, 1.0), (100, 1.99), 10.0, False),
+        ((100, 1.0), (100, 2.01), 10.0, True),
+        ((100, 0.1), (100, 0.9), 100.0, False),  # below 1% of the run
+        ((100, 0.1), (7, 0.9), 10.0, False),  # too few batches
+    ],
+)
+def test_a_loader_is_slow_if_it_takes_twice_as_long_and_that_matters(main, aux, wall_s, is_slow):
+    assert bool(sentences(loader("main", *main), loader("aux", *aux), wall_s=wall_s)) == is_slow
 
 
 def mix(batches, asked):
@@ -108,27 +107,29 @@ def mix(batches, asked):
     )
 
 
-def test_requested_mix_is_confirmed():
-    assert mix((200, 100), (2 / 3, 1 / 3)) == "The mix is main 66.7%, aux 33.3%, as asked"
-
-
-def test_different_mix_names_both_shares():
-    assert mix((800, 200), (2 / 3, 1 / 3)) == (
-        "The mix of loaders differs from the configured one: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
-    )
-
-
-def test_random_deviation_of_the_mix_is_accepted():
-    assert mix((72, 28), (2 / 3, 1 / 3)).endswith("as asked")  # sigma is 4.7 points
-
-
-def test_one_percentage_point_is_rounding():
-    assert mix((657_000, 343_000), (2 / 3, 1 / 3)).endswith("as asked")
-    assert not mix((655_000, 345_000), (2 / 3, 1 / 3)).endswith("as asked")
-
-
-def test_no_requested_mix_no_sentence():
-    assert mix((800, 200), (None, None)) == ""
+@pytest.mark.parametrize(
+    ("batches", "asked", "text"),
+    [
+        ((200, 100), (2 / 3, 1 / 3), "The mix is main 66.7%, aux 33.3%, as asked"),
+        (
+            (800, 200),
+            (2 / 3, 1 / 3),
+            "The mix of loaders differs from the configured one: main 80.0% instead of 66.7%, aux 20.0% instead of "
+            "33.3%",
+        ),
+        ((72, 28), (2 / 3, 1 / 3), "The mix is main 72.0%, aux 28.0%, as asked"),  # by chance: sigma is 4.7 points
+        ((657_000, 343_000), (2 / 3, 1 / 3), "The mix is main 65.7%, aux 34.3%, as asked"),  # a point is rounding
+        (
+            (655_000, 345_000),
+            (2 / 3, 1 / 3),
+            "The mix of loaders differs from the configured one: main 65.5% instead of 66.7%, aux 34.5% instead of "
+            "33.3%",
+        ),
+        ((800, 200), (None, None), ""),
+    ],
+)
+def test_the_mix_is_as_asked_or_names_both_shares(batches, asked, text):
+    assert mix(batches, asked) == text
 
 
 def test_workers_have_their_phases_and_lines_below_their_loader():

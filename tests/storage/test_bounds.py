@@ -9,7 +9,7 @@ from tests.support.every_field import filled, full_interval, unbounded
 from tests.support.mutations import leaves
 from training_profiler.model.bounds import MOST_SUM, fit
 from training_profiler.model.loader_workers import WorkerSums
-from training_profiler.ranks.message import _Head
+from training_profiler.ranks.message import Heartbeat
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.data_loader import LoaderArguments
 from training_profiler.snapshot.program import ProgramFacts
@@ -32,7 +32,7 @@ CHECKED_LATER = {
 
 
 @pytest.mark.parametrize(
-    "kind", [Line, RankSummary, _Head, _Request, Request, WorkerSums, RawSnapshot, Results, SessionState]
+    "kind", [Line, RankSummary, Heartbeat, _Request, Request, WorkerSums, RawSnapshot, Results, SessionState]
 )
 def test_integers_have_bounds_where_they_are_decoded(kind: type) -> None:
     free = {path for path in unbounded(kind) if not path.startswith(FITTED)}

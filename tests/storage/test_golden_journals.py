@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Struct, structs
 
 from tests.support.many_ranks import BEGAN_S, LAUNCH, RUN, S, who
 from tests.support.recording import FakeRun
@@ -148,9 +149,13 @@ def messages() -> dict[str, bytes]:
     }
 
 
+def as_plain(record):
+    return structs.asdict(record) if isinstance(record, Struct) else dataclasses.asdict(record)
+
+
 def plain(value: Any) -> Any:
     """Return a value converted to JSON and back."""
-    return json.loads(json.dumps(value, default=dataclasses.asdict))
+    return json.loads(json.dumps(value, default=as_plain))
 
 
 def read_values(folder: Path) -> Any:

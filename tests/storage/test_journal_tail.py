@@ -3,7 +3,7 @@ import json
 import pytest
 
 from training_profiler.storage import journal_tail
-from training_profiler.storage.journal_tail import last_of, read_end, read_head
+from training_profiler.storage.journal_tail import read_end, read_head
 
 
 def number(record):
@@ -24,7 +24,7 @@ def test_last_line_of_a_kind_is_found_anywhere(tmp_path):
     path = tmp_path / "rank0.jsonl"
     rows = [{"kind": "rank", "number": 1}, {"kind": "rank", "number": 2}]
     write(path, {"kind": "begin"}, *rows, *[{"kind": "interval", "text": "x" * 50}] * 20)
-    assert last_of(path, "rank", number) == 2
+    assert read_end(path, "rank", number).value == 2
 
 
 @pytest.mark.usefixtures("small_tail")
@@ -32,7 +32,7 @@ def test_a_torn_or_garbled_line_is_skipped(tmp_path):
     path = tmp_path / "rank0.jsonl"
     write(path, {"kind": "rank", "number": 1}, {"kind": "rank"}, {"kind": "rank", "number": 3}, ending="")
     path.write_bytes(path.read_bytes()[:-3])
-    assert last_of(path, "rank", number) == 1
+    assert read_end(path, "rank", number).value == 1
     assert read_end(path, "rank", number).is_torn
 
 
@@ -41,7 +41,7 @@ def test_a_torn_or_garbled_line_is_skipped(tmp_path):
 def test_without_a_complete_line_of_that_kind_there_is_none(tmp_path, content):
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(content)
-    assert last_of(path, "rank", number) is None
+    assert read_end(path, "rank", number).value is None
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
@@ -49,7 +49,7 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
     path.write_bytes(b"x" * 50_000_000 + b'\n{"kind":"rank","number":5}\n')
     looked_at = []
     monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(len(line)) or json.loads(line))
-    assert last_of(path, "rank", number) == 5
+    assert read_end(path, "rank", number).value == 5
     assert looked_at == [26]
 
 
@@ -91,5 +91,5 @@ def test_lines_that_cannot_be_used_are_not_tried_for_ever(tmp_path, monkeypatch)
     write(path, {"kind": "rank", "number": 1}, *[{"kind": "rank"}] * 100_000)
     looked_at = []
     monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(line) or json.loads(line))
-    assert last_of(path, "rank", number) is None
+    assert read_end(path, "rank", number).value is None
     assert len(looked_at) == journal_tail.MOST_TRIES

@@ -12,6 +12,7 @@ from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage import run_files, run_folder
+from training_profiler.storage.journal import BufferedLines
 from training_profiler.storage.launch import LaunchId
 from training_profiler.storage.run_files import RunFiles
 
@@ -378,3 +379,34 @@ def test_the_folder_is_open_until_it_is_let_go(tmp_path):
     assert list(own_folder._open) == [tmp_path / RUN]
     first.files.let_go()
     assert list(own_folder._open) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "lines", "kept", "dropped"),
+    [
+        ({}, [("interval", b"1\n"), ("rank", b"a\n"), ("epoch_begin", b"2\n"), ("rank", b"b\n")], b"1\n2\nb\n", 0),
+        (
+            {"most_lines": 2},
+            [("epoch_begin", b"0\n"), ("interval", b"1\n"), ("interval", b"2\n"), ("interval", b"3\n")],
+            b"2\n3\n",
+            1,
+        ),
+        ({"most_bytes": 5}, [("interval", b"111\n"), ("interval", b"2\n"), ("interval", b"33\n")], b"2\n33\n", 1),
+        ({"most_bytes": 5}, [("interval", b"123456\n")], b"", 1),
+    ],
+    ids=["the last rank summary", "too many lines", "too many bytes", "too long a line"],
+)
+def test_the_oldest_lines_go_first_and_dropped_intervals_are_counted(limits, lines, kept, dropped):
+    held = BufferedLines(**limits)
+    for kind, line in lines:
+        held.add(kind, line)
+    assert (held.drain(), held.dropped, held.drain()) == (kept, dropped, b"")
+
+
+def test_only_intervals_count_as_measured():
+    held = BufferedLines()
+    held.add("epoch_begin", b"0\n")
+    held.add("rank", b"0\n")
+    assert not held.has_intervals
+    held.add("interval", b"0\n")
+    assert held.has_intervals

@@ -7,8 +7,7 @@ from typing import Any
 
 from training_profiler.findings.losses import Losses
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.trials.facts import TrialFacts
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Treatment, TrialFacts
 
 
 @dataclass(frozen=True)

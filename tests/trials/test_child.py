@@ -11,9 +11,8 @@ from tests.trials import changes
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.base.units import NS_PER_S
 from training_profiler.trials import child
-from training_profiler.trials.child import BlockRunner, ChildPlan, address_of
+from training_profiler.trials.child import BlockRunner, ChildPlan, OwnChildren, address_of
 from training_profiler.trials.launcher import BOOTSTRAP
-from training_profiler.trials.own_children import OwnChildren
 
 
 class FakeSession:

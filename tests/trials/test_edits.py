@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.snapshot.program import LOADER, OPTIMIZER, THREADS, CallFacts, CallSite
 from training_profiler.trials import edits
-from training_profiler.trials.edits import CannotEditError, Edit, edited, edited_source
+from training_profiler.trials.edits import CannotEditError, edited, edited_source
 from training_profiler.trials.source_edit import POSITIONS
+from training_profiler.trials.treatments.treatment import Edit
 
 WORKERS = (("num_workers", "2"),)
 FUNCTIONS = {LOADER: "DataLoader", OPTIMIZER: "Adam", THREADS: "torch.set_num_threads"}

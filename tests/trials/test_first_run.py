@@ -1,16 +1,21 @@
-"""What the first run of a session says where it has shown too little, and how long would be enough."""
+"""What the first run of a session decides: whether there is enough to try, how much fits, how many workers keep up."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from training_profiler.snapshot.snapshot import Snapshot
+from tests.support.loader_workers import WORKERS, machine, waiting_run
+from tests.support.recording import snapshot_of
+from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, StepStats
 from training_profiler.trials import first_run
-from training_profiler.trials.first_run import TryError, enough_budget, run_first
+from training_profiler.trials.first_run import FirstRun, TryError, enough_budget, run_first, workers_that_would_do
+from training_profiler.trials.interleaved import steps_of_a_block
 
 
-def snapshot_of(steps, before_s=0.0):
+def short_of(steps, before_s=0.0):
     return Snapshot(steps=steps, step=SimpleNamespace(before_s=before_s, total_s=float(steps)))  # type: ignore[arg-type]
 
 
@@ -69,12 +74,12 @@ def run(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_with_enough_steps_is_kept(run, tmp_path):
-    first, folder = run(snapshot_of(20), interrupted=True)
+    first, folder = run(short_of(20), interrupted=True)
     assert (first.is_interrupted, first.has_ended) == (True, False)
     assert folder == tmp_path / "runs" / "20261121-142530"
 
 
-@pytest.mark.parametrize("snapshot", [Snapshot(), snapshot_of(19)])
+@pytest.mark.parametrize("snapshot", [Snapshot(), short_of(19)])
 def test_an_interrupted_run_that_has_shown_nothing_is_not_kept(run, tmp_path, snapshot):
     with pytest.raises(KeyboardInterrupt):
         run(snapshot, interrupted=True)
@@ -85,8 +90,8 @@ def test_an_interrupted_run_that_has_shown_nothing_is_not_kept(run, tmp_path, sn
     ("snapshot", "status", "message"),
     [
         (Snapshot(), 0, "^train.py: no training step was seen until its end$"),
-        (snapshot_of(1), 0, "^train.py has 1 step in all; a trial needs 20$"),
-        (snapshot_of(12), 1, "^train.py fails by itself: ValueError: x$"),
+        (short_of(1), 0, "^train.py has 1 step in all; a trial needs 20$"),
+        (short_of(12), 1, "^train.py fails by itself: ValueError: x$"),
     ],
 )
 def test_a_program_that_ends_too_early_cannot_be_tried(run, snapshot, status, message):
@@ -98,7 +103,7 @@ def test_an_error_of_slow_steps_names_a_budget_that_is_enough(run, monkeypatch):
     now_s = iter(range(0, 10_000, 41))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
     with pytest.raises(TryError, match=r"makes 10 steps in .* of the budget; a trial needs 20: example: --budget"):
-        run(snapshot_of(10), 100.0)
+        run(short_of(10), 100.0)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +118,151 @@ def test_an_error_of_slow_steps_names_a_budget_that_is_enough(run, monkeypatch):
 )
 def test_a_budget_is_enough_for_the_first_run_the_trial_and_its_confirmation(step_s, startup_s, budget):
     assert enough_budget(step_s, startup_s) == budget
+
+
+def measured(step_s=0.04, startup_s=5.0, steps=60, has_ended=False, memory_bytes=0, cores=None):
+    step = StepStats(steps, steps * step_s, step_s, 5, 5 * step_s, steps - 5, step_s, 0.0, step_s, 0, steps * step_s)
+    snapshot = Snapshot(steps=steps, step=step, machine=MachineStats(9, cores=cores))
+    return FirstRun(snapshot, [], startup_s, memory_bytes, has_ended)
+
+
+def test_a_schedule_fits_into_its_time():
+    schedule = measured(cores=2.0).schedule(10, 100)
+    assert schedule.rounds >= 12
+    assert schedule.seconds(10, 2) <= 100
+    assert measured(cores=2.0).schedule(10, 30) is None
+    assert measured(step_s=30.0).schedule(3, 300) is None
+
+
+def test_a_short_training_never_runs_more_steps_than_it_makes():
+    assert measured(step_s=0.001, has_ended=True, cores=2.0).schedule(4, 1000).steps < 60
+    assert measured(steps=20, has_ended=True, cores=2.0).schedule(4, 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cycle", "block_steps", "rounds"),
+    [
+        (10_000, 1, 4, 30),
+        (10_000, 2, 9, 20),  # 0.25 s in whole cycles, and the first step, which is not measured
+        (10_000, 5, 11, 20),
+        (10_000, 16, 17, 20),
+        (26, 5, 6, 19),  # 0.1 s in whole cycles
+        (20, 16, 4, 19),  # not even one
+    ],
+)
+def test_a_block_has_whole_cycles_of_the_workers_as_far_as_there_is_time(seconds, cycle, block_steps, rounds):
+    schedule = measured(cores=4.0).schedule(4, seconds, cycle)
+    assert (schedule.block_steps, schedule.rounds, schedule.warmup) == (block_steps, rounds, 5)
+
+
+@pytest.mark.parametrize(("cycle", "block_steps"), [(1, 13), (2, 13), (5, 11), (7, 8), (50, 13)])
+def test_blocks_of_a_short_training_have_whole_cycles_too(cycle, block_steps):
+    short = measured(step_s=0.001, steps=166, has_ended=True, cores=2.0)
+    assert short.schedule(4, 1000, cycle).block_steps == block_steps
+
+
+def test_trainings_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert measured(memory_bytes=100).most_trainings() == 7
+    with pytest.raises(TryError, match="no room for three trainings"):
+        measured(memory_bytes=400).most_trainings()
+
+
+LOADER = LoaderStats("0", 200, None, 6.0, num_workers=0, is_map_style=True)
+
+
+def prediction(share, cores=2.0, loader=LOADER, step_s=0.05, **machine_stats):
+    """Return the prediction for a training that waits for batches for this share of its steps."""
+    run = snapshot_of({"data_loading": share, "forward_pass": 1 - share}, steps=200, step_s=step_s)
+    run = replace(run, loaders=(loader,), machine=replace(machine(1.0, cores), **machine_stats))
+    return workers_that_would_do(run, loader)
+
+
+def with_workers(loader_workers, cores=8.0, num_workers=2, using_s=0.010):
+    """Return the same for a training with workers, 40 ms a step."""
+    run = replace(waiting_run(loader_workers, num_workers, using_s=using_s), machine=machine(2.0, cores))
+    return workers_that_would_do(run, run.loaders[0])
+
+
+def test_without_workers_the_training_itself_has_shown_how_long_a_batch_takes():
+    assert (
+        prediction(0.62) == "2 workers would keep up, with a CPU each: a batch takes 31.0 ms to make and 19.0 ms to use"
+    )
+    assert str(prediction(0.3)).startswith("1 worker would keep up: ")
+
+
+def test_a_loader_that_takes_nearly_all_of_a_step_is_bounded_by_the_cpus():
+    assert prediction(0.997) == (
+        "more than 64 workers would be needed to keep up, with a CPU each: a batch takes 49.9 ms to make and 0.15 ms "
+        "to use; if all of that is computing, 2 CPUs would make one in 24.9 ms at best"
+    )
+    assert str(prediction(0.9)).endswith("; if all of that is computing, 2 CPUs would make one in 22.5 ms at best")
+    assert str(prediction(0.9)).startswith("9 workers would keep up, ")
+
+
+def test_with_enough_cpus_or_unknown_ones_no_bound_is_said():
+    assert "at best" not in str(prediction(0.9, cores=16.0))
+    run = replace(waiting_run(), machine=None)
+    assert "at best" not in str(workers_that_would_do(run, run.loaders[0]))
+
+
+def test_time_that_the_training_lost_to_other_programs_is_not_time_for_a_batch():
+    text = prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4))
+    assert text == (
+        "9 workers would keep up, with a CPU each: a batch takes 27.0 ms to make and 3.00 ms to use; if all of that is "
+        "computing, 2 CPUs would make one in 13.5 ms at best"
+    )
+
+
+def test_ranks_share_the_cpus():
+    assert str(prediction(0.62, cores=4.0, local_ranks=4)).endswith("1 CPU a rank would make one in 31.0 ms at best")
+
+
+def test_a_step_of_several_batches_uses_each_of_them_in_a_part_of_its_time():
+    loader = replace(LOADER, batches=800)
+    assert str(prediction(0.62, loader=loader)).endswith("a batch takes 7.75 ms to make and 4.75 ms to use")
+
+
+def test_with_workers_their_own_times_count():
+    assert with_workers(WORKERS) == "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
+    assert with_workers(WORKERS, cores=4.0) == (
+        "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use; "
+        "4 CPUs would make one in 20.0 ms at best"
+    )
+
+
+def test_workers_that_wait_for_a_disk_need_few_cpus():
+    text = with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0)
+    assert text == "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
+
+
+def test_time_in_which_a_worker_had_no_cpu_is_not_time_for_a_batch():
+    queued = replace(WORKERS, cpu_avg_s=0.040, queued_avg_s=0.040)
+    assert str(with_workers(queued)).startswith("4 workers would keep up: a batch takes 40.0 ms to make")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        prediction(0.02),  # waits for nothing
+        prediction(1.0),  # uses batches in no time that could be measured
+        prediction(0.62, loader=replace(LOADER, is_map_style=False)),  # each worker may yield everything
+        prediction(0.62, loader=replace(LOADER, num_workers=None)),  # not torch's
+        with_workers(None),
+        with_workers(replace(WORKERS, batches=9)),
+        with_workers(WORKERS, num_workers=8),  # enough, and late for another reason
+    ],
+)
+def test_nothing_is_said_where_it_is_unknown_or_does_not_matter(text):
+    assert text is None
+
+
+def test_nothing_is_said_of_two_loaders_whose_waiting_is_known_only_together():
+    run = snapshot_of({"data_loading": 0.62}, steps=200)
+    run = replace(run, loaders=(LOADER, replace(LOADER, name="1")), machine=machine(1.0))
+    assert workers_that_would_do(run, LOADER) is None
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.01, 11), (0.06, 3), (0.5, 2)])
+def test_a_block_is_at_least_a_tenth_of_a_second_and_one_step_to_begin_with(step_s, steps):
+    assert steps_of_a_block(step_s) == steps

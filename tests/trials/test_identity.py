@@ -35,9 +35,8 @@ def project(tmp_path, monkeypatch):
 
 
 def found(*words):
-    return identity_of(
-        Program([sys.executable, *(words or WORDS)], True, "train.py"), describe_process(read_settings())
-    )
+    program = Program([sys.executable, *(words or WORDS)], True, "train.py")
+    return identity_of(program, describe_process(read_settings()))
 
 
 def names_of(*words):

@@ -1,5 +1,7 @@
-"""How the trainings of a session are started."""
+"""How the trainings of a session are started, and what ends the wait for them."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from training_profiler.trials import launcher
-from training_profiler.trials.disk import DiskSpaceError
-from training_profiler.trials.launcher import Launcher, Program, with_variables
+from training_profiler.trials.launcher import (
+    ASKED_TO_END,
+    DiskSpaceError,
+    DiskWatch,
+    Interruption,
+    Launcher,
+    Program,
+    with_variables,
+)
 
 
 def test_a_library_to_load_goes_before_those_of_the_user():
@@ -50,6 +59,16 @@ class NoIsolation:
         return ()
 
 
+def test_the_session_ends_when_a_quarter_of_the_free_space_is_left(tmp_path, monkeypatch):
+    free_gib = iter((100, 60, 25, 24.9))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=int(next(free_gib) * 2**30)))
+    disk = DiskWatch(tmp_path)
+    disk.check()
+    disk.check()
+    with pytest.raises(DiskSpaceError, match=r"had 100\.0 GiB free, and has 24\.9 GiB; TMPDIR"):
+        disk.check()
+
+
 def test_the_space_is_watched_while_any_training_of_the_session_runs(tmp_path, monkeypatch):
     free_bytes = iter([100, 10])
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
@@ -60,3 +79,30 @@ def test_the_space_is_watched_while_any_training_of_the_session_runs(tmp_path, m
             training.process.wait_for_block(60)
     finally:
         training.close()
+
+
+@pytest.mark.parametrize("number", ASKED_TO_END)
+def test_a_request_to_end_is_raised_where_it_is_asked_for_and_further_ones_change_nothing(number):
+    before = signal.signal(number, signal.default_int_handler)  # under nohup, SIGHUP is ignored
+    try:
+        with Interruption() as interruption:
+            interruption.check()
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+            assert interruption.has_come
+            with pytest.raises(KeyboardInterrupt):
+                interruption.check()
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not interruption.has_come
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -3,14 +3,16 @@ from dataclasses import replace
 
 import pytest
 
-from training_profiler.trials.losses import APART, IDENTICAL, LossComparison
 from training_profiler.trials.results import (
+    APART,
     FASTER,
     FILE,
+    IDENTICAL,
     NOT_CONFIRMED,
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    LossComparison,
     Results,
     Row,
     as_data,

@@ -402,7 +402,7 @@ def test_numbers_are_not_logged(monkeypatch):
 
 
 def test_an_allocator_is_loaded_by_the_environment():
-    from training_profiler.trials.treatments.process import Allocator
+    from training_profiler.trials.treatments.statements import Allocator
 
     found = Allocator("x", "x", "x", Losses.EXACT, "jemalloc", find=lambda name: f"lib{name}.so.2")
     assert found.environment() == {"LD_PRELOAD": "libjemalloc.so.2"}

@@ -19,7 +19,8 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from training_profiler.base.errors import BenchmarkError
-from training_profiler.base.text import encodable, printable_lines
+from training_profiler.base.text import printable_lines
+from training_profiler.cli.common import write
 from training_profiler.safety.files import write_output
 
 OURS = str(Path(__file__).resolve().parents[1])
@@ -71,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write(arguments.json, json.dumps(data, indent=1, allow_nan=False) + "\n")
     if not is_data_alone:
-        sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
-    sys.stdout.flush()
+        write(printable_lines(text))
     return 0
 
 
@@ -87,10 +87,10 @@ def traceback_text(error: BaseException) -> str:
 
 def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     # These import torch, which the other commands do not need.
-    from training_profiler.component_benchmark.factory import read_subject
     from training_profiler.component_benchmark.measure import Options, measure
     from training_profiler.component_benchmark.report import components_as_data, render_components
     from training_profiler.component_benchmark.result import TorchStopwatch
+    from training_profiler.component_benchmark.subject import read_subject
 
     subject = read_subject(arguments.source)
     stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _show_progress)

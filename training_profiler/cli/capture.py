@@ -6,13 +6,11 @@ RUN/captures/step100-103-rank0.pt.trace.json.gz.
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.text import encodable, printable_lines
-from training_profiler.cli.run_argument import add_run
-from training_profiler.settings.settings import read_settings
+from training_profiler.base.text import printable_lines
+from training_profiler.cli.common import add_run, runs_folder, write
 from training_profiler.storage.run_lookup import run_named
 from training_profiler.storage.run_reader import is_still_running, journals_of_running, newest_runs
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
@@ -71,15 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         f"or the run's capture windows are used up.{unsure}\n"
         f"{then}: training-profiler trace {traces}\n"
     )
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    write(text)
     return 0
 
 
 def _chosen(given: Path | None) -> Path:
     if given is not None and os.path.lexists(given):
         return given
-    runs = Path(read_settings().dir)
+    runs = runs_folder()
     named = run_named(str(given), runs) if given is not None else newest_runs(runs, 1)[0]
     return named or Path(str(given))
 

@@ -21,17 +21,14 @@ from typing import Any
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, one_line, printable
+from training_profiler.cli.common import layout_of_stdout, runs_folder, write
 from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
 from training_profiler.comparison.differences import differing
 from training_profiler.comparison.lines import line_of
-from training_profiler.comparison.run_series import RunSeries
 from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
-from training_profiler.settings.settings import read_settings
-from training_profiler.sinks.console import stream_layout
-from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_list import RUNNING, listed_run
 from training_profiler.storage.run_lookup import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import choose_run, newest_runs, read_run, run_name
@@ -76,8 +73,8 @@ class ReadRun:
     def __init__(self, folder: Path) -> None:
         reader = SeriesReader()
         self.folder = folder
-        self.snapshot: Snapshot = read_run(folder, series=reader)
-        self.series: RunSeries = reader.series(0 if self.snapshot.step is None else self.snapshot.step.warmup_count)
+        self.snapshot = read_run(folder, series=reader)
+        self.series = reader.series(0 if self.snapshot.step is None else self.snapshot.step.warmup_count)
         self.meta = read_meta(folder)
         self.program = program_in(self.meta.get("command", ""))
         name = run_name(self.meta)
@@ -99,13 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
-        layout = stream_layout(sys.stdout, "table")
+        layout = layout_of_stdout()
         text = "\n".join(render_comparison(each, layout) for each in pairs)
     if arguments.html is not None:
         write_output(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
         text += "" if arguments.json else f"\nPage: {one_line(arguments.html)}\n"
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    write(text)
     limit = arguments.fail_if_slower
     return 0 if limit is None else max(_status(each, limit) for each in pairs)
 
@@ -139,7 +135,7 @@ def _status(runs: ComparedRuns, limit: float) -> int:
 
 
 def _chosen(given: list[Path]) -> list[Path]:
-    runs = Path(read_settings().dir)
+    runs = runs_folder()
     if not given:
         return newest_runs(runs, 2)[::-1]
     if len(given) == 1:
@@ -173,16 +169,16 @@ def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
         after.shown,
         comparison,
         {name: place for name, place in places.items() if place is not None},
-        differing(*((run.meta, _facts(run.snapshot)) for run in (before, after))),
+        differing(*((run.meta, _facts(run)) for run in (before, after))),
         _notes(before, after),
         (before.program, after.program),
     )
 
 
-def _facts(snapshot: Snapshot) -> dict[str, Any]:
-    program = snapshot.program
+def _facts(run: ReadRun) -> dict[str, Any]:
+    program = run.snapshot.program
     optimizer = None if program.optimizer is None else program.optimizer._asdict()
-    return {**as_data(snapshot, ()), "program": {"optimizer": optimizer, "autocast": program.autocast}}
+    return {**as_data(run.snapshot, ()), "program": {"optimizer": optimizer, "autocast": program.autocast}}
 
 
 def _notes(before: ReadRun, after: ReadRun) -> list[str]:

@@ -5,10 +5,10 @@ Put its output into a report of a problem. It exits with 1 if something would ke
 
 import argparse
 import json
-import sys
 from typing import Final
 
-from training_profiler.base.text import encodable, one_line, printable, printable_data
+from training_profiler.base.text import one_line, printable, printable_data
+from training_profiler.cli.common import write
 from training_profiler.reports.layout import Layout
 from training_profiler.runtime.checkup import CheckupPart, check_up
 
@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = json.dumps(printable_data(data) | {"problems": problems}, indent=1) + "\n"
     else:
         text = "\n".join([*map(_text, sections), _summary(problems)])
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    write(text)
     return HAS_PROBLEMS if problems else 0
 
 

@@ -7,20 +7,17 @@ Lines of source code are on it while their files are as they were when the run b
 """
 
 import argparse
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from training_profiler.base.errors import TraceError
-from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.cli.common import add_attempt, add_run, write_file
 from training_profiler.cli.report import chosen_run, findings_of
-from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.cli.trace import summary_of
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import PageOrigin, render_page
-from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.run_folder import PAGE, captures_of
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
@@ -65,10 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         _captures(folder),
     )
     page = render_page(snapshot, findings, ranks, origin, sources, found.missing)
-    content = page.encode("utf-8", "backslashreplace")
-    target = arguments.output or folder / PAGE
-    write_output(target, content) if arguments.output else replace_file(target, content)
-    print(encodable(one_line(target), sys.stdout.encoding))
+    write_file(page, arguments.output, folder / PAGE)
     return 0
 
 

@@ -6,19 +6,23 @@ of a run without a final summary is that of its last interval.
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.text import encodable, printable_data
-from training_profiler.reports.run_table import RunRow, render_runs
-from training_profiler.settings.settings import read_settings
-from training_profiler.sinks.console import stream_layout
+from training_profiler.base.text import printable_data
+from training_profiler.base.units import ms_number
+from training_profiler.cli.common import layout_of_stdout, runs_folder, write
+from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.storage.run_list import ListedRun, list_runs
 
+HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdict")
+NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530
+WIDER: Final = 10  # more of both on a terminal of more than 80 columns
+DATE: Final = slice(len("2026-"), len("2026-11-21T14:25"))
 _KEYS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "began": lambda run: run.began,
     "name": lambda run: run.name or Path(run.folder).name,
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the folder does not exist, or holds no runs.
     """
-    folder = arguments.folder or Path(read_settings().dir)
+    folder = arguments.folder or runs_folder()
     if not folder.is_dir():
         raise RunFolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a folder of runs")
     runs = list_runs(folder)
@@ -64,15 +68,35 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = json.dumps(printable_data([asdict(each) for each in runs]), indent=1, allow_nan=False) + "\n"
     else:
-        text = render_runs([_row(each) for each in runs], stream_layout(sys.stdout, "table"))
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+        text = render_runs(runs, layout_of_stdout())
+    write(text)
     return 0
 
 
-def _row(listed: ListedRun) -> RunRow:
-    name = listed.name or Path(listed.folder).name
-    verdict = listed.verdict or listed.problem or ""
-    if listed.ended_by:
-        verdict = f"{listed.ended_by}: {verdict}"
-    return RunRow(listed.began or "", name, listed.program or "", listed.state, listed.steps, listed.step_s, verdict)
+def render_runs(runs: Sequence[ListedRun], layout: Layout) -> str:
+    """Return the table; the verdict takes what is left of the width."""
+    more = WIDER if layout.width >= WIDTH + 2 * WIDER else 0
+    cells = [
+        [
+            (run.began or "")[DATE].replace("T", " "),
+            shortened(run.name or Path(run.folder).name, NAME_WIDTH + more),
+            shortened(run.program or "", PROGRAM_WIDTH + more),
+            run.state,
+            "" if run.steps is None else str(run.steps),
+            "" if run.step_s is None else ms_number(run.step_s),
+            (f"{run.ended_by}: " if run.ended_by else "") + (run.verdict or run.problem or ""),
+        ]
+        for run in runs
+    ]
+    widths = [column_width(header, [row[at] for row in cells]) for at, header in enumerate(HEADERS[:-1])]
+    room = max(0, layout.width - sum(widths))
+    for row in cells:
+        row[-1] = _fitting(row[-1], room)
+    return "\n".join(table(HEADERS, cells, left=(0, 1, 2, 3, 6))) + "\n"
+
+
+def _fitting(verdict: str, room: int) -> str:
+    """Return a verdict without its explanation where that does not fit."""
+    if len(verdict) > room:
+        verdict = re.split("[:,] ", verdict)[0]
+    return verdict if len(verdict) <= room else f"{verdict[: max(0, room - 2)]}.."

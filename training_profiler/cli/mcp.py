@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError, TraceError
 from training_profiler.base.text import one_line, printable_data
+from training_profiler.cli.common import runs_folder
 from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.report import findings_of
 from training_profiler.cli.trace import summary_of
@@ -24,7 +25,6 @@ from training_profiler.reports.comparison import comparison_data, render_compari
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import captures_of
 from training_profiler.storage.run_list import list_runs, listed_run
 from training_profiler.storage.run_lookup import read_program, run_named
@@ -160,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
         RunFolderError: a path does not exist.
         MissingExtraError: the package mcp is not installed.
     """
-    paths = arguments.paths or [Path(read_settings().dir)]
+    paths = arguments.paths or [runs_folder()]
     for path in paths:
         if arguments.paths and not path.exists():
             raise RunFolderError(f"{path} does not exist; give folders of runs, run folders or traces")

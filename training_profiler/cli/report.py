@@ -7,24 +7,20 @@ ran on several machines may be copied together first, into RUN or into folders i
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
-from training_profiler.base.text import encodable, one_line
-from training_profiler.cli.run_argument import add_attempt, add_run
+from training_profiler.cli.common import add_attempt, add_run, layout_of_stdout, runs_folder, say, write
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.report_schema import report_schema
-from training_profiler.settings.settings import FORMATS, read_settings
-from training_profiler.sinks.console import stream_layout
+from training_profiler.settings.settings import FORMATS
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
-from training_profiler.trials.report import render_results
+from training_profiler.trials.report import render_results, with_trials
 from training_profiler.trials.results import Results, load
 from training_profiler.trials.results import as_data as trials_data
-from training_profiler.trials.tried_fixes import with_trials
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         trials = None if tried is None else trials_data(tried)
         text = json.dumps(as_data(snapshot, findings, trials), indent=1, allow_nan=False) + "\n"
     else:
-        layout = stream_layout(sys.stdout, arguments.format)
+        layout = layout_of_stdout(arguments.format)
         origin = Origin(read_program(folder), typed_path(folder))
         text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
         if tried is not None:
             text += "\n" + render_results(tried, typed_path(folder), layout)
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    write(text)
     return 0
 
 
@@ -70,13 +65,12 @@ def findings_of(folder: Path, snapshot: Snapshot) -> list[Finding]:
 
 def chosen_run(given: Path | None) -> Path:
     """Return the run folder that the user means; says so where it is not the given one."""
-    runs = Path(read_settings().dir)
+    runs = runs_folder()
     if given is not None and not os.path.lexists(given):
         folder, meant = run_named(str(given), runs), f"the run {given}"
     else:
         folder, meant = newest_run(given or runs), f"the newest run in {given or runs}"
     if folder is None:
         return given or runs
-    message = one_line(f"reporting {meant}: {folder}")
-    print(f"training-profiler: {encodable(message, sys.stderr.encoding)}", file=sys.stderr)
+    say(f"reporting {meant}: {folder}")
     return folder

@@ -5,7 +5,6 @@ meant, or the name of a run. The stacks are kept in RUN/stacks. Of a run that ha
 """
 
 import argparse
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.text import encodable, printable_lines
-from training_profiler.cli.run_argument import add_run
+from training_profiler.base.text import printable_lines
+from training_profiler.cli.common import add_run, runs_folder, write
 from training_profiler.ranks.liveness import message_interval_s
 from training_profiler.reports.hang import render_stacks, sentence
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.sampling.stack_signal import is_stopped, parse_dump, stacks_by_signal
 from training_profiler.sampling.thread_stacks import FrameNames, is_own_file
 from training_profiler.sampling.user_code import Places, places_of_this_process
-from training_profiler.settings.settings import read_settings
 from training_profiler.snapshot.stacks import RankStacks, ThreadStack
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.run_lookup import read_meta
@@ -46,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: there is no such run, it has ended without stacks, or none of its ranks answered.
     """
-    folder = choose_run(arguments.run, Path(read_settings().dir))
+    folder = choose_run(arguments.run, runs_folder())
     found = journals_of_running(folder, "stacks")
     attempt = max(journal.attempt for journal in found)
     journals = {journal.rank or 0: journal for journal in found if journal.attempt == attempt}
@@ -152,5 +150,4 @@ def _world_size(journals: Mapping[int, JournalFile]) -> int:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
-    sys.stdout.flush()
+    write(printable_lines(text))

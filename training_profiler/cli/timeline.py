@@ -10,16 +10,13 @@ programs that draw flame graphs.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.text import encodable, one_line
+from training_profiler.cli.common import add_attempt, add_run, write, write_file
 from training_profiler.cli.report import chosen_run
-from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.reports.stacks import collapsed, speedscope
 from training_profiler.reports.timeline_trace import timeline_trace
-from training_profiler.safety.files import replace_file, write_output
 from training_profiler.storage.run_lookup import read_program
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import read_series
@@ -60,11 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         text = collapsed(ranks)
     if str(arguments.output) == "-":
-        sys.stdout.write(encodable(text, sys.stdout.encoding))
-        sys.stdout.flush()
+        write(text)
         return 0
-    content = text.encode("utf-8", "backslashreplace")
-    target = arguments.output or folder / NAMES[arguments.format]
-    write_output(target, content) if arguments.output else replace_file(target, content)
-    print(encodable(one_line(target), sys.stdout.encoding))
+    write_file(text, arguments.output, folder / NAMES[arguments.format])
     return 0

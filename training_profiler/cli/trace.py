@@ -3,7 +3,6 @@
 import argparse
 import gc
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.base.errors import ProfilerError, TraceError
-from training_profiler.base.text import encodable, printable_data, printable_lines
+from training_profiler.base.text import printable_data, printable_lines
+from training_profiler.cli.common import runs_folder, write
 from training_profiler.findings.registry import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
-from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_lookup import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.annotate import annotated
@@ -103,8 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     with _without_collector():
         text = _written(arguments) if _is_written(arguments) else _text(arguments)
-    sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
-    sys.stdout.flush()
+    write(printable_lines(text))
     return 0
 
 
@@ -283,7 +281,7 @@ def _pairing(before: Path, after: Path) -> list[tuple[Trace, Trace]]:
 
 def _files(given: Path) -> list[Path]:
     if not given.exists():
-        named = run_named(str(given), Path(read_settings().dir))
+        named = run_named(str(given), runs_folder())
         if named is not None:
             return _files(named)
         raise TraceError(f"{given} does not exist; example: training-profiler trace runs/20261121-142530/captures")

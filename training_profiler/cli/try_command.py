@@ -27,27 +27,24 @@ from typing import Final
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, duration_text
+from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
 from training_profiler.cli.run import resolve
 from training_profiler.reports.layout import shortened
 from training_profiler.settings.settings import read_settings
-from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_folder import MASK, describe_process
 from training_profiler.storage.run_lookup import typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
-from training_profiler.trials.facts import facts_of
 from training_profiler.trials.identity import identity_of, why_another
-from training_profiler.trials.interruption import Interruption
-from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
-from training_profiler.trials.launcher import Launcher, Program
+from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
 from training_profiler.trials.scratch_folder import scratch_folder
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import Wishes, load_state
-from training_profiler.trials.treatments import FAMILIES, TREATMENTS
+from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 
 BUDGET: Final = "5m"
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
@@ -128,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ProfilerError: nothing can be tried on the program.
     """
-    runs = Path(read_settings().dir)
+    runs = runs_folder()
     if arguments.show_diff is not None:
         return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
     if arguments.resume is not None:
@@ -200,19 +197,16 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
     names = only or results.best_names
     if not names:
         raise RunFolderError(f"{folder}: no change is shown to help; --only names one")
-    facts = facts_of(read_run(folder))
-    chosen = [each for each in TREATMENTS if {each.name, each.family} & set(names)]
+    snapshot = read_run(folder)
     if not is_of_this_user(folder):
         raise RunFolderError(f"{folder}: {OF_OTHERS}, so none of your files are read")
-    edits = [edit for each in chosen for edit in each.edit(facts.calls)]
-    found = edited(edits, os.getcwd(), read_digests(folder))
-    sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
-    sys.stdout.flush()
+    found = edited(edits_of(names, snapshot), os.getcwd(), read_digests(folder))
+    write(found.diff)
     left = [*(manual.text for manual in found.manual), *found.notes]
     if found.diff and found.top != os.getcwd():
         left.append(f"a file lies outside of this folder, so apply the edit with: patch -p1 -d {found.top}")
     for sentence in left or ([] if found.diff else [f"no edit has the effect of {', '.join(names)}"]):
-        print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+        say(sentence)
     return 0
 
 
@@ -226,8 +220,7 @@ def _session(
     """Run a session of trials or go on with one, print its results, and return the exit status."""
     progress = _Progress(wishes.budget_s)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        ways = WAYS_WITH_WRITES if arguments.allow_writes else WAYS
-        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check, ways)
+        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check, arguments.allow_writes)
         try:
             identity = identity_of(program, describe_process(read_settings()))
             session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
@@ -248,9 +241,8 @@ def _print(results: Results, folder: Path, is_json: bool) -> int:
     if is_json:
         text = json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n"
     else:
-        text = render_results(results, typed_path(folder), stream_layout(sys.stdout, "table"))
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
-    sys.stdout.flush()
+        text = render_results(results, typed_path(folder), layout_of_stdout())
+    write(text)
     return 0
 
 
@@ -279,7 +271,7 @@ class _Progress:
     def note(self, sentence: str) -> None:
         """Print a line."""
         self.clear()
-        print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+        say(sentence)
 
     def note_lines(self, text: str) -> None:
         """Print a text of several lines."""

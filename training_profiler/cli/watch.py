@@ -19,16 +19,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, one_line, printable_lines
-from training_profiler.cli.run_argument import add_attempt, add_run
+from training_profiler.cli.common import add_attempt, add_run, layout_of_stdout, runs_folder, say, write
 from training_profiler.diagnosis import diagnose
-from training_profiler.reports.layout import TABLE, Layout
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, watch_lines
-from training_profiler.settings.settings import is_dumb_terminal, read_settings
-from training_profiler.sinks.console import stream_layout
+from training_profiler.settings.settings import is_dumb_terminal
 from training_profiler.storage.live_reader import LiveRun, Look
 from training_profiler.storage.run_folder import META, captures_of
 from training_profiler.storage.run_list import ENDED, KILLED
@@ -80,12 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:
     """Return the run folder; waits for the first run of a folder that has none."""
-    runs = Path(read_settings().dir)
+    runs = runs_folder()
     waiting = given if given is not None and given.is_dir() else runs
     is_said = False
     while waits and (given is None or waiting is given) and not (_is_run(waiting) or run_folders(waiting)):
         if not is_said:
-            _say(f"waiting for a run in {waiting}; Ctrl-C leaves")
+            say(f"waiting for a run in {waiting}; Ctrl-C leaves")
             is_said = True
         time.sleep(interval_s)
     return choose_run(given, runs)
@@ -93,10 +92,6 @@ def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:
 
 def _is_run(folder: Path) -> bool:
     return any(folder.glob("rank*.jsonl")) or any(folder.glob("*/rank*.jsonl"))
-
-
-def _say(message: str) -> None:
-    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
 
 
 class Watcher:
@@ -125,7 +120,7 @@ class Watcher:
         self._print(self._live.look(to_end=True))
         return 0
 
-    def follow(self, screen: "Screen", interval_s: float) -> int:
+    def follow(self, screen: "PlainScreen | FullScreen", interval_s: float) -> int:
         """Show the run until it ends, print its end, and return 0. A run that has just begun is waited for.
 
         Raises:
@@ -147,7 +142,7 @@ class Watcher:
             self._print(look)
         return 0
 
-    def _look(self, screen: "Screen") -> Look | None:
+    def _look(self, screen: "PlainScreen | FullScreen") -> Look | None:
         """Return the run as it is now; None, and say why, if it cannot be read yet."""
         try:
             return self._live.look()
@@ -169,11 +164,10 @@ class Watcher:
         return now_s - self._gone_since_s >= GONE_AFTER_S
 
     def _print(self, look: Look) -> None:
-        run, layout = _watched(look, self._folder), stream_layout(sys.stdout, TABLE)
+        run, layout = _watched(look, self._folder), layout_of_stdout()
         self._events.update(run)
         text = "\n".join(watch_lines(run, tuple(self._events.lines), layout)) + "\n"
-        sys.stdout.write(encodable(printable_lines(text, layout.has_color), sys.stdout.encoding))
-        sys.stdout.flush()
+        write(printable_lines(text, layout.has_color))
 
 
 def _is_beginning(folder: Path) -> bool:
@@ -201,26 +195,10 @@ def _watched(look: Look, folder: Path) -> WatchedRun:
     )
 
 
-class Screen(Protocol):
-    """Where a run is shown."""
-
-    leaves_nothing: bool  # of what was shown, once it is closed
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
-        """Show the run, with the events that are new since the last time and all kept ones."""
-
-    def say(self, problem: str) -> None:
-        """Show why there is nothing new."""
-
-
 class PlainScreen:
     """A line each time there are new steps, and one for each event."""
 
-    leaves_nothing = False
+    leaves_nothing = False  # of what was shown, once it is closed
 
     def __init__(self) -> None:
         self._steps, self._problem = 0, ""
@@ -235,7 +213,7 @@ class PlainScreen:
         """Print what is new."""
         lines = list(new)
         if run.snapshot.steps != self._steps:
-            lines.append(progress_line(run, stream_layout(sys.stdout, TABLE).width))
+            lines.append(progress_line(run, layout_of_stdout().width))
         self._steps, self._problem = run.snapshot.steps, ""
         for line in lines:
             print(encodable(printable_lines(line), sys.stdout.encoding), flush=True)
@@ -243,7 +221,7 @@ class PlainScreen:
     def say(self, problem: str) -> None:
         """Print the problem once."""
         if problem != self._problem:
-            _say(problem)
+            say(problem)
         self._problem = problem
 
 
@@ -302,17 +280,17 @@ class FullScreen:
         from rich.text import Text
 
         width, height = self._console.size
-        layout = replace(stream_layout(sys.stdout, TABLE), width=width, has_color=not self._console.no_color)
+        layout = replace(layout_of_stdout(), width=width, has_color=not self._console.no_color)
         lines = self._picture(layout, height)
         return Text.from_ansi(printable_lines("\n".join(lines), layout.has_color), no_wrap=True, overflow="crop")
 
 
-def _screen() -> Screen:
+def _screen() -> PlainScreen | FullScreen:
     """Return the whole terminal, or lines where there is none, or no rich."""
     if not sys.stdout.isatty() or is_dumb_terminal():
         return PlainScreen()
     try:
         return FullScreen()
     except ImportError:
-        _say("the view of the whole terminal needs rich: pip install 'training-profiler[watch]'; here come lines")
+        say("the view of the whole terminal needs rich: pip install 'training-profiler[watch]'; here come lines")
         return PlainScreen()

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -82,11 +82,8 @@ class ComponentBenchmark:
     notes: tuple[str, ...] = ()
 
 
-class Stopwatch(Protocol):
-    """Measures durations."""
-
-    def __call__(self, what: str, run: Callable[[], object]) -> Timing:
-        """Return the duration of one ``run``; ``what`` names it in the progress display."""
+# Returns the duration of one run; the text names it in the progress display.
+Stopwatch = Callable[[str, Callable[[], object]], Timing]
 
 
 class TorchStopwatch:

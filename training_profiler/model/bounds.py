@@ -24,6 +24,7 @@ MOST_SUM: Final = 2**62  # of any column over all lines; in ns 146 years
 # 104 days in ns. Negative, infinite and unknown numbers are not in a journal.
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[int, Meta(ge=0, le=2**62)]  # on a clock, in ns
+Positive = Annotated[float, Meta(ge=0, le=1e15)]
 Real = Annotated[float, Meta(ge=-1e60, le=1e60)]  # squares and sums of these are finite
 
 T = TypeVar("T")

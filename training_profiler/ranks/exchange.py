@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,9 @@ from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
-from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
-from training_profiler.ranks.summary_builder import RankSummaryBuilder, sync_points
+from training_profiler.ranks.summary import RankSummary, RankSyncPoint, rank_summary_from_data
+from training_profiler.ranks.summary_builder import RankSummaryBuilder
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.settings.settings import Settings
@@ -56,12 +55,12 @@ class RankExchange:
         rank: Rank,
         channel: RankChannel,
         names: SectionNames,
-        clock: Clock,
+        clock: Callable[[], int],
         guard: Guard,
         gradient_sync: GradientSync | None = None,
         sync_points: SyncPoints | None = None,
         begin_ns: int | None = None,
-        wall_clock: Clock = time.time_ns,
+        wall_clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._gradient_sync, self._sync_points = gradient_sync, sync_points
         self._rank, self._channel = rank, channel
@@ -161,7 +160,7 @@ class RankExchange:
             self._guard(PART, lambda: self._channel.close(is_hurried))
 
     def _summary(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        points = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
+        points = [] if self._sync_points is None else [RankSyncPoint(*kept) for kept in list(self._sync_points.kept)]
         return self._summary_builder.summary(
             self._rank.who,
             run,

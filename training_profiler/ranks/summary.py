@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from training_profiler.base.text import printable
+from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
-from training_profiler.snapshot.ranks import RankId
+from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 
 SCHEMA: Final = 1
 MOST_BUCKETS: Final = 32
@@ -82,6 +83,15 @@ class RankSummary(msgspec.Struct, frozen=True):
     def to_data(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON represents exactly."""
         return {"schema": SCHEMA, **msgspec.to_builtins(self, str_keys=True)}
+
+
+def gradient_sync_stats(count: int, sampled: int, total_ns: int, hidden_ns: int) -> GradientSyncStats | None:
+    """Return the stats of DDP's gradient syncs, of which some were timed; None if there was none or none was timed."""
+    if not count or not sampled or not total_ns:
+        return None
+    hidden_ns = min(total_ns, max(0, hidden_ns))
+    exposed_s = (total_ns - hidden_ns) / count / NS_PER_S
+    return GradientSyncStats(count, sampled, total_ns / count / NS_PER_S, hidden_ns / total_ns, exposed_s)
 
 
 _REQUIRED: Final = frozenset({"who", "sections", "paces", "blocks", "places", "meetings", "inside", "is_final"})

@@ -13,15 +13,14 @@ from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.text import printable
-from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     UNKNOWN_NS,
     RankSection,
     RankSummary,
-    RankSyncPoint,
     StepTimeBucket,
+    gradient_sync_stats,
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.section_names import SectionNames
@@ -183,15 +182,7 @@ class RankSummaryBuilder:
     def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient sync so far; None if there was none or its time is unknown."""
         synced = self._synced
-        if not synced.exchanges or not synced.sampled or not synced.total_ns:
-            return None
-        return GradientSyncStats(
-            count=synced.exchanges,
-            sampled=synced.sampled,
-            total_s=synced.total_ns / synced.exchanges / NS_PER_S,
-            overlap=min(1.0, max(0.0, synced.hidden_ns / synced.total_ns)),
-            exposed_s=synced.exposed_ns / synced.exchanges / NS_PER_S,
-        )
+        return gradient_sync_stats(synced.exchanges, synced.sampled, synced.total_ns, synced.hidden_ns)
 
     def summary(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
         """Return the measurements so far; ``rest`` are the remaining fields of ``RankSummary``."""
@@ -323,8 +314,3 @@ def _knows_sync(sections: Mapping[str, RankSection], synced: GradientSyncTotals)
     if sync is None or not sync.step_ns:
         return False
     return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
-
-
-def sync_points(points: Iterable[tuple[str, int, int]]) -> list[RankSyncPoint]:
-    """Return sync points in the form of a summary."""
-    return [RankSyncPoint(*point) for point in points]

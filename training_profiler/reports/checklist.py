@@ -1,7 +1,5 @@
 """The quick checklist: targets of a well-tuned training, each beside the measured figure."""
 
-from typing import Final
-
 from training_profiler.diagnosis.memory import fullest
 from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
 from training_profiler.reports.layout import Layout
@@ -18,7 +16,42 @@ from training_profiler.tables.sections import (
 
 def checklist(snapshot: Snapshot) -> list[Check]:
     """Return the checks, the most important first."""
-    return [make(snapshot) for make in _CHECKS]
+    share, step, busy, full = snapshot.share_of_step, snapshot.step, None, fullest(snapshot)
+    if snapshot.machine is not None and snapshot.machine.least_busy is not None:
+        busy = snapshot.machine.least_busy[0]
+    known = step is not None and step.settled_count > 1 and step.avg_s > 0
+    variation = step.std_s / step.avg_s if step is not None and known else None
+    data = [part for part in (share(DATA_LOADING), share(DATA_GENERATION)) if part is not None]
+    forward, backward = share(FORWARD_PASS), share(BACKWARD_PASS)
+    transfer = share(DATA_TRANSFER) if snapshot.is_by_device(DATA_TRANSFER) else None
+    overlap = None if snapshot.exchange is None else snapshot.exchange.overlap
+    return [
+        check("GPU utilization", "> 80%", busy, lambda share: share > 0.80),
+        check("step time variation (coefficient of variation)", "< 10%", variation, lambda share: share < 0.10),
+        check("GPU memory", "85-95%", None if full is None else full[1], lambda share: 0.85 <= share <= 0.95),
+        check("data time", "< 10%", sum(data) if data else None, lambda share: share < 0.10),
+        check("forward", "35-40%", forward, lambda share: 0.35 <= share <= 0.40),
+        check("backward", "40-45%", backward, lambda share: 0.40 <= share <= 0.45),
+        check("optimizer", "< 15%", share(OPTIMIZER_STEP), lambda share: share < 0.15),
+        check(
+            "forward + backward dominate",
+            "> 50%",
+            None if forward is None or backward is None else forward + backward,
+            lambda share: share > 0.50,
+        ),
+        _flash_attention(snapshot),
+        check("CPU-GPU transfer gaps", "< 1% of the device's time", transfer, lambda share: share < 0.01),
+        # Half: the last bucket cannot overlap with anything, and a small model has only two or three buckets.
+        check("all-reduce overlapped with computation", "> 50% of it", overlap, lambda share: share > 0.50),
+    ]
+
+
+def _flash_attention(snapshot: Snapshot) -> Check:
+    kernel = "" if snapshot.throughput is None else snapshot.throughput.attention
+    if not kernel:
+        return Check("flash attention", "in use", UNKNOWN, "")
+    is_flash = kernel.startswith(("flash", "cudnn", "fused"))
+    return Check("flash attention", "in use", PASS if is_flash else FAIL, kernel)
 
 
 def checklist_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
@@ -37,82 +70,3 @@ def _two_part_lines(result: Check, layout: Layout) -> list[str]:
     if len(line) + 1 + len(target) <= layout.width:
         return [f"{line} {target}"]
     return [line, " " * (len(UNKNOWN) + 2) + target]
-
-
-def _gpu_utilization(snapshot: Snapshot) -> Check:
-    busy = None if snapshot.machine is None else snapshot.machine.least_busy
-    return check("GPU utilization", "> 80%", None if busy is None else busy[0], lambda share: share > 0.80)
-
-
-def _variation(snapshot: Snapshot) -> Check:
-    step = snapshot.step
-    known = step is not None and step.settled_count > 1 and step.avg_s > 0
-    variation = step.std_s / step.avg_s if step is not None and known else None
-    what = "step time variation (coefficient of variation)"
-    return check(what, "< 10%", variation, lambda share: share < 0.10)
-
-
-def _gpu_memory(snapshot: Snapshot) -> Check:
-    device = fullest(snapshot)
-    return check("GPU memory", "85-95%", None if device is None else device[1], lambda share: 0.85 <= share <= 0.95)
-
-
-def _data(snapshot: Snapshot) -> Check:
-    shares = [snapshot.share_of_step(name) for name in (DATA_LOADING, DATA_GENERATION)]
-    known = [share for share in shares if share is not None]
-    return check("data time", "< 10%", sum(known) if known else None, lambda share: share < 0.10)
-
-
-def _forward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step(FORWARD_PASS)
-    return check("forward", "35-40%", share, lambda share: 0.35 <= share <= 0.40)
-
-
-def _backward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step(BACKWARD_PASS)
-    return check("backward", "40-45%", share, lambda share: 0.40 <= share <= 0.45)
-
-
-def _optimizer(snapshot: Snapshot) -> Check:
-    return check("optimizer", "< 15%", snapshot.share_of_step(OPTIMIZER_STEP), lambda share: share < 0.15)
-
-
-def _both_passes(snapshot: Snapshot) -> Check:
-    forward, backward = (snapshot.share_of_step(name) for name in (FORWARD_PASS, BACKWARD_PASS))
-    together = None if forward is None or backward is None else forward + backward
-    return check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
-
-
-def _flash_attention(snapshot: Snapshot) -> Check:
-    kernel = "" if snapshot.throughput is None else snapshot.throughput.attention
-    if not kernel:
-        return Check("flash attention", "in use", UNKNOWN, "")
-    is_flash = kernel.startswith(("flash", "cudnn", "fused"))
-    return Check("flash attention", "in use", PASS if is_flash else FAIL, kernel)
-
-
-def _transfer_gaps(snapshot: Snapshot) -> Check:
-    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device(DATA_TRANSFER)
-    share = snapshot.share_of_step(DATA_TRANSFER) if known else None
-    return check(what, "< 1% of the device's time", share, lambda share: share < 0.01)
-
-
-def _overlap(snapshot: Snapshot) -> Check:
-    # Half: the last bucket cannot overlap with anything, and a small model has only two or three buckets.
-    overlap = None if snapshot.exchange is None else snapshot.exchange.overlap
-    return check("all-reduce overlapped with computation", "> 50% of it", overlap, lambda share: share > 0.50)
-
-
-_CHECKS: Final = (
-    _gpu_utilization,
-    _variation,
-    _gpu_memory,
-    _data,
-    _forward,
-    _backward,
-    _optimizer,
-    _both_passes,
-    _flash_attention,
-    _transfer_gaps,
-    _overlap,
-)

@@ -19,14 +19,13 @@ from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.checklist import checklist_lines
-from training_profiler.reports.device import HEADER, device_cell, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.reports.findings import insight_lines
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.labels import bar_label, epoch_label, table_label
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.reports.loaders import loader_lines
-from training_profiler.reports.machine import machine_lines
+from training_profiler.reports.machine import HEADER, device_cell, device_lines, device_words, machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.pauses import Pause

@@ -12,7 +12,6 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.pauses import pauses
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
-from training_profiler.snapshot.program import CallFacts
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     EpochStats,
@@ -61,7 +60,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "device": None if snapshot.device is None else asdict(snapshot.device),
         "loaders": [asdict(loader) for loader in snapshot.loaders],
-        "calls": [_call(call) for call in snapshot.program.calls],
+        "calls": _calls(snapshot),
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
         "memory_changes": [asdict(change) for change in snapshot.memory_changes],
@@ -131,9 +130,12 @@ def _line(line: LineStats) -> dict[str, Any]:
     return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
 
 
-def _call(call: CallFacts) -> dict[str, Any]:
-    site = {key: value for key, value in call.site._asdict().items() if key != "column"}
-    return {"kind": call.kind, "function": call.function, **site, "arguments": dict(call.arguments)}
+def _calls(snapshot: Snapshot) -> list[dict[str, Any]]:
+    rows = []
+    for call in snapshot.program.calls:
+        site = {key: value for key, value in call.site._asdict().items() if key != "column"}
+        rows.append({"kind": call.kind, "function": call.function, **site, "arguments": dict(call.arguments)})
+    return rows
 
 
 def _worker_lines(snapshot: Snapshot) -> list[tuple[str, Sequence[LineStats]]]:

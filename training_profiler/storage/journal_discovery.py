@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
+from training_profiler.base.units import NS_PER_S
 from training_profiler.safety.files import NotRegularFileError, is_folder, may_follow
 from training_profiler.storage.journal import JOURNAL_SCHEMA
 from training_profiler.storage.journal_tail import read_head
-from training_profiler.storage.launch import LaunchId, is_same_launch, is_surely_another, launch_from_data
+from training_profiler.storage.launch import LaunchId, is_running, is_same_launch, is_surely_another, launch_from_data
 from training_profiler.storage.run_folder import is_own_name, read_journal_name
 
 MOST_SHOWN: Final = 300  # characters of a path in a message
@@ -49,6 +51,12 @@ class JournalFile:
         return tuple(str(begin.get(key)) for key in ("host", "pid", "wall_ns", "begin_ns"))
 
     @property
+    def is_running(self) -> bool | None:
+        """Whether the process that wrote the file still runs; None if unknown."""
+        begin = self.begin or {}
+        return is_running(begin.get("host"), begin.get("pid"), self.wall_ns / NS_PER_S)
+
+    @property
     def wall_ns(self) -> int:
         """Begin of the run on the wall clock; 0 if unknown."""
         return _number((self.begin or {}).get("wall_ns")) or 0
@@ -58,6 +66,14 @@ class RunJournals(NamedTuple):
     """The journals of one run, one for each rank and attempt, and messages on files that were left out."""
 
     journals: list[JournalFile]
+    left_out: list[str]
+
+
+class AttemptJournals(NamedTuple):
+    """The journals of a run."""
+
+    all: list[JournalFile]
+    of_attempt: list[JournalFile]  # of the attempt that was asked for, by rank
     left_out: list[str]
 
 
@@ -112,6 +128,24 @@ def select_journals(found: Iterable[JournalFile], folder: Path) -> RunJournals:
         by_place[journal.rank, journal.attempt, journal.shown if journal.problem else ""].append(journal)
     journals = [_best(same, left_out) for same in by_place.values()]
     return RunJournals(sorted(journals, key=_order), left_out)
+
+
+def select_attempt(folder: Path, found: list[JournalFile], asked: int | None) -> AttemptJournals:
+    """Return the journals of the run in ``folder``, where some were ``found``, and those of one attempt; or the last.
+
+    Raises:
+        RunFolderError: there was no such attempt.
+    """
+    journals, left_out = select_journals(found + find_own_folder_journals(folder, found), folder)
+    there = sorted({journal.attempt for journal in [each for each in journals if not each.problem] or journals})
+    number = there[-1] if asked is None else asked
+    if number not in there:
+        held = f"attempt {there[0]} alone" if len(there) == 1 else f"attempts {', '.join(map(str, there))}"
+        raise RunFolderError(
+            f"{folder} has no attempt {asked}; it has {held}; "
+            f"example: training-profiler report {folder} --attempt {there[-1]}"
+        )
+    return AttemptJournals(journals, [journal for journal in journals if journal.attempt == number], left_out)
 
 
 def _order(journal: JournalFile) -> tuple[int, float]:
@@ -198,12 +232,14 @@ def _of_one_run(found: Sequence[JournalFile], folder: Path, left_out: list[str])
         if id(journal) not in are_joined:
             of_others[journal.run].append(journal.shown)
     left_out += [
-        f"left out, of another run ({printable(str(name))}): {_enumerated(shown)}" for name, shown in of_others.items()
+        f"left out, of another run ({printable(str(name))}): {enumerated(shown, 4)}"
+        for name, shown in of_others.items()
     ]
     return kept + joined
 
 
-def _enumerated(names: Sequence[str], most: int = 4) -> str:
+def enumerated(names: Sequence[str], most: int = 8) -> str:
+    """Return the names in one text: the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -1,14 +1,16 @@
 """Reads the first and last lines of a journal: journals of long runs are long, and there may be many."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from training_profiler.base.units import BYTES_PER_MIB
-from training_profiler.model.bounds import MOST_LINE_BYTES
-from training_profiler.safety.files import may_follow, open_file
+from training_profiler.base.errors import RunFolderError
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
+from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.storage.journal_lines import as_object as as_record
 
 T = TypeVar("T")
@@ -42,6 +44,21 @@ def read_head(path: Path) -> dict[str, Any] | None:
     return record if record is not None and record.get("kind") == "begin" else None
 
 
+def lines_of_journal(path: Path) -> Iterator[bytes | None]:
+    """Yield the lines of a journal; None for one that is too long.
+
+    Raises:
+        RunFolderError: the file cannot be read, or is larger than any journal.
+    """
+    try:
+        with open_file(path, follow=may_follow(path)) as file:
+            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
+                raise RunFolderError(f"{path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
+            yield from lines_of(file, MOST_LINE_BYTES)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror})") from None
+
+
 def is_beginning(path: Path) -> bool:
     """Return whether a journal has less than its first line, as for a moment when a run begins.
 
@@ -53,17 +70,8 @@ def is_beginning(path: Path) -> bool:
     return not head or (b"\n" not in head and _BEGIN.match(head) is not None)
 
 
-def last_of(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return ``read(line)`` of the last line of that kind that ``read`` accepts; None without any.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    return read_end(path, kind, read).value
-
-
 def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[T]:
-    """Return the same, and the state of the end of the file.
+    """Return ``read(line)`` of the last line of that kind that ``read`` accepts, and the state of the file's end.
 
     Raises:
         OSError: the file cannot be read.

@@ -17,7 +17,6 @@ from training_profiler.safety.files import Lines, may_follow, open_file
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.statistics.trend import Point, Series
 from training_profiler.storage.journal_discovery import JournalFile
-from training_profiler.storage.launch import is_running
 from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_list import ENDED, STATES
 from training_profiler.storage.run_reader import find_attempt, with_ranks
@@ -101,8 +100,7 @@ class LiveRun:
         began_again = journal.read_on()
         while to_end and journal.left_bytes:
             journal.read_on()
-        begin = primary.begin or {}
-        is_alive = is_running(begin.get("host"), begin.get("pid"), primary.wall_ns / NS_PER_S)
+        is_alive = primary.is_running
         replay, recent = journal.as_of_now(is_alive is not True)
         if replay.has_failed:
             raise RunFolderError(f"{primary.path} holds a line that is not a journal's: {replay.problem}")
@@ -128,7 +126,7 @@ class _GrowingJournal:
 
     def _begin(self) -> None:
         self._recent = Recent()
-        self._replay = Replay(self._recent)
+        self._replay = Replay(self._recent.add)
         self._file: tuple[int, int] | None = None
         self._at = 0
         self._last = b""  # read before that place, to notice another content

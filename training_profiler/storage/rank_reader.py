@@ -5,22 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import NS_PER_S, duration_text
 from training_profiler.model.bounds import MOST_SUM
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.liveness import outdated_after_s
-from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
+from training_profiler.ranks.summary import RankSummary, gradient_sync_stats, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
     JournalFile,
+    enumerated,
     find_journals,
-    find_own_folder_journals,
-    select_journals,
+    select_attempt,
 )
 from training_profiler.storage.journal_tail import End, read_end
-from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 
 MOST_MESSAGES: Final = 8
@@ -44,16 +42,9 @@ class ReceivedRanks:
 
     def exchange(self, rank: int) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient sync on a rank; None if unknown."""
-        for summary in self.summaries:
-            if summary.who.rank == rank and summary.exchanges and summary.sampled and summary.exchange_ns:
-                hidden_ns = min(summary.exchange_ns, max(0, summary.exchange_hidden_ns))
-                return GradientSyncStats(
-                    count=summary.exchanges,
-                    sampled=summary.sampled,
-                    total_s=summary.exchange_ns / summary.exchanges / NS_PER_S,
-                    overlap=hidden_ns / summary.exchange_ns,
-                    exposed_s=(summary.exchange_ns - hidden_ns) / summary.exchanges / NS_PER_S,
-                )
+        for each in self.summaries:
+            if each.who.rank == rank:
+                return gradient_sync_stats(each.exchanges, each.sampled, each.exchange_ns, each.exchange_hidden_ns)
         return None
 
 
@@ -63,29 +54,8 @@ def read_ranks(folder: Path, attempt: int | None = None) -> ReceivedRanks:
     Raises:
         RunFolderError: there was no such attempt.
     """
-    found = find_journals(folder)
-    chosen = select_journals(found + find_own_folder_journals(folder, found), folder)
-    number = attempt_of(chosen.journals, attempt, folder)
-    return received_ranks([journal for journal in chosen.journals if journal.attempt == number], chosen.left_out)
-
-
-def attempt_of(journals: Sequence[JournalFile], asked: int | None, folder: Path) -> int:
-    """Return the attempt that was asked for, by default the last one; ``journals`` is not empty.
-
-    Raises:
-        RunFolderError: there was no such attempt.
-    """
-    readable = [journal for journal in journals if not journal.problem] or journals
-    there = sorted({journal.attempt for journal in readable})
-    if asked is None:
-        return there[-1]
-    if asked not in there:
-        held = f"attempt {there[0]} alone" if len(there) == 1 else f"attempts {', '.join(map(str, there))}"
-        raise RunFolderError(
-            f"{folder} has no attempt {asked}; it has {held}; "
-            f"example: training-profiler report {folder} --attempt {there[-1]}"
-        )
-    return asked
+    found = select_attempt(folder, find_journals(folder), attempt)
+    return received_ranks(found.of_attempt, found.left_out)
 
 
 def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()) -> ReceivedRanks:
@@ -115,9 +85,9 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
     if ended:
         messages += _unended(unended, by_rank)
     if without:
-        messages.append(f"no data of ranks that ended before they sent any: {_enumerated(without)}")
+        messages.append(f"no data of ranks that ended before they sent any: {enumerated(without)}")
     if torn:
-        messages.append(f"the last line is torn, the one before it was read: {_enumerated(torn)}")
+        messages.append(f"the last line is torn, the one before it was read: {enumerated(torn)}")
     summaries = tuple(by_rank[rank] for rank in sorted(by_rank))
     world_size = max(
         [summary.who.world_size for summary in summaries] + [_world_size(journal) for journal in journals], default=1
@@ -149,12 +119,12 @@ def _unended(journals: Sequence[JournalFile], summaries: Mapping[int, RankSummar
     """Return messages on ranks whose journal has no end while others' have one: which, when, and where they were."""
     by_state: dict[bool | None, list[str]] = {False: [], True: [], None: []}
     for journal in journals:
-        begin = journal.begin or {}
-        state = is_running(begin.get("host"), begin.get("pid"), journal.wall_ns / NS_PER_S)
-        by_state[state].append("?" if journal.rank is None else f"{journal.rank}{_last_place(summaries, journal.rank)}")
+        by_state[journal.is_running].append(
+            "?" if journal.rank is None else f"{journal.rank}{_last_place(summaries, journal.rank)}"
+        )
     states = {False: "killed before the end", True: "still running", None: "killed before the end, or still running"}
     return [
-        f"{states[state]}: {'rank' if len(ranks) == 1 else 'ranks'} {_enumerated(ranks)}"
+        f"{states[state]}: {'rank' if len(ranks) == 1 else 'ranks'} {enumerated(ranks)}"
         for state, ranks in by_state.items()
         if ranks
     ]
@@ -195,7 +165,3 @@ def _flush_s(journals: Sequence[JournalFile]) -> float:
 def _bounded(messages: list[str]) -> list[str]:
     more = len(messages) - MOST_MESSAGES
     return messages if more <= 0 else [*messages[:MOST_MESSAGES], f"{more} more files left out"]
-
-
-def _enumerated(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,11 +1,11 @@
 """Adds up the lines of one journal to the stats of its rank."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from training_profiler.aggregation.run import RunSums
 from training_profiler.base.text import one_line, printable
-from training_profiler.base.units import NS_PER_S
 from training_profiler.model.bounds import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
@@ -26,7 +26,6 @@ from training_profiler.storage.journal_lines import (
     decode_line,
     sentences,
 )
-from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 
 # By whether the process still runs, as far as known.
@@ -37,18 +36,14 @@ _UNENDED: Final = {
 }
 
 
-class ReplayedIntervals(Protocol):
-    """Gets each interval that was added."""
-
-    def add(self, record: IntervalRecord, /) -> None:
-        """Add the next interval."""
-
-
 class Replay:
-    """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out."""
+    """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out.
 
-    def __init__(self, series: ReplayedIntervals | None = None) -> None:
-        self._series = series
+    ``on_interval`` gets each interval that was added.
+    """
+
+    def __init__(self, on_interval: Callable[[IntervalRecord], None] = lambda record: None) -> None:
+        self._on_interval = on_interval
         self.sums: RunSums | None = None
         self.problem = ""  # of the first unusable line
         self.intervals = 0
@@ -110,8 +105,7 @@ class Replay:
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
         sums.add(totals_of(record, self._names, self._spare), record.step_ns)
-        if self._series is not None:
-            self._series.add(record)
+        self._on_interval(record)
         self._added, self._last = added, record
         self.intervals += 1
 
@@ -141,11 +135,10 @@ class Replay:
         sums, last, end = self.sums, self._last, self._end
         assert sums is not None
         state = end or last
-        begin = found.begin or {}
         notes = [*(sentences(state.notes) if state else ()), *self._notes()]
         if end is None:
             sums.end_epoch(None, None, is_complete=False)
-            notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), found.wall_ns / NS_PER_S)])
+            notes.append(_UNENDED[found.is_running])
         return sums.snapshot(
             Health(
                 dropped=sums.run.dropped,

@@ -7,13 +7,11 @@ from typing import Any, Final
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S
 from training_profiler.model.bounds import MOST_SUM
-from training_profiler.safety.files import read_file
 from training_profiler.storage.journal_discovery import NO_JOURNAL, inspect_journal
-from training_profiler.storage.journal_lines import as_object
 from training_profiler.storage.journal_tail import is_beginning, read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_folder import REPORT_DATA, journal_name
-from training_profiler.storage.run_lookup import program_in, read_meta
+from training_profiler.storage.run_lookup import program_in, read_meta, read_object
 from training_profiler.storage.run_reader import run_folders, run_name
 
 RUNNING, ENDED, KILLED, UNKNOWN = "running", "ended", "killed", "unknown"
@@ -49,7 +47,7 @@ def listed_run(folder: Path) -> ListedRun:
     program = program_in(meta.get("command", ""))
     attempts = meta.get("attempts")
     last = attempts[-1] if isinstance(attempts, list) and attempts and isinstance(attempts[-1], dict) else {}
-    report = _report(folder)
+    report = read_object(folder / REPORT_DATA, MOST_REPORT_BYTES)
     if report is not None:
         state, steps, step_s = ENDED, _count(report.get("steps")), None
         step_time = report.get("step_time")
@@ -71,13 +69,6 @@ def listed_run(folder: Path) -> ListedRun:
         printable(ended_by) if isinstance(ended_by, str) else None,
         problem,
     )
-
-
-def _report(folder: Path) -> dict[str, Any] | None:
-    try:
-        return as_object(read_file(folder / REPORT_DATA, MOST_REPORT_BYTES))
-    except (OSError, ValueError):
-        return None
 
 
 def _from_journal(

@@ -14,7 +14,7 @@ from training_profiler.safety.files import is_folder, read_file
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_journals
 from training_profiler.storage.journal_lines import as_object
-from training_profiler.storage.journal_tail import last_of
+from training_profiler.storage.journal_tail import read_end
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
 from training_profiler.storage.run_folder import META, is_folder_of, is_own_name, is_plain_name, journal_name
 
@@ -48,8 +48,8 @@ def _figures(journal: JournalFile) -> AttemptStats | None:
         return steps, ns / NS_PER_S
 
     try:
-        steps, wall_s = last_of(journal.path, "interval", until_then) or (0, 0.0)
-        end = last_of(journal.path, "end", _ended_by)
+        steps, wall_s = read_end(journal.path, "interval", until_then).value or (0, 0.0)
+        end = read_end(journal.path, "end", _ended_by).value
     except OSError:
         return None
     return AttemptStats(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
@@ -73,17 +73,21 @@ class Attempt(NamedTuple):
 
 def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], Attempt]]:
     """Yield the run folders of that launch in ``parent``, newest first: folder, meta.json, and last attempt."""
-    try:
-        names = [name for name in os.listdir(parent) if name[:8].isdigit()]
-    except OSError:
-        return
-    for name in sorted(names, reverse=True)[:NEWEST]:
-        if not is_folder(parent / name):  # a link could lead anywhere
-            continue
-        meta = read_meta(parent / name)
+    for folder, meta in _newest(parent):
         attempts = [attempt for attempt in map(_attempt, _list(meta.get("attempts"))) if attempt is not None]
         if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
-            yield parent / name, meta, max(attempts)
+            yield folder, meta, max(attempts)
+
+
+def _newest(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the newest run folders in ``parent``, each with its meta.json."""
+    try:
+        names = sorted((name for name in os.listdir(parent) if name[:8].isdigit()), reverse=True)
+    except OSError:
+        return
+    for folder in (parent / name for name in names[:NEWEST]):
+        if is_folder(folder):  # a link could lead anywhere
+            yield folder, read_meta(folder)
 
 
 def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Path | None:
@@ -104,16 +108,10 @@ def has_run_of_child(parent: Path, own: Path | None, launch: str | None) -> bool
 
     ``launch`` is the id that the processes of this launch share, if it is known.
     """
-    try:
-        names = sorted((name for name in os.listdir(parent) if name[:8].isdigit()), reverse=True)[:NEWEST]
-    except OSError:
-        return False
-    for folder in (parent / name for name in names):
-        if folder != own and is_folder(folder):
-            meta = read_meta(folder)
-            is_same = launch is not None and meta.get("launch") == launch and meta.get("pid") != os.getpid()
-            if is_same or launch_from_data(meta.get("launched")).parent_pid == os.getpid():
-                return True
+    for folder, meta in _newest(parent):
+        is_same = launch is not None and meta.get("launch") == launch and meta.get("pid") != os.getpid()
+        if folder != own and (is_same or launch_from_data(meta.get("launched")).parent_pid == os.getpid()):
+            return True
     return False
 
 
@@ -136,10 +134,15 @@ def _is_named(folder: Path, name: str) -> bool:
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the content of meta.json in ``folder``; empty if it cannot be read."""
+    return read_object(folder / META, MOST_META_BYTES) or {}
+
+
+def read_object(path: Path, most_bytes: int) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it cannot be read, is too large or is none."""
     try:
-        return as_object(read_file(folder / META, MOST_META_BYTES)) or {}
+        return as_object(read_file(path, most_bytes))
     except (OSError, ValueError):
-        return {}
+        return None
 
 
 def read_program(folder: Path) -> str | None:

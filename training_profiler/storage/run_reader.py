@@ -4,23 +4,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.units import BYTES_PER_GIB, NS_PER_S
-from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
-from training_profiler.safety.files import is_folder, lines_of, may_follow, open_file
+from training_profiler.safety.files import is_folder, open_file
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
+    AttemptJournals,
     JournalFile,
     find_journals,
-    find_own_folder_journals,
-    select_journals,
+    select_attempt,
 )
-from training_profiler.storage.journal_tail import read_end
-from training_profiler.storage.launch import is_running
-from training_profiler.storage.rank_reader import attempt_of, received_ranks
+from training_profiler.storage.journal_tail import lines_of_journal, read_end
+from training_profiler.storage.rank_reader import received_ranks
 from training_profiler.storage.replay import Replay
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before, run_named
@@ -111,13 +108,12 @@ def journals_of_running(folder: Path, command: str) -> list[JournalFile]:
 
 def is_still_running(journal: JournalFile) -> bool | None:
     """Return whether the process that writes a journal still runs; None if that is unknown."""
-    begin = journal.begin or {}
     try:
         if read_end(journal.path, "end", lambda record: record).has_end:
             return False
     except OSError:
         return None
-    return is_running(begin.get("host"), begin.get("pid"), journal.wall_ns / NS_PER_S)
+    return journal.is_running
 
 
 def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | None = None) -> Snapshot:
@@ -144,14 +140,6 @@ def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | No
     raise RunFolderError(found.left_out[-len(found.of_attempt)].removeprefix("left out: "))
 
 
-class AttemptJournals(NamedTuple):
-    """The journals of a run."""
-
-    all: list[JournalFile]
-    of_attempt: list[JournalFile]  # of the attempt that was asked for, by rank
-    left_out: list[str]
-
-
 def find_attempt(folder: Path, attempt: int | None = None) -> AttemptJournals:
     """Return the journals of the run in ``folder``, and those of one attempt; the last by default.
 
@@ -161,9 +149,7 @@ def find_attempt(folder: Path, attempt: int | None = None) -> AttemptJournals:
     found = find_journals(folder)
     if not found or _is_folder_of_runs(folder, found):
         raise RunFolderError(_why_not(folder))
-    journals, left_out = select_journals(found + find_own_folder_journals(folder, found), folder)
-    number = attempt_of(journals, attempt, folder)
-    return AttemptJournals(journals, [journal for journal in journals if journal.attempt == number], left_out)
+    return select_attempt(folder, found, attempt)
 
 
 def newest_run(folder: Path) -> Path | None:
@@ -233,18 +219,13 @@ def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | None)
     """Return the stats of one rank."""
     if found.problem or found.begin is None:
         raise RunFolderError(f"{found.path} {found.problem}")
+    replay = Replay()
     if series is not None:
         series.begin(found.rank or 0)
-    replay = Replay(series)
-    try:
-        with open_file(found.path, follow=may_follow(found.path)) as file:
-            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
-                raise RunFolderError(f"{found.path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
-            for line in lines_of(file, MOST_LINE_BYTES):
-                replay.add(line)
-            replay.end()
-    except OSError as error:
-        raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
+        replay = Replay(series.add)
+    for line in lines_of_journal(found.path):
+        replay.add(line)
+    replay.end()
     if replay.has_failed:
         raise RunFolderError(f"{found.path} holds a line that is not a journal's: {replay.problem}")
     return replay.snapshot(folder, found)

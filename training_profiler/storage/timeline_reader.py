@@ -1,17 +1,15 @@
 """Reads what the journals of a run have over time: steps one by one, sections by blocks of steps, the machine."""
 
-import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
 from training_profiler.model.bounds import (
     MOST_EPOCHS,
-    MOST_JOURNAL_BYTES,
-    MOST_LINE_BYTES,
     MOST_NAMES,
     MOST_SOURCES,
     MOST_SPANS,
@@ -19,15 +17,9 @@ from training_profiler.model.bounds import (
 from training_profiler.model.interval import NO_SECTION, LineRow, location_of
 from training_profiler.model.location import Location
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
-from training_profiler.storage.journal_discovery import (
-    JournalFile,
-    find_journals,
-    find_own_folder_journals,
-    select_journals,
-)
+from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_attempt
 from training_profiler.storage.journal_lines import (
     BeginLine,
     EpochBeginLine,
@@ -39,7 +31,7 @@ from training_profiler.storage.journal_lines import (
     SpansLine,
     decode_line,
 )
-from training_profiler.storage.rank_reader import attempt_of
+from training_profiler.storage.journal_tail import lines_of_journal
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 
 ON_STACK: Final = 6  # fields of a location that stacks of samples show: up to its phase
@@ -53,10 +45,8 @@ def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, .
     Raises:
         RunFolderError: there was no such attempt.
     """
-    found = find_journals(folder)
-    journals, _ = select_journals(found + find_own_folder_journals(folder, found), folder)
-    number = attempt_of(journals, attempt, folder)
-    read = (_read(journal) for journal in journals if journal.attempt == number and not journal.problem)
+    journals = select_attempt(folder, find_journals(folder), attempt).of_attempt
+    read = (_read(journal) for journal in journals if not journal.problem)
     return tuple(sorted((series for series in read if series is not None), key=lambda series: series.rank))
 
 
@@ -69,13 +59,10 @@ def _read(journal: JournalFile) -> RankSeries | None:
     begin = journal.begin or {}
     reading = _Reading(journal.rank or 0, printable(str(begin.get("host", ""))), journal.wall_ns)
     try:
-        with open_file(journal.path, follow=may_follow(journal.path)) as file:
-            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
-                return None
-            for line in lines_of(file, MOST_LINE_BYTES):
-                if line is not None:
-                    reading.add(line)
-    except OSError:
+        for line in lines_of_journal(journal.path):
+            if line is not None:
+                reading.add(line)
+    except RunFolderError:
         return None
     return reading.series()
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -16,6 +17,8 @@ from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
+import psutil
+
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patching import Patches
@@ -23,7 +26,6 @@ from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.tables.backends import BACKENDS
-from training_profiler.trials.own_children import OwnChildren
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
 LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
@@ -73,6 +75,38 @@ def address_of(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
     finally:
         os.close(folder)
+
+
+class OwnChildren:
+    """The processes that this process has started, and those that they have started."""
+
+    def __init__(self) -> None:
+        self._known: list[psutil.Process] = []
+
+    def stop(self) -> bool:
+        """Stop all of them; return whether they are known, so that ``resume`` lets them go on.
+
+        The session stops them as well, but only once it has received the block: workers would make batches meanwhile.
+        """
+        _send(signal.SIGSTOP, self._known)  # looking for them takes a while
+        try:
+            self._known = psutil.Process().children(recursive=True)
+        except (psutil.Error, OSError):
+            return False
+        _send(signal.SIGSTOP, self._known)
+        return True
+
+    def resume(self) -> None:
+        """Let them go on, those too that were started before the session stopped this process."""
+        with suppress(psutil.Error, OSError):  # looking for them takes a while, in which none of them runs
+            self._known = psutil.Process().children(recursive=True)
+        _send(signal.SIGCONT, self._known)
+
+
+def _send(number: int, processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error, OSError):  # it has ended
+            process.send_signal(number)
 
 
 class BlockRunner:

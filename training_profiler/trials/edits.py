@@ -8,38 +8,11 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.files import read_file
-from training_profiler.snapshot.program import CallFacts, CallSite
+from training_profiler.snapshot.program import CallSite
 from training_profiler.storage.source_lines import MOST_BYTES, digest_of
+from training_profiler.trials.treatments.treatment import Edit
 
 EXTRA: Final = "try"
-
-
-class Edit(NamedTuple):
-    """What to change at one call of the user's code."""
-
-    call: CallFacts
-    arguments: tuple[tuple[str, str], ...] = ()  # keyword, or number of a positional argument -> its value as source
-    statement: str = ""  # to insert before the call's; {model} is what an optimizer's parameters are taken from
-    module: str = ""  # that the statement needs: "gc"
-    note: str = ""  # what cannot be edited here, for the reader
-
-    def joined(self, other: "Edit") -> "Edit":
-        """Return both edits of the same call as one."""
-        arguments = dict(self.arguments) | dict(other.arguments)
-        statements, modules = (
-            dict.fromkeys(filter(None, pair))
-            for pair in ((self.statement, other.statement), (self.module, other.module))
-        )
-        note = "; ".join(dict.fromkeys(filter(None, (self.note, other.note))))
-        return Edit(self.call, tuple(arguments.items()), "\n".join(statements), " ".join(modules), note)
-
-    @property
-    def wanted(self) -> str:
-        """What the edit does, for a reader who does it manually."""
-        arguments = ", ".join(value if name.isdigit() else f"{name}={value}" for name, value in self.arguments)
-        statement = self.statement.replace("{model}", "model").replace("\n", "; ")
-        passed, before = f"pass {arguments}" if arguments else "", f"before it: {statement}" if statement else ""
-        return ", and ".join(filter(None, (passed, before))) or self.note
 
 
 class Manual(NamedTuple):

@@ -1,21 +1,25 @@
-"""The first run of a session: the unchanged training, profiled, until it has shown what is worth trying."""
+"""The first run of a session: the unchanged training, profiled, and how much it shows will fit into time and memory."""
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import psutil
 
 from training_profiler.base.errors import ProfilerError, RunFolderError
-from training_profiler.base.units import S_PER_MINUTE, duration_text
+from training_profiler.base.units import S_PER_MINUTE, duration_text, time_text
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.machine import cpu_loss
+from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS, batch_times
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.storage.run_reader import newest_runs, read_run
-from training_profiler.trials.interleaved import BlockSchedule, steps_of_a_block
+from training_profiler.trials.interleaved import LEAST_BLOCK_S, BlockSchedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import ReadsStdinError, TrialError
 from training_profiler.trials.statistics import FEWEST_ROUNDS
@@ -27,6 +31,14 @@ LONGEST_PART: Final = 0.4  # of the budget
 SCREEN_PART: Final = 0.6  # of the budget that is left after the first run; fresh trials take the rest
 LOOK_S: Final = 0.5
 END_S: Final = 20.0
+MOST_ROUNDS: Final = 30
+ENOUGH_ROUNDS: Final = 20  # of long blocks
+LONG_BLOCK_S: Final = 0.25  # at least, where workers make the batches
+SWITCH_S: Final = 0.03  # between two blocks
+LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
+MEMORY_PART: Final = 0.7  # of what is free, for the trainings that wait
+MOST_AT_ONCE: Final = 4  # trainings that start at the same time
+LEAST_WAIT: Final = 0.05  # of the time of a batch; below, more workers bring nothing that a trial could show
 
 
 class TryError(ProfilerError):
@@ -44,12 +56,65 @@ class FirstRun:
     has_ended: bool  # by itself
     is_interrupted: bool = False  # by the user, after enough steps for a session to go on with
 
+    @classmethod
+    def of(cls, snapshot: Snapshot, memory_bytes: int, has_ended: bool, is_interrupted: bool = False) -> "FirstRun":
+        """Return what a run has shown whose snapshot this is."""
+        startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
+        return cls(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended, is_interrupted)
+
     @property
     def step_s(self) -> float:
         """The time of a step: the median, or the mean if it is longer, as where most steps only queue their work."""
         step = self.snapshot.step
         assert step is not None
         return max(step.median_s, step.avg_s)
+
+    @property
+    def at_once(self) -> int:
+        """How many trainings start at the same time."""
+        machine = self.snapshot.machine
+        cores = 1.0 if machine is None or machine.cores is None else machine.cores
+        return max(1, min(MOST_AT_ONCE, int(cores)))
+
+    def most_trainings(self) -> int:
+        """Return how many trainings fit into memory at the same time; at least three.
+
+        Raises:
+            TryError: not even three do.
+        """
+        free = MEMORY_PART * psutil.virtual_memory().available
+        fits = int(free / self.memory_bytes) if self.memory_bytes else 1000
+        for gpu in () if self.snapshot.machine is None else self.snapshot.machine.gpus:
+            held = gpu.held_bytes
+            if held is not None and held.max and gpu.total_bytes:
+                fits = min(fits, int(gpu.total_bytes / held.max))
+        if fits < 3:
+            raise TryError("memory has no room for three trainings at a time, which a comparison needs")
+        return fits
+
+    def schedule(self, trainings: int, seconds: float, cycle: int = 1) -> BlockSchedule | None:
+        """Return what so many trainings can run in that time; None if it is too little to show anything.
+
+        Several workers make several batches at about the same time, and then none for a while. So a block has whole
+        cycles of ``cycle`` steps, as far as there is time: parts of cycles are either too fast or too slow.
+        """
+        assert self.snapshot.step is not None
+        step_s, least = self.step_s, steps_of_a_block(self.step_s)
+        whole = [steps_of_a_block(step_s, cycle, least_s) for least_s in (LONG_BLOCK_S, LEAST_BLOCK_S)]
+        blocks = [*(whole if cycle > 1 else ()), least]
+        warmup = max(LEAST_WARMUP, min(MOST_WARMUP, self.snapshot.step.warmup_count))
+        startup_s = self.startup_s + max(self.snapshot.step.warmup_s, warmup * step_s)
+        left_s = seconds - startup_s * ceil(trainings / self.at_once)
+        steps = self.snapshot.steps - warmup - 1 if self.has_ended else None
+        for block_steps in blocks:
+            most = ENOUGH_ROUNDS if block_steps >= 2 * least else MOST_ROUNDS
+            if steps is not None:
+                block_steps = max(2, min(block_steps, _whole(steps // FEWEST_ROUNDS, cycle)))
+                most = min(most, steps // block_steps)
+            rounds = min(most, int(left_s / (trainings * (block_steps * step_s + SWITCH_S))))
+            if rounds >= FEWEST_ROUNDS:
+                return BlockSchedule(warmup, rounds, block_steps, step_s, startup_s)
+        return None
 
 
 def run_first(
@@ -84,8 +149,7 @@ def run_first(
         folder = _keep(launcher.runs_of(training), runs)
     finally:
         training.close()
-    startup_s = snapshot.step.before_s or 0.0
-    return FirstRun(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended, is_interrupted), folder
+    return FirstRun.of(snapshot, memory_bytes, has_ended, is_interrupted), folder
 
 
 def _watch(
@@ -156,3 +220,73 @@ def _keep(made: Path, runs: Path) -> Path:
             shutil.copytree(source, target, symlinks=True)
             return target
     raise TryError(f"{runs} has too many runs of the same second")
+
+
+def groups_of(names: Sequence[str], most: int) -> list[Sequence[str]]:
+    """Return the changes in groups of nearly the same size, of which each fits into memory."""
+    count = ceil(len(names) / most)
+    size = max(1, ceil(len(names) / max(1, count)))
+    return [names[begin : begin + size] for begin in range(0, len(names), size)]
+
+
+def _whole(steps: int, cycle: int) -> int:
+    """Return so many steps or fewer, of which all but the first are whole cycles, if there is one."""
+    return 1 + (steps - 1) // cycle * cycle if steps > cycle else steps
+
+
+class _Making(NamedTuple):
+    """What it takes to make one batch."""
+
+    seconds: float
+    cpu_s: float  # at most, where the training makes its batches itself
+    is_cpu_known: bool
+
+
+def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str | None:
+    """Return how many workers would keep up with the training; None if that is unknown or does not matter."""
+    measured = None if loader is None else batch_times(snapshot, loader)
+    if loader is None or measured is None:
+        return None
+    now_s, using_s = measured
+    if loader.num_workers == 0:  # both parts have the time in which the training had no CPU
+        kept = 1 - cpu_loss(snapshot.machine).all
+        now_s, using_s = kept * now_s, kept * using_s
+    making = _making(loader, now_s - using_s)
+    if making is None or using_s <= 0 or now_s - using_s < LEAST_WAIT * now_s:
+        return None
+    needed = ceil(making.seconds / using_s)
+    if needed <= (loader.num_workers or 0):  # they have another reason to be late
+        return None
+    workers = "1 worker would keep up" if needed == 1 else f"{needed} workers would keep up"
+    if needed > MOST_WORKERS:
+        workers = f"more than {MOST_WORKERS} workers would be needed to keep up"
+    condition = "" if making.is_cpu_known or needed == 1 else ", with a CPU each"
+    times = f"a batch takes {time_text(making.seconds)} to make and {time_text(using_s)} to use"
+    return f"{workers}{condition}: {times}{_ceiling(snapshot, making, using_s)}"
+
+
+def _making(loader: LoaderStats, waiting_s: float) -> _Making | None:
+    """Return what a batch takes in a worker, or in the training itself where that makes its batches."""
+    workers = loader.workers
+    if loader.num_workers == 0 and loader.is_map_style is not False:  # another may repeat its data in each worker
+        cpu_s = loader.making_cpu_avg_s
+        return _Making(waiting_s, waiting_s if cpu_s is None else cpu_s, cpu_s is not None)
+    if workers is None or workers.batches < BATCHES_NEEDED:
+        return None
+    making_s = workers.batch_avg_s - workers.queued_avg_s
+    return _Making(making_s, workers.cpu_avg_s, True) if making_s > 0 else None
+
+
+def _ceiling(snapshot: Snapshot, making: _Making, using_s: float) -> str:
+    """Return the least time for a batch that the CPUs allow, as the end of a sentence; "" where they are enough."""
+    machine = snapshot.machine
+    if machine is None or not machine.cores:
+        return ""
+    ranks = machine.local_ranks
+    cores = machine.cores / ranks
+    at_best_s = making.cpu_s / cores
+    if at_best_s <= using_s:
+        return ""
+    whose = f"{cores:g} CPU{'s' * (cores != 1)}{' a rank' * (ranks > 1)}"
+    condition = "" if making.is_cpu_known else "if all of that is computing, "
+    return f"; {condition}{whose} would make one in {time_text(at_best_s)} at best"

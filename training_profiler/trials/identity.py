@@ -1,6 +1,5 @@
 """What has to be the same for a session of trials to go on: the program, its arguments, settings, machine, versions."""
 
-import ast
 import hashlib
 import os
 import shlex
@@ -17,6 +16,7 @@ from training_profiler.comparison.differences import differing
 from training_profiler.sampling.cgroup import find_container
 from training_profiler.sampling.host import Host
 from training_profiler.storage.run_folder import masked
+from training_profiler.trials.isolation.promise import imports_of
 from training_profiler.trials.launcher import Program
 
 MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
@@ -110,25 +110,11 @@ def program_files(words: Sequence[str], folder: Path) -> list[Path]:
 
 def _imported(path: Path, folder: Path) -> Iterator[Path]:
     """Yield the files of the modules that a file imports, as far as they lie beside the program."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names, level = [alias.name for alias in node.names], 0
-        elif isinstance(node, ast.ImportFrom):
-            start = node.module or ""
-            names, level = [start, *(f"{start}.{alias.name}".lstrip(".") for alias in node.names)], node.level
-        else:
-            continue
-        roots = (
-            [path.parents[min(level, len(path.parents)) - 1]]
-            if level
-            else [path.parent, folder, *path.parent.parents[:2]]
-        )
-        for name in names:
-            yield from (found for root in roots for found in _files_of(name, root))
+    for level, name in imports_of(path):
+        roots = [path.parent, folder, *path.parent.parents[:2]]
+        if level:
+            roots = [path.parents[min(level, len(path.parents)) - 1]]
+        yield from (found for root in roots for found in _files_of(name, root))
 
 
 def _files_of(module: str, folder: Path) -> Iterator[Path]:

@@ -4,26 +4,16 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from training_profiler.model.bounds import Count
-from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
+from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError, TrialProcess
 from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 
 LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
 FEWEST_STEPS: Final = 2  # in a block: the first is not measured
 SLOWEST: Final = 20  # times as long as expected, before a block counts as stuck
 LEAST_PATIENCE_S: Final = 60.0
-
-
-class BlockSource(Protocol):
-    """A training that runs blocks."""
-
-    def wait_for_block(self, timeout_s: float) -> Block:
-        """Wait for the end of the warm-up."""
-
-    def run_block(self, steps: int, timeout_s: float) -> Block:
-        """Run a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +74,11 @@ class Interleaved:
         start: starts the training of a name; its result has ``process`` and ``close``.
         schedule: how much is run.
         wave: gets the results.
+        outcomes: gets what else each training shows.
         at_once: trainings that may start at the same time.
         on_progress: called with the part of the work that is done.
         must_end: whether the time is up.
         on_round: called after the start and after each round, when all trainings have run the same blocks.
-        outcomes: of a wave that goes on, what its trainings have shown before.
     """
 
     def __init__(
@@ -96,16 +86,16 @@ class Interleaved:
         start: Callable[[str], Any],
         schedule: BlockSchedule,
         wave: Wave,
+        outcomes: dict[str, Outcome],
         at_once: int = 1,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,
         must_end: Callable[[], bool] = lambda: False,
         on_round: Callable[[], None] = lambda: None,
-        outcomes: Mapping[str, Outcome] | None = None,
     ) -> None:
         self._start, self._schedule, self.wave = start, schedule, wave
         self._at_once, self._on_progress, self._must_end = at_once, on_progress, must_end
         self._on_round = on_round
-        self.outcomes: dict[str, Outcome] = dict(outcomes or {name: Outcome() for name in wave.block_s})
+        self.outcomes = outcomes
         self.trainings: dict[str, Any] = {}
         self._order = random.Random(wave.done)
 
@@ -158,7 +148,7 @@ class Interleaved:
         for name in [name for name in self.trainings if name not in self.wave.open]:
             self.trainings.pop(name).close()
 
-    def _receive(self, name: str, wait: Callable[[BlockSource], Block]) -> Block | None:
+    def _receive(self, name: str, wait: Callable[[TrialProcess], Block]) -> Block | None:
         try:
             return wait(self.trainings[name].process)
         except TrialError as error:

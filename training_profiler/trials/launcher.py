@@ -1,23 +1,88 @@
 """Starts the trainings of a session: each in a folder and an isolation of its own."""
 
+import shutil
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Any, Final
 
+from training_profiler.base.errors import ProfilerError
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
+from training_profiler.base.units import bytes_text
 from training_profiler.trials.child import ChildPlan
-from training_profiler.trials.disk import DiskWatch
-from training_profiler.trials.isolation.isolation import Isolation, prepare
-from training_profiler.trials.isolation.plan import WAYS
+from training_profiler.trials.isolation.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
+from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.process import TrialProcess
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Treatment
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
 RUNS: Final = "runs"
 PRELOAD: Final = "LD_PRELOAD"
+ASKED_TO_END: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SETTINGS_OF_FIRST_RUN: Final = {"_LOG_EVERY": "0", "_FLUSH_S": "1", "_SINKS": ""}
+
+
+class Interruption:
+    """Notes that the user wants the session to end. It is raised where the session asks, and only there.
+
+    Raised anywhere, it could come between the start of a training and the note of it, or while files are removed. The
+    same goes for a second one, so that has no further effect.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        for number in ASKED_TO_END:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as behind nohup
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.has_come = True
+
+    def check(self) -> None:
+        """Return while the session may go on.
+
+        Raises:
+            KeyboardInterrupt: it may not.
+        """
+        if self.has_come:
+            raise KeyboardInterrupt
+
+
+class DiskSpaceError(ProfilerError):
+    """The trainings of a session write more than the disk has room for."""
+
+
+class DiskWatch:
+    """Watches the free space where trainings write: each of several may write checkpoints at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._first_bytes = folder, shutil.disk_usage(folder).free
+        # A file of the most that a trial may write always fits.
+        self._least_bytes = int(SHARE_OF_FREE_SPACE * self._first_bytes)
+
+    def check(self) -> None:
+        """Return while there is enough space.
+
+        Raises:
+            DiskSpaceError: only as much is left as a single file may take.
+        """
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes < self._least_bytes:
+            raise DiskSpaceError(
+                f"stopped before the disk is full: {self._folder} had {bytes_text(self._first_bytes)} free, and has "
+                f"{bytes_text(free_bytes)}; TMPDIR chooses another disk"
+            )
 
 
 @dataclass(frozen=True)
@@ -58,7 +123,7 @@ class Launcher:
         table: module that has ``TREATMENTS``, for the trials' processes.
         on_promise: called once, before the first start, with what is kept apart and what is not.
         check: called before a start, and several times a second while a training runs; what it raises ends the wait.
-        ways: of keeping trainings apart, the strongest first.
+        allow_writes: whether trainings may be kept apart less well where nothing else works.
     """
 
     def __init__(
@@ -68,9 +133,10 @@ class Launcher:
         table: str,
         on_promise: Callable[[str], None] = lambda promise: None,
         check: Callable[[], None] = lambda: None,
-        ways: Sequence[str] = WAYS,
+        allow_writes: bool = False,
     ) -> None:
-        self.program, self._scratch, self._table, self._ways = program, scratch, table, ways
+        self.program, self._scratch, self._table = program, scratch, table
+        self._ways = WAYS_WITH_WRITES if allow_writes else WAYS
         self._on_promise, self._check, self._disk = on_promise, check, DiskWatch(scratch)
         self._trainings: list[Training] = []
 

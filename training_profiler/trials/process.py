@@ -22,7 +22,7 @@ import psutil
 from training_profiler.base.text import one_line
 from training_profiler.trials.child import ChildPlan, address_of
 from training_profiler.trials.isolation.isolation import LAUNCHER
-from training_profiler.trials.treatment import DoesNotApplyError
+from training_profiler.trials.treatments.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2

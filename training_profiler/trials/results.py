@@ -1,26 +1,27 @@
-"""What a session of trials has found: plain data for the table, for ``--json`` and for the run folder."""
+"""What a session of trials has found, also of losses: data for the table, for ``--json`` and for the run folder."""
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from math import isfinite, isnan
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from training_profiler.base.text import printable_data
-from training_profiler.model.bounds import Count
+from training_profiler.model.bounds import Count, Positive
 from training_profiler.safety.files import lines_of, open_file
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.trials.losses import LossComparison
 from training_profiler.trials.statistics import Effect
 
 FILE: Final = "trials.jsonl"  # in the run folder
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 64 << 20  # of the file
-MOST_ROWS: Final = 500  # and notes, and names
-MOST_NUMBER: Final = 1e15
+_Few: Final = Meta(max_length=500)
 SCHEMA: Final = 1
 
 FASTER: Final = "faster"
@@ -32,6 +33,75 @@ NOT_TRIED: Final = "not tried"
 FAILED: Final = "failed"
 
 
+IDENTICAL, APART, DIFFERS = "identical", "apart", "differs"
+NOT_REPEATABLE, UNKNOWN = "not repeatable", "unknown"
+ROUNDING: Final = 1e-4  # relative; a first difference beyond it comes from no other order of the same additions
+AFTER_FIRST: Final = 10  # steps after the first difference, before rounding has grown through the training
+
+Losses = Sequence[Sequence[str]]  # of each step, in hexadecimal
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """How far the losses of a changed training are from those of the unchanged one."""
+
+    kind: str
+    apart: Positive | None = None  # the largest relative difference in the first steps that differ
+    steps: Count = 0  # compared
+
+    def __str__(self) -> str:
+        if self.kind == APART:
+            return f"{_rounded(self.apart)} apart"
+        if self.kind == DIFFERS:
+            return "differs" if self.apart is None else f"differs ({_rounded(self.apart)})"
+        return "-" if self.kind == UNKNOWN else self.kind
+
+
+def compare_losses(changed: Losses, unchanged: Losses, again: Losses) -> LossComparison:
+    """Return how the losses of a changed training compare with those of two unchanged ones."""
+    found = _compare(changed, unchanged)
+    if found.kind in (APART, DIFFERS) and _compare(again, unchanged).kind in (APART, DIFFERS):
+        return LossComparison(NOT_REPEATABLE, steps=found.steps)
+    return found
+
+
+def _compare(changed: Losses, unchanged: Losses) -> LossComparison:
+    steps = min(len(changed), len(unchanged))
+    if not any(unchanged[:steps]) or not any(changed[:steps]):
+        return LossComparison(UNKNOWN)
+    if any(len(new) != len(old) for new, old in zip(changed, unchanged, strict=False)):
+        return LossComparison(DIFFERS, steps=steps)
+    by_step = (max(map(_apart, new, old), default=0.0) for new, old in zip(changed, unchanged, strict=False))
+    differing = _from_first(by_step)
+    if not differing:
+        return LossComparison(IDENTICAL, steps=steps)
+    kind = APART if differing[0] <= ROUNDING else DIFFERS
+    largest = max(differing)
+    return LossComparison(kind, largest if isfinite(largest) else None, steps)
+
+
+def _from_first(by_step: Iterator[float]) -> list[float]:
+    """Return the differences of the first step that differs and of those after it."""
+    for apart in by_step:
+        if apart > 0:
+            return [apart, *islice(by_step, AFTER_FIRST - 1)]
+    return []
+
+
+def _apart(new: str, old: str) -> float:
+    if new == old:
+        return 0.0
+    first, second = float.fromhex(new), float.fromhex(old)
+    if isnan(first) or isnan(second):
+        return float("inf")
+    largest = max(abs(first), abs(second))
+    return abs(first - second) / largest if isfinite(largest) else float("inf")
+
+
+def _rounded(apart: float | None) -> str:
+    return "" if apart is None else f"{apart:.0e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A change and what it brings, or why it was not tried."""
@@ -41,13 +111,13 @@ class Row:
     label: str
     verdict: str
     reason: str = ""  # why it was not tried, or failed
-    step_s: float | None = None
+    step_s: Positive | None = None
     effect: Effect | None = None
     losses: LossComparison | None = None
     where: str = ""  # line of the user's code: "train.py:41"
     is_ceiling: bool = False
     changes_numerics: bool = False
-    warmup_s: float = 0.0  # that it takes longer to start, such as to compile
+    warmup_s: Positive = 0.0  # that it takes longer to start, such as to compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +125,17 @@ class Results:
     """A session of trials."""
 
     program: str
-    seconds: float  # that the session took
-    rows: tuple[Row, ...]
-    unchanged_s: float | None = None  # of a step
+    seconds: Positive  # that the session took
+    rows: Annotated[tuple[Row, ...], _Few]
+    unchanged_s: Positive | None = None  # of a step
     control: Row | None = None
     together: Row | None = None
-    together_names: tuple[str, ...] = ()
+    together_names: Annotated[tuple[str, ...], _Few] = ()
     steps: Count = 0  # of each training
     total_steps: Count | None = None  # of the whole training
     is_interrupted: bool = False
-    notes: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()  # changes without a last word, with which the session can go on
+    notes: Annotated[tuple[str, ...], _Few] = ()
+    left: Annotated[tuple[str, ...], _Few] = ()  # changes without a last word, with which the session can go on
 
     @property
     def tried(self) -> list[Row]:
@@ -123,6 +193,8 @@ def from_data(data: Mapping[str, Any]) -> Results:
 def _bounded(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose interval has bounds that JSON lacks."""
     effect = row.get("effect")
+    if effect and not _bound(effect["low"], -1) <= _bound(effect["high"], 1):
+        raise ValueError("an interval is not one")
     bounds = {"low": _bound(effect["low"], -1), "high": _bound(effect["high"], 1)} if effect else {}
     return {**row, "effect": {**effect, **bounds} if effect else None}
 
@@ -160,36 +232,11 @@ def load(folder: Path) -> Results | None:
 
 
 def _read_line(line: bytes | None) -> Results | None:
+    """Return the results in a line, their texts fit for a terminal."""
     try:
-        return None if line is None else _checked(from_data(msgspec.json.decode(line)))
+        return None if line is None else from_data(printable_data(msgspec.json.decode(line)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # torn, or of another version
         return None
-
-
-def _checked(results: Results) -> Results:
-    """Return results from a file, their texts fit for a terminal.
-
-    Raises:
-        ValueError: a number or a list is larger than any session has.
-    """
-    lists = (results.rows, results.notes, results.left, results.together_names)
-    if any(len(each) > MOST_ROWS for each in lists):
-        raise ValueError(f"more than {MOST_ROWS} rows")
-    numbers: list[float | None] = [results.seconds, results.unchanged_s, results.steps, results.total_steps]
-    for row in (*results.rows, results.control, results.together):
-        if row is None:
-            continue
-        effect, losses = row.effect, row.losses
-        numbers += [row.step_s, row.warmup_s]
-        numbers += [] if losses is None else [losses.apart, losses.steps]
-        numbers += [] if effect is None else [effect.faster_p, effect.rounds]
-        if effect is not None and not (-1 <= effect.relative <= MOST_NUMBER and effect.low <= effect.high):
-            raise ValueError("an effect is out of range")
-        if effect is not None and effect.total is not None and not -1 <= effect.total <= MOST_NUMBER:
-            raise ValueError("an effect is out of range")
-    if not all(number is None or 0 <= number <= MOST_NUMBER for number in numbers):
-        raise ValueError("a number is out of range")
-    return from_data(printable_data(as_data(results)))
 
 
 def best_of_each(rows: Iterable[Row], exclusive: Iterable[Collection[str]] = ()) -> list[Row]:

@@ -10,25 +10,23 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import duration_text, time_text
-from training_profiler.diagnosis import diagnose
+from training_profiler.findings.losses import Losses
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
-from training_profiler.trials.disk import DiskSpaceError
-from training_profiler.trials.facts import TrialFacts, facts_of
 from training_profiler.trials.first_run import (
     FEWEST_STEPS,
     SCREEN_PART,
     FirstRun,
     TryError,
     enough_budget,
+    groups_of,
     run_first,
+    workers_that_would_do,
 )
 from training_profiler.trials.identity import Identity
-from training_profiler.trials.interleaved import BlockSchedule, Interleaved, Outcome
-from training_profiler.trials.launcher import Launcher
-from training_profiler.trials.losses import compare_losses
-from training_profiler.trials.planning import at_once_of, groups_of, most_trainings, schedule_of
+from training_profiler.trials.interleaved import BlockSchedule, Interleaved
+from training_profiler.trials.launcher import DiskSpaceError, Launcher
 from training_profiler.trials.process import TrialError
 from training_profiler.trials.results import (
     FAILED,
@@ -42,6 +40,7 @@ from training_profiler.trials.results import (
     Row,
     as_data,
     best_of_each,
+    compare_losses,
     from_data,
 )
 from training_profiler.trials.state import SCHEMA, Progress, SessionState, UnderWay, Wishes, held, save_state
@@ -53,8 +52,7 @@ from training_profiler.trials.statistics import (
     UNCHANGED,
     Wave,
 )
-from training_profiler.trials.treatment import Losses, Treatment
-from training_profiler.trials.workers import workers_that_would_do
+from training_profiler.trials.treatments.treatment import Treatment, TrialFacts, facts_of
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
@@ -94,16 +92,13 @@ class TrialSession:
         self._begin_s = clock()
         self._before_s = 0.0  # that earlier parts of the session took
         self._rows: dict[str, Row] = {}
-        self._control: Row | None = None
-        self._together: Row | None = None
-        self._together_names: tuple[str, ...] = ()
-        self._unchanged_s: float | None = None
-        self._steps = 0
+        self._found = Results(launcher.program.shown, 0.0, ())  # without what ``_results`` adds
         self._notes: list[str] = []
         self._workers: str | None = None
         self._is_interrupted = False
         self._progress = Progress()
-        self._first: FirstRun | None = None
+        self._first: FirstRun
+        self._facts: TrialFacts
         self.folder: Path | None = None
         """The run folder, once the first run has ended."""
 
@@ -114,8 +109,8 @@ class TrialSession:
             TryError: nothing can be tried on this program.
             DiskSpaceError: it writes too much for any result.
         """
-        self._first, self.folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
-        return self._run(self._first, self.folder, is_new=True)
+        first, folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
+        return self._run(first, folder, is_new=True)
 
     def resume(self, folder: Path, state: SessionState) -> Results:
         """Go on with a session, and return what it has shown in all its parts.
@@ -128,19 +123,18 @@ class TrialSession:
         """
         if not set(state.progress.chosen) <= set(self._treatments):
             raise RunFolderError(f"{folder}: the session has changes of another version of training-profiler")
-        snapshot, self.folder, self._progress = read_run(folder), folder, state.progress
-        startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
-        self._first = FirstRun(snapshot, diagnose(snapshot), startup_s, state.memory_bytes, state.has_ended)
+        snapshot, self._progress = read_run(folder), state.progress
+        first = FirstRun.of(snapshot, state.memory_bytes, state.has_ended)
         before = from_data(state.results)
         self._before_s, self._rows = before.seconds, {row.name: row for row in before.rows}
-        self._control, self._together, self._together_names = before.control, before.together, before.together_names
-        self._unchanged_s, self._steps = before.unchanged_s, before.steps
-        return self._run(self._first, folder, is_new=False)
+        self._found = replace(before, program=self._found.program)
+        return self._run(first, folder, is_new=False)
 
     def _run(self, first: FirstRun, folder: Path, is_new: bool) -> Results:
+        self._first, self._facts, self.folder = first, facts_of(first.snapshot), folder
         try:
             with held(folder):
-                self._try(first, facts_of(first.snapshot), is_new)
+                self._try(is_new)
         except KeyboardInterrupt:
             self._is_interrupted = True
         except (TryError, DiskSpaceError) as error:
@@ -154,19 +148,14 @@ class TrialSession:
 
     def _results(self) -> Results:
         is_noisy = any(row.verdict == NO_VERDICT for row in self._rows.values())
-        return Results(
-            self._launcher.program.shown,
-            self._before_s + self._clock() - self._begin_s,
-            tuple(self._rows.values()),
-            self._unchanged_s,
-            self._control,
-            self._together,
-            self._together_names,
-            self._steps,
-            self._wishes.total_steps,
-            self._is_interrupted,
-            tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._workers_notes(), *self._notes])),
-            tuple(self._progress.left),
+        return replace(
+            self._found,
+            seconds=self._before_s + self._clock() - self._begin_s,
+            rows=tuple(self._rows.values()),
+            total_steps=self._wishes.total_steps,
+            is_interrupted=self._is_interrupted,
+            notes=tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._workers_notes(), *self._notes])),
+            left=tuple(self._progress.left),
         )
 
     def _workers_notes(self) -> list[str]:
@@ -177,7 +166,6 @@ class TrialSession:
 
     def _save(self) -> None:
         """Keep how far the session has come."""
-        assert self._first is not None
         assert self.folder is not None
         program = self._launcher.program
         state = SessionState(
@@ -200,18 +188,18 @@ class TrialSession:
     def _left_s(self) -> float:
         return self._wishes.budget_s - (self._clock() - self._begin_s)
 
-    def _try(self, first: FirstRun, facts: TrialFacts, is_new: bool) -> None:
-        progress = self._progress
+    def _try(self, is_new: bool) -> None:
+        first, progress = self._first, self._progress
         if is_new:
-            progress.choose([each.name for each in self._choose(first, facts)])
+            progress.choose(self._choose())
         if is_new and first.is_interrupted:
             self._notes.append("stopped before a change was tried; training-profiler report shows the unchanged run")
             raise KeyboardInterrupt
-        self._workers = workers_that_would_do(first.snapshot, facts.loader)
+        self._workers = workers_that_would_do(first.snapshot, self._facts.loader)
         if progress.under_way is not None:
-            self._run_side_by_side(progress.under_way, first)
-        chosen = [self._treatments[name] for name in progress.chosen if name not in progress.screened]
-        groups = [] if progress.under_way is not None else groups_of(chosen, most_trainings(first) - 2)
+            self._run_side_by_side(progress.under_way)
+        chosen = [name for name in progress.chosen if name not in progress.screened]
+        groups = [] if progress.under_way is not None else groups_of(chosen, first.most_trainings() - 2)
         for number, group in enumerate(groups):
             if self._is_interrupted:
                 return
@@ -219,35 +207,36 @@ class TrialSession:
                 self._leave_out(group)
                 continue
             seconds = SCREEN_PART * self._left_s / (len(groups) - number)
-            names, schedule = self._fit([each.name for each in group], first, seconds)
-            self._leave_out([each for each in group if each.name not in names])
+            names, schedule = self._fit(group, seconds)
+            self._leave_out(group[len(names) :])
             if schedule is not None:
-                self._screen([each for each in group if each.name in names], schedule, first, facts)
-        self._confirm(first)
+                self._screen(names, schedule)
+        self._confirm()
 
-    def _choose(self, first: FirstRun, facts: TrialFacts) -> list[Treatment]:
+    def _choose(self) -> list[str]:
+        """Return the names of the changes that are worth trying and apply; the others get a row with the reason."""
         wanted = set(self._wishes.only)
+        candidates = list(self._treatments.values())
         if wanted:
-            candidates = [each for each in self._treatments.values() if {each.family, each.name} & wanted]
-        elif self._wishes.tries_all:
-            candidates = list(self._treatments.values())
-        else:
-            candidates = self._suggested(first.findings, facts)
-        reasons = {each.name: each.reason_not(facts) for each in candidates}
-        for each in candidates:
-            if reasons[each.name] is not None:
-                self._put(each, facts, verdict=NOT_TRIED, reason=str(reasons[each.name]))
-        chosen = [each for each in candidates if reasons[each.name] is None]
+            candidates = [each for each in candidates if {each.family, each.name} & wanted]
+        elif not self._wishes.tries_all:
+            candidates = self._suggested(self._first.findings, self._facts)
+        reasons = {each.name: each.reason_not(self._facts) for each in candidates}
+        for name, reason in reasons.items():
+            if reason is not None:
+                self._put(name, has_edits=True, verdict=NOT_TRIED, reason=reason)
+        chosen = [name for name, reason in reasons.items() if reason is None]
         if not chosen:
             self._notes.append("nothing was tried: no change that is known here applies to this program")
         return chosen
 
-    def _put(self, treatment: Treatment, facts: TrialFacts | None = None, **values: Any) -> None:
-        known = self._rows.get(treatment.name)
+    def _put(self, name: str, has_edits: bool = False, **values: Any) -> None:
+        known = self._rows.get(name)
         if known is None:
-            edits = treatment.edit(facts.calls) if facts is not None else []
+            treatment = self._treatments[name]
+            edits = treatment.edit(self._facts.calls) if has_edits else []
             known = Row(
-                treatment.name,
+                name,
                 treatment.family,
                 treatment.label,
                 NOT_TRIED,
@@ -255,20 +244,20 @@ class TrialSession:
                 is_ceiling=treatment.ceiling,
                 changes_numerics=treatment.losses is Losses.CHANGES,
             )
-        self._rows[treatment.name] = replace(known, **values)
+        self._rows[name] = replace(known, **values)
 
-    def _leave_out(self, treatments: Sequence[Treatment]) -> None:
+    def _leave_out(self, names: Sequence[str]) -> None:
         minutes = max(2, round(2 * self._wishes.budget_s / 60))
-        for each in treatments:
-            self._put(each, verdict=NOT_TRIED, reason=f"no time left; example: --budget {minutes}m")
+        for name in names:
+            self._put(name, verdict=NOT_TRIED, reason=f"no time left; example: --budget {minutes}m")
 
-    def _fit(self, names: Sequence[str], first: FirstRun, seconds: float) -> tuple[list[str], BlockSchedule | None]:
+    def _fit(self, names: Sequence[str], seconds: float) -> tuple[list[str], BlockSchedule | None]:
         """Return as many of the changes as there is time for, the first ones, and their schedule if there are any."""
-        at_once, loader = at_once_of(first), facts_of(first.snapshot).loader
+        first, loader = self._first, self._facts.loader
         own = 1 if loader is None else max(1, loader.num_workers or 0)
         for count in range(len(names), 0, -1):
             cycle = lcm(own, *(self._treatments[name].cycle for name in names[:count] if name != TOGETHER))
-            schedule = schedule_of(first, count + 2, at_once, seconds, cycle)
+            schedule = first.schedule(count + 2, seconds, cycle)
             if schedule is not None:
                 return list(names[:count]), schedule
         if not self._rows or all(row.verdict == NOT_TRIED for row in self._rows.values()):
@@ -279,19 +268,19 @@ class TrialSession:
             )
         return [], None
 
-    def _run_side_by_side(self, under_way: UnderWay, first: FirstRun) -> None:
+    def _run_side_by_side(self, under_way: UnderWay) -> None:
         """Run trainings in turns until their differences are known, from where they have come to."""
-        wave, schedule, progress = Wave.from_record(under_way.record), under_way.schedule, self._progress
+        wave, schedule, progress = under_way.record, under_way.schedule, self._progress
         doing = "fresh trials of what helped" if under_way.is_fresh else f"{len(wave.changes)} changes"
         interleaved = Interleaved(
             lambda name: self._launcher.start(self._treatments_of(name, under_way), schedule.warmup),
             schedule,
             wave,
-            at_once_of(first),
+            under_way.outcomes,
+            self._first.at_once,
             lambda part, what: self._on_progress(part, f"{doing}: {what}"),
             lambda: self._left_s <= 0,
-            lambda: self._keep(under_way, interleaved),
-            under_way.outcomes,
+            lambda: self._keep(under_way),
         )
         try:
             interleaved.run()
@@ -307,45 +296,43 @@ class TrialSession:
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
         finally:
-            self._steps = max(self._steps, schedule.steps)
-            self._unchanged_s = wave.step_s(UNCHANGED) or self._unchanged_s
-        if interleaved.outcomes[UNCHANGED].seed == SEED:
+            steps = max(self._found.steps, schedule.steps)
+            unchanged_s = wave.step_s(UNCHANGED) or self._found.unchanged_s
+            self._found = replace(self._found, steps=steps, unchanged_s=unchanged_s)
+        if under_way.outcomes[UNCHANGED].seed == SEED:
             self._notes.append("the program sets no seed: all trials began with the same random numbers")
-        self._take(under_way, interleaved)
-        self._keep(under_way, interleaved)
+        self._take(under_way)
+        self._keep(under_way)
         if not wave.open:
             may_help = [] if under_way.is_fresh else wave.changes
             progress.end(wave.changes, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED])
 
-    def _keep(self, under_way: UnderWay, interleaved: Interleaved) -> None:
+    def _keep(self, under_way: UnderWay) -> None:
         """Keep how far these trainings have come."""
-        record, outcomes = interleaved.wave.record(), interleaved.outcomes
-        self._progress.keep(replace(under_way, record=record, outcomes=outcomes))
+        self._progress.keep(under_way)
         self._save()
 
     def _treatments_of(self, name: str, under_way: UnderWay) -> list[Treatment]:
         names = under_way.together if name == TOGETHER else [name]
         return [self._treatments[each] for each in names if each not in (UNCHANGED, AGAIN)]
 
-    def _screen(
-        self, treatments: Sequence[Treatment], schedule: BlockSchedule, first: FirstRun, facts: TrialFacts
-    ) -> None:
+    def _screen(self, names: Sequence[str], schedule: BlockSchedule) -> None:
         """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
-        for each in treatments:
-            self._put(each, facts, reason="the session ended before")
-        wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
-        self._run_side_by_side(UnderWay(False, [], schedule, wave.record()), first)
+        for name in names:
+            self._put(name, has_edits=True, reason="the session ended before")
+        wave = Wave.of(names, schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
+        self._run_side_by_side(UnderWay.of(wave, schedule))
 
-    def _take(self, under_way: UnderWay, interleaved: Interleaved) -> None:
+    def _take(self, under_way: UnderWay) -> None:
         """Take what trainings side by side have shown into the rows of the table."""
-        wave = interleaved.wave
-        control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
+        wave = under_way.record
+        control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), under_way, AGAIN)
         is_noisy = control.effect is not None and control.effect.is_noise
         if control.effect is not None:  # else these trainings have not run a round yet
-            self._control = control
+            self._found = replace(self._found, control=control)
         for name in wave.changes:
             row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
-            row = _row_of(row, wave, interleaved, name)
+            row = _row_of(row, under_way, name)
             if row.verdict in (FAILED, NOT_TRIED):
                 pass
             elif is_noisy:
@@ -355,11 +342,11 @@ class TrialSession:
             elif name in wave.shown:
                 row = replace(row, verdict=NOT_CONFIRMED)  # until fresh trials show it again
             if name == TOGETHER and (row.effect is not None or row.verdict == FAILED):
-                self._together, self._together_names = row, tuple(under_way.together)
+                self._found = replace(self._found, together=row, together_names=tuple(under_way.together))
             elif name != TOGETHER:
                 self._rows[name] = row
 
-    def _confirm(self, first: FirstRun) -> None:
+    def _confirm(self) -> None:
         """Run fresh trainings with each change that seemed to help, and with all of them: those decide."""
         progress = self._progress
         if not progress.winners or progress.under_way is not None or self._is_interrupted:
@@ -368,18 +355,19 @@ class TrialSession:
         rows = [self._rows[name] for name in (*helped, *progress.winners)]
         can_be_had = [row for row in rows if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)]
         best = [row.name for row in best_of_each(can_be_had, self._exclusive)]
-        wanted = [TOGETHER] if len(best) > 1 and set(best) != set(self._together_names) else []
-        names, schedule = self._fit([*wanted, *progress.winners], first, self._left_s)
+        wanted = [TOGETHER] if len(best) > 1 and set(best) != set(self._found.together_names) else []
+        names, schedule = self._fit([*wanted, *progress.winners], self._left_s)
         if schedule is None:
             self._notes.append("no time was left for fresh trials, so no gain is confirmed")
             return
-        wave = Wave(names, schedule.rounds, progress.error_for(names, GAIN_ERROR))
-        self._run_side_by_side(UnderWay(True, best if TOGETHER in names else [], schedule, wave.record()), first)
+        wave = Wave.of(names, schedule.rounds, progress.error_for(names, GAIN_ERROR))
+        self._run_side_by_side(UnderWay.of(wave, schedule, True, best if TOGETHER in names else []))
 
 
-def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:
+def _row_of(row: Row, under_way: UnderWay, name: str) -> Row:
     """Return the row with what a wave has shown of its training."""
-    outcome, unchanged = interleaved.outcomes[name], interleaved.outcomes[UNCHANGED]
+    wave, outcomes = under_way.record, under_way.outcomes
+    outcome, unchanged = outcomes[name], outcomes[UNCHANGED]
     if outcome.failure is not None:
         return replace(row, verdict=FAILED if outcome.applies else NOT_TRIED, reason=outcome.failure)
     effect = wave.effects().get(name)
@@ -392,12 +380,6 @@ def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:
         reason="",
         step_s=wave.step_s(name),
         effect=effect,
-        losses=compare_losses(outcome.losses, unchanged.losses, interleaved.outcomes[AGAIN].losses),
-        warmup_s=_longer_warmup(outcome, unchanged),
+        losses=compare_losses(outcome.losses, unchanged.losses, outcomes[AGAIN].losses),
+        warmup_s=max(0.0, (outcome.warmup_s or 0.0) - (unchanged.warmup_s or 0.0)),
     )
-
-
-def _longer_warmup(outcome: Outcome, unchanged: Outcome) -> float:
-    if outcome.warmup_s is None or unchanged.warmup_s is None:
-        return 0.0
-    return max(0.0, outcome.warmup_s - unchanged.warmup_s)

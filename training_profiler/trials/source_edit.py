@@ -7,7 +7,8 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
-from training_profiler.trials.edits import CannotEditError, Edit
+from training_profiler.trials.edits import CannotEditError
+from training_profiler.trials.treatments.treatment import Edit
 
 # Which positional arguments are edited, by function.
 POSITIONS: Final[dict[str, dict[str, int]]] = {

@@ -16,7 +16,7 @@ from training_profiler.safety.files import read_file, replace_file
 from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import BlockSchedule, Outcome
 from training_profiler.trials.results import from_data
-from training_profiler.trials.statistics import WaveRecord
+from training_profiler.trials.statistics import Wave
 
 FILE: Final = "trials-state.json"
 SCHEMA: Final = 1
@@ -41,8 +41,15 @@ class UnderWay:
     is_fresh: bool  # whether they are to confirm what has helped
     together: list[str]  # the changes of the training that has several
     schedule: BlockSchedule
-    record: WaveRecord
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    record: Wave
+    outcomes: dict[str, Outcome]
+
+    @classmethod
+    def of(
+        cls, wave: Wave, schedule: BlockSchedule, is_fresh: bool = False, together: Sequence[str] = ()
+    ) -> "UnderWay":
+        """Return trainings that have not begun yet."""
+        return cls(is_fresh, list(together), schedule, wave, {name: Outcome() for name in wave.block_s})
 
 
 @dataclass

@@ -6,15 +6,16 @@ same round, so that a drift of the machine that lasts longer than a round cancel
 against the first one is the control.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, expm1, isnan, log1p
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, expm1, log1p
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
 from training_profiler.comparison.compare import LEAST_SHOWN
-from training_profiler.model.bounds import Count
+from training_profiler.model.bounds import Count, Positive
 from training_profiler.statistics.aligned_ranks import faster_p, shift_of
 from training_profiler.statistics.arrays import Floats
 
@@ -31,16 +32,19 @@ _DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond wha
 _FEWEST_GROUPS: Final = 12
 
 
+_Relative = Annotated[float, Meta(ge=-1, le=1e15)]
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a change does to the time of a step: -0.4 is 40% less; the interval is ``low`` to ``high``."""
 
-    relative: float
+    relative: _Relative
     low: float
     high: float
-    faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
+    faster_p: Positive  # probability of such a result, or a clearer one, from a change without a gain
     rounds: Count
-    total: float | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
+    total: _Relative | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
 
     def __str__(self) -> str:
         low, high = 100 * self.low, 100 * self.high
@@ -63,11 +67,11 @@ class Effect:
         return self.low > -FUTILE_BELOW
 
 
-def effect_of(changed: Sequence[float], *unchanged: Sequence[float]) -> Effect | None:
+def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None]) -> Effect | None:
     """Return the effect of a change; None without a round that has all blocks.
 
     Args:
-        changed: seconds a step in the block of each round; NaN where it did not run.
+        changed: seconds a step in the block of each round; None where it did not run.
         unchanged: the same of each unchanged training.
     """
     rounds = min(len(changed), *map(len, unchanged))
@@ -123,69 +127,31 @@ def beyond_control(effect: Effect, control: Effect) -> bool:
     return log1p(effect.relative) < -abs(log1p(control.relative))
 
 
-@dataclass(frozen=True, slots=True)
-class WaveRecord:
-    """A wave as plain data, for a session that goes on later. None is a block that did not run."""
-
-    block_s: dict[str, list[float | None]]
-    rounds: Count
-    done: Count
-    error: float
-    looks: tuple[float, ...]
-    spent: float
-    dropped: list[str]
-    shown: list[str]
-    futile: list[str]
-
-
+@dataclass
 class Wave:
     """The blocks of trainings that run interleaved, and what they have shown so far.
 
-    It may stop after any round and go on later: the error that a look spends depends on the rounds that have run.
-
-    Args:
-        names: of the changes.
-        rounds: that are planned.
-        error: of all gains that are shown together.
-        looks: parts of the rounds after which a change may be decided.
+    It may stop after any round and go on later, from a file: the error that a look spends depends on the rounds that
+    have run.
     """
 
-    def __init__(
-        self, names: Sequence[str], rounds: int, error: float = GAIN_ERROR, looks: Sequence[float] = (1.0,)
-    ) -> None:
-        self.block_s: dict[str, list[float]] = {name: [] for name in (UNCHANGED, AGAIN, *names)}
-        self.rounds = rounds
-        self.done = 0
-        self.dropped: set[str] = set()
-        self._has_ended = False
-        self.shown: set[str] = set()
-        self.futile: set[str] = set()
-        self._error, self._looks, self._spent = error, tuple(looks), 0.0
+    block_s: dict[str, list[float | None]]  # seconds a step, by training and round; None did not run
+    rounds: Count  # that are planned
+    error: float = GAIN_ERROR  # of all gains that are shown together
+    looks: tuple[float, ...] = (1.0,)  # parts of the rounds after which a change may be decided
+    done: Count = 0
+    spent: float = 0.0  # of the error
+    dropped: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
+    futile: set[str] = field(default_factory=set)
+    has_ended: bool = False
 
     @classmethod
-    def from_record(cls, record: WaveRecord) -> "Wave":
-        """Return a wave that goes on where another one has stopped."""
-        wave = cls((), record.rounds, record.error, record.looks)
-        wave._restore(record)
-        return wave
-
-    def _restore(self, record: WaveRecord) -> None:
-        nan = float("nan")
-        self.block_s = {name: [nan if s is None else s for s in blocks] for name, blocks in record.block_s.items()}
-        self.done, self._spent = record.done, record.spent
-        self.dropped, self.shown, self.futile = set(record.dropped), set(record.shown), set(record.futile)
-
-    def record(self) -> WaveRecord:
-        """Return the wave as plain data."""
-        return WaveRecord(
-            {name: [None if isnan(s) else s for s in blocks] for name, blocks in self.block_s.items()},
-            self.rounds,
-            self.done,
-            self._error,
-            self._looks,
-            self._spent,
-            *(sorted(names) for names in (self.dropped, self.shown, self.futile)),
-        )
+    def of(
+        cls, changes: Iterable[str], rounds: int, error: float = GAIN_ERROR, looks: tuple[float, ...] = (1.0,)
+    ) -> "Wave":
+        """Return a wave with these changes that has not run yet."""
+        return cls({name: [] for name in (UNCHANGED, AGAIN, *changes)}, rounds, error, looks)
 
     @property
     def changes(self) -> list[str]:
@@ -197,16 +163,16 @@ class Wave:
         """The trainings whose next block is worth running; none once all changes are decided."""
         decided = self.shown | self.futile | self.dropped
         undecided = [name for name in self.changes if name not in decided]
-        return [UNCHANGED, AGAIN, *undecided] if undecided and not self._has_ended else []
+        return [UNCHANGED, AGAIN, *undecided] if undecided and not self.has_ended else []
 
     def add_round(self, block_s: Mapping[str, float]) -> None:
         """Add the seconds a step of each training that has run a block; look at the results if that is due."""
         for name, seconds in self.block_s.items():
-            seconds.append(block_s.get(name, float("nan")))
+            seconds.append(block_s.get(name))
         self.done += 1
         if self.done >= self.rounds:
             self.end()
-        elif not self._has_ended and self.done in [round(part * self.rounds) for part in self._looks]:
+        elif not self.has_ended and self.done in [round(part * self.rounds) for part in self.looks]:
             self._look(self.done / self.rounds)
 
     def drop(self, name: str) -> None:
@@ -215,18 +181,18 @@ class Wave:
 
     def pause(self) -> None:
         """Look at the results so far; the wave may go on later with the error that is left."""
-        if self.done and not self._has_ended:
+        if self.done and not self.has_ended:
             self._look(self.done / self.rounds)
 
     def end(self) -> None:
         """Look at the results for the last time, before the last round if a training has no more steps."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self._look(1.0)
 
     def _look(self, part: float) -> None:
-        spent = spent_until(part, self._error)
-        error, self._spent = spent - self._spent, spent
+        spent = spent_until(part, self.error)
+        error, self.spent = spent - self.spent, spent
         effects = self.effects()
         control = effects.pop(AGAIN, None)
         if control is not None and not control.is_noise:
@@ -244,6 +210,6 @@ class Wave:
 
     def step_s(self, name: str) -> float | None:
         """Return the typical seconds of a step; None without a block."""
-        blocks = np.asarray(self.block_s[name])
+        blocks = np.asarray(self.block_s[name], np.float64)
         blocks = blocks[np.isfinite(blocks)]
         return float(exp(np.median(np.log(blocks)))) if len(blocks) else None

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.trials.isolation.programs import files  # a program whose files the test prepares
 from tests.trials.isolation.snapshots import snapshot
+from training_profiler.base.units import BYTES_PER_GIB
 from training_profiler.trials.isolation.copied_folder import copy_folder
 from training_profiler.trials.isolation.isolation import Isolation, IsolationError, prepare
+from training_profiler.trials.isolation.namespaces import NOT_STORED, Mount, read_mounts
 from training_profiler.trials.isolation.plan import (
     GUARDED,
     NAMESPACES,
@@ -22,7 +25,10 @@ from training_profiler.trials.isolation.plan import (
     UNGUARDED,
     WAYS,
     WAYS_WITH_WRITES,
+    Plan,
 )
+from training_profiler.trials.isolation.promise import TRACKERS, offline, promise, trackers_of
+from training_profiler.trials.scratch_folder import LOCK, PREFIX, scratch_folder
 
 PROGRAMS = Path(files.__file__).parent
 MEMORY = Path("/dev/shm")
@@ -269,3 +275,170 @@ def test_a_launch_within_a_launch_keeps_the_python_path(tmp_path: Path) -> None:
     assert isolation.environ(once) == once
     assert os.pathsep not in isolation.environ({"PYTHONPATH": ""})["PYTHONPATH"]
     isolation.finish()
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /proc rw,nosuid shared:2 - proc proc rw
+24 22 0:50 / /home/me/my\\040data rw - nfs4 server:/data rw
+25 22 0:51 / /mnt rw master:3 propagate_from:1 - ext4 /dev/vdb rw
+26 22 0:52 / /mnt rw - tmpfs tmpfs rw
+"""
+
+
+def test_mounts_are_read_by_their_folder_and_the_last_one_counts() -> None:
+    assert read_mounts(MOUNTS) == {
+        "/": Mount("/", "ext4"),
+        "/proc": Mount("/proc", "proc"),
+        "/home/me/my data": Mount("/home/me/my data", "nfs4"),
+        "/mnt": Mount("/mnt", "tmpfs"),
+    }
+
+
+def test_file_systems_of_the_kernel_store_nothing() -> None:
+    assert all(NOT_STORED.fullmatch(kind) for kind in ("proc", "sysfs", "cgroup", "cgroup2", "devpts"))
+    assert not any(NOT_STORED.fullmatch(kind) for kind in ("ext4", "tmpfs", "nfs4", "overlay", "fuse.sshfs"))
+
+
+def promised(way: str, *modules: str, in_memory: bool = False) -> str:
+    plan = Plan(way, "/scratch", (), in_memory, 8 * BYTES_PER_GIB)
+    found = [tracker for tracker in TRACKERS if tracker.module in modules]
+    return promise(plan, found, 32 * BYTES_PER_GIB).replace("\n", " ")
+
+
+def test_a_weaker_way_promises_less() -> None:
+    assert "Your files stay as they are" in promised(NAMESPACES)
+    assert "the kernel refuses" in promised(GUARDED)
+    assert "Not promised here: what it writes elsewhere stays" in promised(UNGUARDED)
+    assert "Your files stay" not in promised(UNGUARDED)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_limits_are_named(way: str) -> None:
+    assert "A trial writes to 32 GiB of free disk, at most 8.0 GiB a file." in promised(way)
+    assert "A trial writes to memory" in promised(way, in_memory=True)
+    assert max(map(len, promise(Plan(way, "/s", (), False, 1), None, 1).splitlines())) < 80
+
+
+def test_each_tracker_is_named_by_what_holds_it() -> None:
+    text = promised(NAMESPACES, "wandb", "comet_ml", "aim")
+
+    assert "Kept offline: W&B." in text
+    assert "Asked to stay offline by a variable, which the program can overrule: Comet." in text
+    assert "Not held back: Aim." in text
+    assert "imports none of the known trackers" in promised(NAMESPACES)
+
+
+def test_nothing_is_said_of_trackers_without_a_script() -> None:
+    text = promise(Plan(NAMESPACES, "/s", (), False, 1), None, 1)
+
+    assert text.endswith("sends over the network.")
+
+
+def test_trackers_are_found_in_modules_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from package import logs\nimport helper, train\ndef f():\n    import wandb.sdk\n"
+    )
+    (tmp_path / "helper.py").write_text("import neptune\nimport missing_module")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    (tmp_path / "package/logs.py").write_text("from mlflow import log_metric")
+    (tmp_path / "unused.py").write_text("import clearml")
+
+    assert [tracker.module for tracker in trackers_of(tmp_path / "train.py")] == ["wandb", "mlflow", "neptune"]
+    assert trackers_of(tmp_path / "missing.py") == []
+
+
+def test_a_tracker_that_is_disabled_stays_disabled() -> None:
+    assert offline({})["WANDB_MODE"] == "offline"
+    assert offline({"WANDB_MODE": "online"})["WANDB_MODE"] == "offline"
+    assert "WANDB_MODE" not in offline({"WANDB_MODE": "disabled"})
+
+
+HOLD = (
+    "import sys; from pathlib import Path; from training_profiler.trials.scratch_folder import scratch_folder\n"
+    "with scratch_folder(Path(sys.argv[1])) as folder:\n"
+    "    (folder / 'layer').mkdir(); (folder / 'layer' / 'model.pt').touch(); print(folder, flush=True)\n"
+    "    sys.stdin.read()"
+)
+
+
+def test_a_session_removes_its_folder(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as folder:
+        (folder / "0").mkdir()
+        assert folder.parent == tmp_path
+        assert folder.name.startswith(PREFIX)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def other_session(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.usefixtures("other_session")
+def test_the_folder_of_a_session_that_runs_stays(tmp_path: Path) -> None:
+    (theirs,) = tmp_path.iterdir()
+    with scratch_folder(tmp_path) as folder:
+        assert set(tmp_path.iterdir()) == {theirs, folder}
+        assert (theirs / "layer" / "model.pt").exists()
+    assert list(tmp_path.iterdir()) == [theirs]
+
+
+def test_the_folder_of_a_killed_session_goes(tmp_path: Path, other_session: "subprocess.Popen[str]") -> None:
+    (theirs,) = tmp_path.iterdir()
+    other_session.kill()
+    other_session.wait()
+    with scratch_folder(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert not theirs.exists()
+
+
+def test_what_is_not_a_killed_session_s_stays(tmp_path: Path) -> None:
+    linked = tmp_path / "elsewhere"
+    linked.mkdir()
+    (linked / LOCK).touch()
+    (tmp_path / (PREFIX + "link")).symlink_to(linked)
+    (tmp_path / (PREFIX + "file")).touch()
+    (tmp_path / (PREFIX + "begun")).mkdir()  # another session makes its lock in a moment
+    before = sorted(tmp_path.iterdir())
+    with scratch_folder(tmp_path):
+        pass
+    assert sorted(tmp_path.iterdir()) == before
+    assert (linked / LOCK).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to someone else")
+def test_the_folder_of_another_user_stays(tmp_path: Path, other_session: "subprocess.Popen[str]") -> None:
+    (theirs,) = tmp_path.iterdir()
+    other_session.kill()
+    other_session.wait()
+    os.chown(theirs, 12345, 12345)
+    with scratch_folder(tmp_path):
+        pass
+    assert theirs.exists()
+
+
+def test_processes_and_temporary_files_of_a_killed_session_s_trainings_go(
+    tmp_path: Path, other_session: "subprocess.Popen[str]"
+) -> None:
+    (theirs,) = tmp_path.iterdir()
+    isolation = prepare(theirs / "0", ways=(UNGUARDED,))
+    environment = isolation.environ(os.environ)
+    temporary = Path(environment["TMPDIR"])
+    left = subprocess.Popen(["sleep", "600"], env=environment)
+    other_session.kill()
+    other_session.wait()
+    with scratch_folder(tmp_path):
+        pass
+    left.wait(10)
+    assert not psutil.pid_exists(left.pid)
+    assert not temporary.exists()
+    assert list(tmp_path.iterdir()) == []

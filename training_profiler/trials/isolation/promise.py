@@ -1,7 +1,7 @@
 """What holds during a trial and what does not, in words for the user, and how trackers stay offline."""
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, NamedTuple
@@ -96,22 +96,23 @@ def trackers_of(script: Path) -> list[DisabledTracker]:
         if path in read:
             continue
         read.add(path)
-        for name in _imports(path):
+        for name in [name for level, name in imports_of(path) if not level]:
             imported.add(name.partition(".")[0])
             place = script.parent.joinpath(*name.split("."))
             waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
     return [tracker for tracker in TRACKERS if tracker.module in imported]
 
 
-def _imports(path: Path) -> list[str]:
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the modules that a file imports: of how many folders up, 0 for any, and the dotted name."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
-        return []
-    names = []
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = node.module or ""
+            yield node.level, start
+            yield from ((node.level, f"{start}.{alias.name}".lstrip(".")) for alias in node.names)

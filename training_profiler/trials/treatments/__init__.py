@@ -7,9 +7,9 @@ from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import Change, Losses
-from training_profiler.trials.facts import TrialFacts
-from training_profiler.trials.treatment import Treatment
-from training_profiler.trials.treatments import ceilings, ddp, loader, model, optimizer, process
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.trials.treatments import ceilings, loader, optimizer, statements
+from training_profiler.trials.treatments.treatment import Edit, Treatment, TrialFacts, facts_of
 
 
 def _row(kind: Any, name: str, label: str, *rest: Any, change: Change | None = None, **more: Any) -> Any:
@@ -23,70 +23,55 @@ def _loader(kind: Any, name: str, *rest: Any) -> Any:
     return _row(kind, name, f"DataLoader({name if '=' in name else name + '=True'})", *rest)
 
 
+def _statement(kind: Any, name: str, statement: str, *rest: Any, label: str = "") -> Any:
+    return _row(kind, name, label or statement, statement, statement.partition(".")[0], *rest)
+
+
+def _model(kind: Any, name: str, label: str, statement: str) -> Any:
+    return _row(kind, name, label, statement, "torch")
+
+
 def _ceiling(kind: Any, name: str, label: str) -> Any:
     losses = Losses.CHANGES if kind is ceilings.OneBatch else Losses.EXACT
     return kind(name, name, label, losses, ceiling=True, effect=losses.value)
 
 
+TO_CHANNELS_LAST: Final = "{model}.to(memory_format=torch.channels_last)"
+DEVICE: Final = "next({model}.parameters()).device.type"
+UNDER_AUTOCAST: Final = f"{{model}}.forward = torch.autocast({DEVICE}, dtype=torch.bfloat16)({{model}}.forward)"
 TREATMENTS: Final[tuple[Treatment, ...]] = (
     *(_loader(loader.Workers, f"num_workers={count}", count) for count in (0, 1, 2, 4, 8, 16)),
     _loader(loader.KeepWorkers, "persistent_workers"),
     *(_loader(loader.Prefetch, f"prefetch_factor={factor}", factor) for factor in (4, 8)),
     _loader(loader.PinnedMemory, "pin_memory"),
     _row(loader.WholeBatches, "batched", "DataLoader(sampler=BatchSampler(...))"),
-    _row(optimizer.OptimizerArgument, "fused", "optimizer(fused=True)", "fused"),
-    _row(optimizer.OptimizerArgument, "foreach", "optimizer(foreach=True)", "foreach"),
+    _row(optimizer.OptimizerArgument, "fused", "optimizer(fused=True)"),
+    _row(optimizer.OptimizerArgument, "foreach", "optimizer(foreach=True)"),
     _row(optimizer.ClearedGradients, "set_to_none", "zero_grad(set_to_none=True)"),
+    *(_statement(statements.Threads, f"num_threads={n}", f"torch.set_num_threads({n})", n) for n in (1, 2, 4, 8, 16)),
+    _statement(statements.FrozenObjects, "gc_freeze", "gc.freeze()"),
     *(
-        _row(
-            process.Threads,
-            f"num_threads={count}",
-            f"torch.set_num_threads({count})",
-            f"torch.set_num_threads({count})",
-            "torch",
-            count,
-        )
-        for count in (1, 2, 4, 8, 16)
-    ),
-    _row(process.FrozenObjects, "gc_freeze", "gc.freeze()", "gc.freeze()", "gc"),
-    *(
-        _row(process.Allocator, name, f"LD_PRELOAD={name}", name, change=Change.ALLOCATOR)
+        _row(statements.Allocator, name, f"LD_PRELOAD={name}", name, change=Change.ALLOCATOR)
         for name in ("jemalloc", "tcmalloc")
     ),
-    _row(
-        model.ChannelsLast,
-        "channels_last",
-        "model.to(channels_last)",
-        "{model}.to(memory_format=torch.channels_last)",
-    ),
-    _row(model.Compiled, "compile", "model.compile()", "{model}.compile()"),
-    _row(
-        process.CudnnBenchmark,
+    _model(statements.ChannelsLast, "channels_last", "model.to(channels_last)", TO_CHANNELS_LAST),
+    _model(statements.Compiled, "compile", "model.compile()", "{model}.compile()"),
+    _statement(
+        statements.CudnnBenchmark,
         "cudnn_benchmark",
-        "cudnn.benchmark = True",
         "torch.backends.cudnn.benchmark = True",
-        "torch",
+        label="cudnn.benchmark = True",
     ),
-    _row(
-        process.MatmulPrecision,
+    _statement(
+        statements.MatmulPrecision,
         "matmul_precision",
-        'set_float32_matmul_precision("high")',
         'torch.set_float32_matmul_precision("high")',
-        "torch",
+        label='set_float32_matmul_precision("high")',
     ),
-    _row(
-        model.Autocast,
-        "autocast",
-        "autocast(bfloat16)",
-        "{model}.forward = torch.autocast({device}, dtype=torch.bfloat16)({model}.forward)".replace(
-            "{device}", "next({model}.parameters()).device.type"
-        ),
-    ),
-    _row(
-        ddp.DdpArgument, "gradient_as_bucket_view", "DDP(gradient_as_bucket_view=True)", "gradient_as_bucket_view", True
-    ),
-    _row(ddp.DdpArgument, "static_graph", "DDP(static_graph=True)", "static_graph", True),
-    _row(ddp.DdpArgument, "bucket_cap_mb=100", "DDP(bucket_cap_mb=100)", "bucket_cap_mb", 100),
+    _model(statements.Autocast, "autocast", "autocast(bfloat16)", UNDER_AUTOCAST),
+    _row(optimizer.DdpArgument, "gradient_as_bucket_view", "DDP(gradient_as_bucket_view=True)"),
+    _row(optimizer.DdpArgument, "static_graph", "DDP(static_graph=True)"),
+    _row(optimizer.DdpArgument, "bucket_cap_mb=100", "DDP(bucket_cap_mb=100)", 100),
     _ceiling(ceilings.OneBatch, "one_batch", "one batch again and again"),
     _ceiling(ceilings.NoCheckpoints, "no_checkpoints", "no checkpoints"),
     _ceiling(ceilings.OneBatchOfValidation, "no_validation", "one batch of each validation"),
@@ -103,6 +88,12 @@ _SAFEST_FIRST: Final = tuple(Losses)
 def worth_trying(finding: Finding) -> tuple[str, ...]:
     """Return the families of what may help against a finding."""
     return _ANY if finding.code in (HEALTHY, COMPUTES_SLOWLY) else row_of(finding).try_
+
+
+def edits_of(names: Iterable[str], snapshot: Snapshot) -> list[Edit]:
+    """Return the edits of the changes, or kinds of changes, of these names for the program of a run."""
+    calls, wanted = facts_of(snapshot).calls, set(names)
+    return [edit for each in TREATMENTS if {each.name, each.family} & wanted for edit in each.edit(calls)]
 
 
 def suggested(findings: Iterable[Finding], facts: TrialFacts) -> list[Treatment]:

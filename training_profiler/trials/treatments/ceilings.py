@@ -11,8 +11,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.tables.sections import CHECKPOINTING, VALIDATION_EPOCH
 from training_profiler.tables.trackers import MLFLOW, TENSORBOARD, WANDB
-from training_profiler.trials.facts import TrialFacts
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Treatment, TrialFacts
 
 FETCHED: Final = 4  # batches of a data set that are made before the last of them is used again and again
 

@@ -10,9 +10,7 @@ from training_profiler.recording.data_loader import MAP_STYLE, WHOLE_TENSORS, be
 from training_profiler.snapshot.program import LOADER, CallFacts
 from training_profiler.snapshot.snapshot import LoaderStats
 from training_profiler.tables.backends import CUDA
-from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import TrialFacts
-from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments.treatment import Edit, Treatment, TrialFacts
 
 NO_LOADER: Final = "no DataLoader of torch"
 NO_WORKERS: Final = "the loader has no workers"
@@ -39,13 +37,9 @@ class LoaderTreatment(Treatment):
     def change(self, loader: Any) -> None:
         """Change a loader."""
 
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """Return the arguments with the same effect."""
-        return ()
-
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of each loader of the training."""
-        return [Edit(call, self.arguments()) for call in calls if call.kind == LOADER]
+        return [Edit(call, (self.argument,)) for call in calls if call.kind == LOADER]
 
 
 def _changing(torch: Any, change: Callable[[Any], None], original: Any) -> Any:
@@ -88,10 +82,6 @@ class Workers(LoaderTreatment):
                 timeout=loader.timeout if self.count else 0,
             )
 
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """Return the arguments with the same effect."""
-        return (("num_workers", str(self.count)),)
-
 
 @dataclass(frozen=True)
 class KeepWorkers(LoaderTreatment):
@@ -126,10 +116,6 @@ class KeepWorkers(LoaderTreatment):
         )
         return [edit._replace(note=note) for edit in super().edit(calls)]
 
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """Return the arguments with the same effect."""
-        return (("persistent_workers", "True"),)
-
 
 def _drawing(torch: Any, original: Any) -> Any:
     @functools.wraps(original)
@@ -157,10 +143,6 @@ class Prefetch(LoaderTreatment):
         """Set the factor; without workers it has no effect."""
         vars(loader).update(prefetch_factor=self.factor)
 
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """Return the arguments with the same effect."""
-        return (("prefetch_factor", str(self.factor)),)
-
 
 @dataclass(frozen=True)
 class PinnedMemory(LoaderTreatment):
@@ -187,10 +169,6 @@ class PinnedMemory(LoaderTreatment):
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of each loader; the copies are elsewhere."""
         return [edit._replace(note="copy batches by .to(device, non_blocking=True)") for edit in super().edit(calls)]
-
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """Return the arguments with the same effect."""
-        return (("pin_memory", "True"),)
 
 
 def _not_waiting(original: Any) -> Any:

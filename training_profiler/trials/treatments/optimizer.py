@@ -1,4 +1,4 @@
-"""Changes of how parameters are updated: arguments of the optimizers of torch."""
+"""Changes of how parameters are updated and gradients exchanged: arguments of optimizers and of DDP."""
 
 import functools
 import inspect
@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from training_profiler.diagnosis.compute_fixes import can_fuse
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.snapshot.program import OPTIMIZER, ZERO_GRAD, CallFacts
-from training_profiler.trials.edits import Edit
-from training_profiler.trials.facts import TrialFacts
-from training_profiler.trials.treatment import Treatment
+from training_profiler.snapshot.program import DDP, OPTIMIZER, ZERO_GRAD, CallFacts
+from training_profiler.trials.treatments.treatment import Edit, Treatment, TrialFacts, with_arguments
 
 NO_OPTIMIZER: Final = "no optimizer of torch.optim"
 IS_SET: Final = "is set already"
@@ -19,9 +17,7 @@ IS_SET: Final = "is set already"
 
 @dataclass(frozen=True)
 class OptimizerArgument(Treatment):
-    """All optimizers that have the argument are made with it."""
-
-    argument: str  # "fused" or "foreach", of which only one can be set
+    """All optimizers that have the argument "fused" or "foreach" are made with it; only one of the two can be set."""
 
     def reason_not(self, facts: TrialFacts) -> str | None:
         """Return why not."""
@@ -30,14 +26,14 @@ class OptimizerArgument(Treatment):
             return NO_OPTIMIZER
         has, now = (
             (optimizer.has_fused, optimizer.fused)
-            if self.argument == "fused"
+            if self.name == "fused"
             else (optimizer.has_foreach, optimizer.foreach)
         )
         if not has:
             return f"{optimizer.name} has no such form"
         if now:
             return IS_SET
-        if self.argument == "fused":
+        if self.name == "fused":
             return None if can_fuse(optimizer) else "not for these parameters"
         if optimizer.fused:
             return "the optimizer is fused"
@@ -45,32 +41,20 @@ class OptimizerArgument(Treatment):
 
     def install(self, patches: Patches, torch: Any) -> None:
         """Change the arguments of each class of torch that has them."""
+        name = self.name
         for kind in {value for value in vars(torch.optim).values() if isinstance(value, type)}:
-            if "__init__" in vars(kind) and {"foreach", self.argument} <= inspect.signature(kind).parameters.keys():
-                patches.replace(kind, "__init__", functools.partial(_setting, self.argument))
+            if "__init__" in vars(kind) and {"foreach", name} <= inspect.signature(kind).parameters.keys():
+                changed = {"foreach": None, "fused": None, name: True}
+                patches.replace(kind, "__init__", functools.partial(with_arguments, **changed))
 
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of each optimizer that has the argument."""
-        other = "foreach" if self.argument == "fused" else "fused"
+        other = "foreach" if self.name == "fused" else "fused"
         return [
-            # Only one of the two may be set.
-            Edit(call, ((self.argument, "True"), *([(other, "None")] if now.get(other) == "True" else [])))
+            Edit(call, (self.argument, *([(other, "None")] if now.get(other) == "True" else [])))
             for call in calls
-            if call.kind == OPTIMIZER and self.argument in (now := dict(call.arguments))
+            if call.kind == OPTIMIZER and self.name in (now := dict(call.arguments))
         ]
-
-
-def _setting(argument: str, original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        bound = signature.bind(self, *args, **kwargs)
-        bound.arguments.update({name: None for name in ("foreach", "fused") if name in signature.parameters})
-        bound.arguments[argument] = True
-        original(*bound.args, **bound.kwargs)
-
-    return __init__
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,7 @@ class ClearedGradients(Treatment):
 
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of each call that asks for zeros."""
-        return [Edit(call, (("set_to_none", "True"),)) for call in calls if call.kind == ZERO_GRAD]
+        return [Edit(call, (self.argument,)) for call in calls if call.kind == ZERO_GRAD]
 
 
 def _dropping(original: Any) -> Any:
@@ -97,3 +81,27 @@ def _dropping(original: Any) -> Any:
         original(self)
 
     return zero_grad
+
+
+@dataclass(frozen=True)
+class DdpArgument(Treatment):
+    """All modules of DistributedDataParallel are made with an argument."""
+
+    value: bool | int = True
+
+    def reason_not(self, facts: TrialFacts) -> str | None:
+        """Return why not."""
+        calls = [call for call in facts.calls if call.kind == DDP]
+        if not calls:
+            return "no DistributedDataParallel"
+        is_set = all(dict(call.arguments).get(self.family) == str(self.value) for call in calls)
+        return IS_SET if is_set else None
+
+    def install(self, patches: Patches, torch: Any) -> None:
+        """Change the argument of each module."""
+        module = torch.nn.parallel.DistributedDataParallel
+        patches.replace(module, "__init__", functools.partial(with_arguments, **{self.family: self.value}))
+
+    def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
+        """Return the edit of each module."""
+        return [Edit(call, (self.argument,)) for call in calls if call.kind == DDP]

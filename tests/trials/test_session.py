@@ -1,16 +1,16 @@
-"""A session that was interrupted goes on: what has a last word keeps it, and the rest is tried to the end."""
+"""A session runs trainings in turns; one that was interrupted goes on, and what has a last word keeps it."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.trials import changes
-from tests.trials.test_interleaved import FakeTraining
-from tests.trials.test_planning import first_run
+from tests.trials.test_first_run import measured
 from training_profiler.base.errors import RunFolderError
 from training_profiler.trials import session
-from training_profiler.trials.launcher import Program
-from training_profiler.trials.process import TrialError
+from training_profiler.trials.first_run import TryError
+from training_profiler.trials.launcher import DiskSpaceError, Program
+from training_profiler.trials.process import Block, EndedError, InapplicableError, TrialError
 from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED
 from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
@@ -19,6 +19,29 @@ UNCHANGED = ()
 HALF, DOUBLE, NOTHING, OTHER = ("sleep*0.5",), ("sleep*2",), ("nothing",), ("losses",)
 ONLY = {"only": ("sleep*0.5",)}
 TWO = {"only": ("sleep*0.5", "losses")}
+
+
+class FakeTraining:
+    """A training whose blocks take a known time; fails in a block, where that is asked for."""
+
+    def __init__(self, step_s=0.1, fails_at=None, error=None):
+        self.process = self
+        self.is_closed = False
+        self.blocks = 0
+        self._step_s, self._fails_at, self._error = step_s, fails_at, error or TrialError("out of memory")
+
+    def wait_for_block(self, timeout_s):
+        return Block(None, 2.0, (("0x1p+0",),) * 3, 7)
+
+    def run_block(self, steps, timeout_s):
+        assert not self.is_closed
+        if self.blocks == self._fails_at:
+            raise self._error
+        self.blocks += 1
+        return Block(self._step_s, None, (("0x1p+0",),) * steps, 7)
+
+    def close(self):
+        self.is_closed = True
 
 
 class FakeLauncher:
@@ -53,8 +76,8 @@ class FakeLauncher:
 @pytest.fixture
 def part(monkeypatch, tmp_path):
     """Return a function that runs the next part of a session: the first, or one that goes on."""
-    monkeypatch.setattr(session, "run_first", lambda *given: (first_run(), tmp_path))
-    monkeypatch.setattr(session, "read_run", lambda folder: first_run().snapshot)
+    monkeypatch.setattr(session, "run_first", lambda *given: (measured(), tmp_path))
+    monkeypatch.setattr(session, "read_run", lambda folder: measured().snapshot)
 
     def run(launcher, budget_s=300.0, is_resumed=False, clock=lambda: 0.0, **wishes):
         one = TrialSession(launcher, "tests.trials.changes", Wishes(budget_s, **wishes), tmp_path, clock=clock)
@@ -68,6 +91,34 @@ def part(monkeypatch, tmp_path):
 
 def rows(results):
     return {row.name: row for row in results.rows}
+
+
+def test_each_training_runs_a_block_in_each_round(part):
+    launcher = FakeLauncher()
+    results = part(launcher, **ONLY)
+    (row,) = results.rows
+    assert (row.verdict, results.control.verdict, results.left) == (FASTER, NOT_SHOWN, ())
+    assert (row.effect.relative, row.effect.rounds) == (pytest.approx(-0.5), 30)
+    assert len({training.blocks for training in launcher.trainings[3:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (TrialError("out of memory"), FAILED, "out of memory"),
+        (InapplicableError("no convolutions"), NOT_TRIED, "no convolutions"),
+        (EndedError("it came to its end"), NOT_SHOWN, ""),
+    ],
+)
+def test_a_change_that_fails_leaves_the_others_alone(part, error, verdict, reason):
+    found = rows(part(FakeLauncher(ends={NOTHING: (1, 9, error)}), only=("sleep*0.5", "nothing")))
+    assert (found["nothing"].verdict, found["nothing"].reason) == (verdict, reason)
+    assert found["sleep*0.5"].verdict == FASTER
+
+
+def test_a_failure_of_the_unchanged_training_ends_the_session(part):
+    with pytest.raises(TryError, match="failed without a change: out of memory"):
+        part(FakeLauncher(ends={UNCHANGED: (1, 0, None)}), **ONLY)
 
 
 def interrupted_at(start, number):
@@ -188,6 +239,30 @@ def test_changes_of_another_version_are_refused(part, tmp_path):
     save_state(tmp_path, replace(state, progress=replace(state.progress, chosen=["unheard"])))
     with pytest.raises(RunFolderError, match="another version"):
         part(FakeLauncher(), is_resumed=True)
+
+
+FULL = DiskSpaceError("stopped before the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("start", "number", "verdict"),
+    [
+        (1, 1, NOT_SHOWN),  # too few rounds for a verdict
+        (1, 8, NOT_CONFIRMED),
+        (3, 0, NOT_CONFIRMED),  # before the fresh trials
+        (3, 25, FASTER),
+    ],
+)
+def test_before_the_disk_is_full_the_results_so_far_are_kept_with_the_reason(part, start, number, verdict):
+    results = part(FakeLauncher(ends={UNCHANGED: (start, number, FULL)}), **ONLY)
+    (row,) = results.rows
+    assert (row.verdict, results.is_interrupted, results.notes.count(str(FULL))) == (verdict, True, 1)
+    assert row.effect.relative == pytest.approx(-0.5)
+
+
+def test_a_full_disk_before_any_result_is_an_error(part):
+    with pytest.raises(DiskSpaceError):
+        part(FakeLauncher(ends={UNCHANGED: (1, 0, FULL)}), **ONLY)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "x"}', "[" * 100_000])

@@ -1,0 +1,74 @@
+"""What commands have in common: RUN and --attempt, where runs are, and how they print."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from training_profiler.base.text import encodable, one_line
+from training_profiler.reports.layout import TABLE, Layout
+from training_profiler.safety.files import replace_file, write_output
+from training_profiler.settings.settings import read_settings
+from training_profiler.sinks.console import stream_layout
+
+NEWEST: Final = "the newest run"
+
+
+def runs_folder() -> Path:
+    """Return the folder of runs by the settings."""
+    return Path(read_settings().dir)
+
+
+def layout_of_stdout(form: str = TABLE) -> Layout:
+    """Return the layout of text on standard output."""
+    return stream_layout(sys.stdout, form)
+
+
+def add_run(parser: argparse.ArgumentParser, default: str = NEWEST) -> None:
+    """Add RUN, which ``choose_run`` takes; ``default`` says what it is where none is given."""
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help=f"a run folder, such as runs/20261121-142530, a folder of runs, or the name of a run (default: {default})",
+    )
+
+
+def add_attempt(parser: argparse.ArgumentParser, default: str = "the last") -> None:
+    """Add the attempt of a restarted run."""
+    parser.add_argument(
+        "--attempt",
+        type=_attempt_number,
+        metavar="N",
+        help=f"for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: {default})",
+    )
+
+
+def _attempt_number(word: str) -> int:
+    """Return a number of ``--attempt``."""
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not an attempt number (0, 1, ...); example: 1")
+    return int(word)
+
+
+def write(text: str) -> None:
+    """Write ``text``, which is fit for a terminal, to standard output at once."""
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+
+
+def write_file(text: str, given: Path | None, usual: Path) -> None:
+    """Write ``text`` to the file that the user has given, or else to the usual one, and print its name.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = text.encode("utf-8", "backslashreplace")
+    write_output(given, content) if given else replace_file(usual, content)
+    write(f"{one_line(given or usual)}\n")
+
+
+def say(message: object) -> None:
+    """Print a sentence to standard error, in one line."""
+    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)

@@ -8,9 +8,8 @@ from tests.support.traces import Trace, gpu
 from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.communication import Runs, RunsOf, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.report.comparison import render_comparison
+from training_profiler.trace_analysis.report.comparison import comparison_data, render_comparison
 from training_profiler.trace_analysis.trace import analyse
-from training_profiler.trace_analysis.trace_json import comparison_data
 
 
 def steps(*lengths, operator="aten::mm", has_gpu=True):

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from tests.support.cut_trace import cut
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import TimeChange, outcome
+from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
+from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
+from training_profiler.trace_analysis.report.trace_json import trace_data
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
 from training_profiler.trace_analysis.trace import analyse
-from training_profiler.trace_analysis.trace_json import trace_data
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 OF_IDLE_TIME = {"gpu-idle", "launch-bound", "host-stall", "synchronizing-reads", "blocking-copies"}

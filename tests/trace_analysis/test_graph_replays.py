@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.simulated_server import Server, served
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import TimeChange, outcome
+from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.trace import analyse
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.cli import main
 from training_profiler.trace_analysis.checklist import checks
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.recording_time import cut
+from training_profiler.trace_analysis.critical_path import critical_path
+from training_profiler.trace_analysis.gaps import cut
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
+from training_profiler.trace_analysis.report.trace_json import path_data, trace_data
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.timeline import Intervals, covered, union
 from training_profiler.trace_analysis.trace import analyse
-from training_profiler.trace_analysis.trace_json import path_data, trace_data
 
 US = 1000  # ns
 FIRST_US, LATER_US = 20_000, 10_000  # of the steps of `captured`

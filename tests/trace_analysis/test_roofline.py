@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace, gpu
+from training_profiler.trace_analysis.report.trace_json import trace_data
 from training_profiler.trace_analysis.report.views import render_view
-from training_profiler.trace_analysis.trace_json import trace_data
 from training_profiler.trace_analysis.work_formulas import Inputs, call_work
 
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bfloat16, 19.5 in float32, 156 in tf32; 2.039 TB/s

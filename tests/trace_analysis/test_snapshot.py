@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.memory_snapshot import Held, OutOfMemory, devices_of, memory_snapshot
-from training_profiler.trace_analysis.snapshot_reader import read_snapshot
+from training_profiler.trace_analysis.memory_snapshot import (
+    Held,
+    OutOfMemory,
+    devices_of,
+    memory_snapshot,
+    read_snapshot,
+)
 
 MODULE = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
 ADAM = "/env/lib/python3.11/site-packages/torch/optim/adamw.py"

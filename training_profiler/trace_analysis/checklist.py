@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check
-from training_profiler.trace_analysis.device_memory import HOST
+from training_profiler.trace_analysis.events import HOST
 from training_profiler.trace_analysis.kernel_names import ATTENTION
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
 from training_profiler.trace_analysis.trace import Trace

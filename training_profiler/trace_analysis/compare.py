@@ -8,8 +8,8 @@ import numpy as np
 
 from training_profiler.base.errors import TraceError
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.device_activity import StepParts
-from training_profiler.trace_analysis.step_work import Branch, PerStep, PerStepOf
+from training_profiler.trace_analysis.events import StepParts
+from training_profiler.trace_analysis.step_work import Branch, PerStep, PerStepOf, call_tree, step_work
 from training_profiler.trace_analysis.step_work import Path as CallPath
 from training_profiler.trace_analysis.trace import Trace
 
@@ -160,10 +160,8 @@ def _band(errors: float, before: float, after: float) -> float:
 
 
 def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
-    """Return the tables of operators, shapes and kernels, if both traces were analysed for them."""
-    old, new = before.step_work, after.step_work
-    if old is None or new is None:
-        return {}
+    """Return the tables of operators, shapes and kernels."""
+    old, new = step_work(before), step_work(after)
     tables = {"host_operators": (old.host_operators, new.host_operators)}
     if not (before.has_gpu and after.has_gpu):
         tables["host_operators_by_shape"] = (old.host_shapes, new.host_shapes)
@@ -213,13 +211,12 @@ def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[Work
 
 
 def _tree(before: Trace, after: Trace, unit: str) -> tuple[BranchDifference, ...]:
-    """Return the branches of both trees, each after the one around it; none if they were not analysed for that."""
-    if before.call_tree is None or after.call_tree is None:
-        return ()
+    """Return the branches of both trees, each after the one around it."""
     each = _each(before, after, unit)
+    trees = call_tree(before), call_tree(after)
     rows = []
-    for path in sorted(before.call_tree.keys() | after.call_tree.keys()):
-        old, new = (side.get(path, _NO_BRANCH) for side in (before.call_tree, after.call_tree))
+    for path in sorted(trees[0].keys() | trees[1].keys()):
+        old, new = (tree.get(path, _NO_BRANCH) for tree in trees)
         parts = (each.difference(path[-1], getattr(old, part), getattr(new, part)) for part in _PARTS)
         rows.append(BranchDifference(path, each.counts(old.host_self, new.host_self), *parts))
     return tuple(rows)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.trace_analysis import kernel_names
-from training_profiler.trace_analysis.launches import Launches, Nesting, nesting_of
+from training_profiler.trace_analysis.events import TracedEvents
+from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.load.columns import (
     NONE,
     STEP_NAME,
@@ -19,7 +20,7 @@ from training_profiler.trace_analysis.load.columns import (
     numbered,
     ranked,
 )
-from training_profiler.trace_analysis.scope import Scope
+from training_profiler.trace_analysis.phases import launched_at
 from training_profiler.trace_analysis.timeline import step_at
 
 Key = tuple[str, str]  # a name, and the shapes of inputs or ""
@@ -49,18 +50,12 @@ class StepWork:
     host_shapes: PerStepOf
 
 
-class EventSteps(NamedTuple):
-    """The steps that events belong to."""
-
-    step: Ints  # of each event, its index; -1 for none
-    steps: int  # how many there are
-
-
-def step_work(columns: Columns, nesting: Nesting, launches: Launches, event_steps: EventSteps) -> StepWork:
+def step_work(events: TracedEvents) -> StepWork:
     """Return the work per step; of the whole recording if no steps are marked."""
-    times = _Times(event_steps)
+    columns, nesting, launches = events.columns, events.nesting, events.launches
+    times = _Times(_step_of_each(events), len(events.scope.parts))
     kernels = np.flatnonzero(columns.is_of("kernel"))
-    length_ns = columns.end_ns - columns.begin_ns
+    length_ns = columns.length_ns
     kinds, kind = numbered([kernel_names.kind_of(name) for name in columns.names])
     names = [(name, "") for name in columns.names]
     works = np.flatnonzero(launches.operator != NONE)
@@ -80,24 +75,21 @@ def step_work(columns: Columns, nesting: Nesting, launches: Launches, event_step
     )
 
 
-def steps_of(columns: Columns, launches: Launches, scope: Scope) -> EventSteps:
-    """Return the step of each event, of device work that of its launch.
+def _step_of_each(events: TracedEvents) -> Ints:
+    """Return the step of each event, of device work that of its launch; -1 for none.
 
     Without marked steps all is one: the call that launched the first work precedes it.
     """
-    if not scope.is_steps:
-        return EventSteps(np.zeros(len(columns.begin_ns), np.int64), len(scope.parts))
-    by = np.where(launches.call != NONE, launches.call, launches.operator)
-    at_ns = np.where(by != NONE, columns.begin_ns[by], columns.begin_ns)
-    begins, ends = ([getattr(part, key) for part in scope.parts] for key in ("begin_ns", "end_ns"))
-    return EventSteps(step_at(begins, ends, at_ns), len(scope.parts))
+    if not events.steps:
+        return np.zeros(len(events.columns.begin_ns), np.int64)
+    return step_at(events.steps, launched_at(events, np.arange(len(events.columns.begin_ns))))
 
 
 class _Times:
     """Adds up times by step and group."""
 
-    def __init__(self, event_steps: EventSteps) -> None:
-        self._step, self._steps = event_steps
+    def __init__(self, step: Ints, steps: int) -> None:
+        self._step, self._steps = step, steps
 
     def by(self, rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
         """Return the means of each group that has ``rows``."""
@@ -138,21 +130,21 @@ class Branch:
     device_total: PerStep
 
 
-def call_tree(columns: Columns, launches: Launches, event_steps: EventSteps) -> Mapping[Path, Branch]:
+def call_tree(events: TracedEvents) -> Mapping[Path, Branch]:
     """Return the branches of the tree, each after the one around it; device work belongs to the step that launched it.
 
     A step is not a part of a path. Operators of the backward pass run on a thread of their own and begin a path there.
     """
+    columns, operator = events.columns, events.launches.operator
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation"))
     paths, parent, branch = _paths(columns, nesting)
-    step, steps = event_steps
+    step, steps = _step_of_each(events), len(events.scope.parts)
     calls = np.flatnonzero((branch != NONE) & (step != NONE))
-    operator = launches.operator
     works = np.flatnonzero((operator != NONE) & (step != NONE))
     works = works[branch[operator[works]] != NONE]
     host, device = np.zeros((2, len(paths), steps), np.int64)
     np.add.at(host, (branch[calls], step[calls]), nesting.self_ns[calls])
-    np.add.at(device, (branch[operator[works]], step[works]), (columns.end_ns - columns.begin_ns)[works])
+    np.add.at(device, (branch[operator[works]], step[works]), columns.length_ns[works])
     named = calls[~_is_transparent(columns)[calls]]
     count = np.bincount(branch[named], minlength=len(paths)) / steps
     columns_of = [_means(count, own) for own in (host, _total(host, parent), device, _total(device, parent))]

@@ -1,16 +1,17 @@
 """How the views of a trace write times, shares, amounts of memory and names of kernels."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
-from training_profiler.base.table import wrapped
+from training_profiler.base.table import table, with_details, wrapped
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.findings.finding import Finding
+from training_profiler.trace_analysis.report.trace_json import saving_ms
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace import Trace
-from training_profiler.trace_analysis.trace_json import saving_ms
 
+Item = TypeVar("Item")
 BYTES_PER_KIB: Final = 1024
 _NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
 _LONG: Final = 1200  # characters; names of kernels can have many thousands
@@ -48,6 +49,23 @@ def amount(count: int | None) -> str:
 def kernel(name: str) -> str:
     """Return the name of a kernel without the prefixes that all kernels of torch have."""
     return _NOISE.sub("", name[:_LONG])
+
+
+def listing(
+    headers: Sequence[str],
+    items: Sequence[Item],
+    row_of: Callable[[Item], Sequence[object]],
+    most: int,
+    *,
+    detail_of: Callable[[Item], str] | None = None,
+    left: Sequence[int] = (0,),
+    more: str = "more; --json has all",
+) -> str:
+    """Return a table of the first items, each with a detail below it, and how many more there are."""
+    shown, left_out = items[:most], len(items) - most
+    text = table(headers, [row_of(item) for item in shown], left)
+    text = with_details(text, [detail_of(item) for item in shown] if detail_of else [])
+    return text + (f"\n({left_out} {more})" if left_out > 0 else "")
 
 
 def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[str]:

@@ -8,23 +8,19 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_MS, NS_PER_S
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
-from training_profiler.trace_analysis.compare import BranchDifference, TraceComparison, TraceDifference, WorkDifference
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import Jump, Link, critical_path
-from training_profiler.trace_analysis.critical_path.what_if import WhatIf, outcomes
-from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
+from training_profiler.trace_analysis.communication import BusBandwidth
+from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
+from training_profiler.trace_analysis.events import OneDevice, Scope, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.host_activity import TracedModuleCalls
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.load.columns import NONE
-from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
-from training_profiler.trace_analysis.roofline import Rate
+from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
-from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.trace import Trace
 
 MOST_GAPS: Final = 5
@@ -338,41 +334,3 @@ def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
         "device_self_ms": ms(of.device_self_ns) if has_gpu else None,
         "device_total_ms": ms(of.device_total_ns) if has_gpu else None,
     }
-
-
-def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
-    """Return all figures of a comparison; unknown ones are None."""
-    before, after = comparison.utilization
-    return {
-        "before": comparison.before.path.name,
-        "after": comparison.after.path.name,
-        "gpus": [gpu_name(comparison.before), gpu_name(comparison.after)],
-        "per": comparison.unit,
-        "operator_calls_in_both_pct": 100 * comparison.alike,
-        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
-        "differences": [{"name": row.name} | _times(row) for row in comparison.differences],
-        "call_tree": [_branch(row, comparison.has_gpu) for row in comparison.call_tree],
-    } | {key: [_work(row) for row in rows] for key, rows in comparison.work.items()}
-
-
-def _times(row: TraceDifference) -> dict[str, Any]:
-    return {
-        "before_ms": ms(row.before_ns),
-        "after_ms": ms(row.after_ns),
-        "difference_ms": ms(row.change_ns),
-        "noise_band_ms": None if row.band_ns is None else ms(row.band_ns),
-        "is_noise": row.is_noise,
-    }
-
-
-def _work(row: WorkDifference) -> dict[str, Any]:
-    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
-    return {"name": row.name, "shapes": row.shapes or None} | counts | _times(row)
-
-
-def _branch(row: BranchDifference, has_gpu: bool) -> dict[str, Any]:
-    times = {"host_self": row.host_self, "host_total": row.host_total}
-    if has_gpu:
-        times |= {"device_self": row.device_self, "device_total": row.device_total}
-    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
-    return {"path": list(row.path)} | counts | {part: _times(difference) for part, difference in times.items()}

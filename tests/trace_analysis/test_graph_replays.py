@@ -53,18 +53,6 @@ def test_a_gap_inside_a_replay_is_one_inside_a_graph(streams, tmp_path):
     assert "main cause of idle time: inside a graph" in by_code(found)["gpu-idle"].message
 
 
-def test_a_gap_between_replays_belongs_to_what_the_host_did(tmp_path):
-    sums = sums_of(analysed(BETWEEN, tmp_path))
-    assert set(sums) == {"python between launches"}
-    assert sums["python between launches"] == pytest.approx(served(BETWEEN)[1].idle_us["between"] * US, rel=0.01)
-
-
-def test_a_long_launch_of_a_graph_is_not_a_stall(tmp_path):
-    found = analysed(Server(launch_us=3000, kernels=20, python_us=50), tmp_path)
-    assert set(sums_of(found)) == {"launch-bound"}
-    assert "host-stall" not in by_code(found)
-
-
 def test_long_gaps_inside_a_graph_do_not_make_the_trace_incomplete(tmp_path):
     assert not analysed(replace(INSIDE, pause_us=2000, kernels=4), tmp_path).doubts
 

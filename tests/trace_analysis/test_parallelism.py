@@ -1,46 +1,5 @@
-import pytest
-
-from tests.support.traces import AUTOGRAD, Trace
+from tests.support.traces import Trace
 from training_profiler.cli import main
-from training_profiler.trace_analysis.rules.recommendations import RULES  # which registers them
-
-
-def reduced(trace, count=5, tid=1):
-    for i in range(count):
-        trace.op("c10d::allreduce_", 100 * i, 20, tid=tid)
-        trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 100 * i + 30, 60, launched=(100 * i + 5, 2), tid=tid)
-    return trace
-
-
-def backward(trace):
-    return trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 2000, tid=AUTOGRAD)
-
-
-SEEN = {
-    "DDP": (reduced(backward(Trace()).mark("DistributedDataParallel.forward", 0, 5), tid=AUTOGRAD), ("DDP",)),
-    "FSDP by name": (reduced(Trace().mark("FSDP::pre_forward", 0, 5)), ("FSDP",)),
-    "FSDP by collectives": (
-        Trace().kernel("ncclDevKernel_AllGather_RING_LL", 0, 5).kernel("ncclDevKernel_ReduceScatter_Sum", 9, 5),
-        ("FSDP",),
-    ),
-    "pipeline": (Trace().op("c10d::send", 0, 5).kernel("ncclDevKernel_SendRecv", 0, 5), ("pipeline",)),
-    "expert": (Trace().kernel("void dpsk::ep::intranode::dispatch<8>()", 0, 5), ("expert",)),
-    "tensor": (reduced(backward(Trace())), ("tensor",)),
-    "a metric is reduced": (reduced(backward(Trace()), count=1), ()),
-    "one device": (Trace().mark("FSDP::pre_forward", 0, 5).kernel("k", 0, 5), ()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SEEN)
-def test_parallelism_follows_from_what_communicates(case, tmp_path):
-    trace, kinds = SEEN[case]
-    assert trace.analysed(tmp_path).parallelism == kinds
-
-
-def test_advice_fits_the_parallelism(tmp_path):
-    found = RULES["exposed-communication"](SEEN["FSDP by name"][0].analysed(tmp_path))
-    assert "FSDP" in found.fix
-    assert "DDP buckets" not in found.fix
 
 
 def ranks(folder, waits, extra):
@@ -102,9 +61,3 @@ def test_several_late_ranks_have_their_shares(tmp_path, capsys):
         trace.write(tmp_path, f"rank{rank}.pt.trace.json")
     assert main(["trace", str(tmp_path)]) == 0
     assert "ranks 1 (67%), 0 (33%)" in capsys.readouterr().out
-
-
-def test_sends_and_receives_of_an_all_to_all_get_its_advice_first(tmp_path):
-    trace = reduced(backward(Trace()).mark("DistributedDataParallel.forward", 0, 5), count=2, tid=AUTOGRAD)
-    trace.op("nccl:all_to_all", 900, 20).kernel("ncclDevKernel_SendRecv", 950, 900, launched=(905, 2))
-    assert trace.analysed(tmp_path).parallelism == ("all-to-all", "DDP")

@@ -195,11 +195,6 @@ class Origins:
             known = self._known[id(frames)] = (frames, _origin(frames))
         return known[1]
 
-    @staticmethod
-    def before_history() -> MemoryOrigin:
-        """Return the origin of memory that was requested before the history begins."""
-        return MemoryOrigin(BEFORE, BEFORE)
-
 
 def _origin(frames: Any) -> MemoryOrigin:
     recorded = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
@@ -415,5 +410,8 @@ def _lived_at(
             then.pop(entry.addr, None)
         else:
             before = of_freed[i]
-            then[entry.addr] = (entry.size, origins.before_history() if before is None else origins.of(before.frames))
+            then[entry.addr] = (
+                entry.size,
+                MemoryOrigin(BEFORE, BEFORE) if before is None else origins.of(before.frames),
+            )
     return then

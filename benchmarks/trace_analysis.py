@@ -233,7 +233,7 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return our cost of one file."""
     import gc
 
-    from training_profiler.trace_analysis.report.trace_json import trace_data
+    from training_profiler.trace_analysis.report.figures import trace_data
     from training_profiler.trace_analysis.trace import analyse
 
     gc.disable()  # as the command does

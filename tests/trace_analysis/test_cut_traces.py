@@ -12,7 +12,7 @@ from tests.support.traces import Trace
 from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
-from training_profiler.trace_analysis.report.trace_json import trace_data
+from training_profiler.trace_analysis.report.figures import trace_data
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
 from training_profiler.trace_analysis.trace import analyse

@@ -9,7 +9,7 @@ from tests.support.golden import assert_golden
 from tests.support.simulated_server import Server, served
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import AUTOGRAD, LOOP, Trace, gpu
-from training_profiler.trace_analysis.report.trace_json import trace_data
+from training_profiler.trace_analysis.report.figures import trace_data
 from training_profiler.trace_analysis.report.views import render_view
 
 MM_BACKWARD = "autograd::engine::evaluate_function: MmBackward0"

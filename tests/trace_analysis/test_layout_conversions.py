@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.traces import Trace
 from training_profiler.trace_analysis.kernel_names import converts_layout, converts_to_nchw
+from training_profiler.trace_analysis.report.figures import saving_ms
 from training_profiler.trace_analysis.report.tables import render_traces
-from training_profiler.trace_analysis.report.trace_json import saving_ms
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.rules.registry import RULES

@@ -11,7 +11,7 @@ from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.critical_path import critical_path
 from training_profiler.trace_analysis.gaps import cut
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
-from training_profiler.trace_analysis.report.trace_json import path_data, trace_data
+from training_profiler.trace_analysis.report.figures import path_data, trace_data
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.timeline import Intervals, covered, union

@@ -27,10 +27,10 @@ from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
 from training_profiler.trace_analysis.report.comparison import comparison_data, render_comparison
 from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
+from training_profiler.trace_analysis.report.figures import path_data, trace_data
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
 from training_profiler.trace_analysis.report.tables import OVER_RANKS, TABLES, over_ranks_rows, render_traces
-from training_profiler.trace_analysis.report.trace_json import path_data, trace_data
 from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
 from training_profiler.trace_analysis.trace import Trace, analyse

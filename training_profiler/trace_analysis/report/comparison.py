@@ -10,11 +10,14 @@ from training_profiler.trace_analysis.compare import (
     RECORDING,
     STEP,
     BranchDifference,
+    CallPath,
     TraceComparison,
     TraceDifference,
     WorkDifference,
 )
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
+    gpu_name,
+    in_ms,
     kernel,
     ms,
     ms_number,
@@ -23,9 +26,6 @@ from training_profiler.trace_analysis.report.formats import (
     warnings_of,
     without_text,
 )
-from training_profiler.trace_analysis.report.trace_json import gpu_name
-from training_profiler.trace_analysis.report.trace_json import ms as in_ms
-from training_profiler.trace_analysis.step_work import Path as CallPath
 
 MOST_ROWS: Final = 8  # of each table of operators and kernels
 MOST_UNIT: Final = 50  # characters of an annotation's name

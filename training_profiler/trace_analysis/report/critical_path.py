@@ -7,7 +7,7 @@ from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis.critical_path import Link, Path, critical_path, outcomes
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.report.formats import kernel, listing, ms, percent
+from training_profiler.trace_analysis.report.figures import kernel, listing, ms, percent
 
 MOST_LINKS: Final = 15
 MOST_JUMPS: Final = 5

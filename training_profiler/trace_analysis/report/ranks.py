@@ -12,15 +12,15 @@ from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
     finding_lines,
     ms,
     not_checked_lines,
     one_step_lines,
     percent,
+    saving_ms,
     warnings_of,
 )
-from training_profiler.trace_analysis.report.trace_json import saving_ms
 from training_profiler.trace_analysis.report.views import PARTS
 from training_profiler.trace_analysis.report.work import MOST_LATE, communication_over_ranks
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations

@@ -14,16 +14,18 @@ from training_profiler.trace_analysis.critical_path import critical_path, outcom
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.report.formats import one_step_lines, saving_text, without_text
-from training_profiler.trace_analysis.report.trace_json import (
+from training_profiler.trace_analysis.report.figures import (
     bandwidth_data,
+    in_ms,
     jump_data,
     link_data,
-    ms,
+    one_step_lines,
     outcome_data,
     place_data,
     rate_data,
+    saving_text,
     times_data,
+    without_text,
 )
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace import Trace
@@ -59,7 +61,7 @@ def kernel_rows(trace: Trace) -> Table:
                 "kernel": row.name,
                 "kind": row.kind,
                 "calls": row.calls,
-                "total_ms": ms(row.total_ns),
+                "total_ms": in_ms(row.total_ns),
                 "mean_us": row.mean_ns / 1000,
                 "occupancy": row.occupancy,
                 "blocks_per_sm": row.blocks_per_sm,
@@ -70,23 +72,14 @@ def kernel_rows(trace: Trace) -> Table:
     )
 
 
-def gap_rows(trace: Trace) -> Table:
-    """Return the gaps of 30 us or more, in order of time."""
-    return _idle_rows(trace, trace.gaps)
-
-
-def edge_rows(trace: Trace) -> Table:
-    """Return the idle times of steps before the first work of a device and after its last."""
-    return _idle_rows(trace, trace.edges)
-
-
-def _idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
+def idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
+    """Return idle times in order of time."""
     return Table(
         [
             {
                 "device": place.gap.device,
-                "at_ms": ms(place.gap.begin_ns - trace.begin_ns),
-                "length_ms": ms(place.gap.length_ns),
+                "at_ms": in_ms(place.gap.begin_ns - trace.begin_ns),
+                "length_ms": in_ms(place.gap.length_ns),
                 "cause": place.gap.cause,
                 "share_of_cause": place.gap.share_of(place.gap.cause),
                 "step": place.step,
@@ -109,11 +102,11 @@ def step_rows(trace: Trace) -> Table:
         [
             {
                 "step": part.name or "whole recording",
-                "wall_ms": ms(part.wall_ns),
-                "compute_ms": ms(part.compute_ns) if has_gpu else None,
-                "exposed_communication_ms": ms(part.exposed_communication_ns) if has_gpu else None,
-                "exposed_copies_ms": ms(part.exposed_copies_ns) if has_gpu else None,
-                "idle_ms": ms(part.idle_ns) if has_gpu else None,
+                "wall_ms": in_ms(part.wall_ns),
+                "compute_ms": in_ms(part.compute_ns) if has_gpu else None,
+                "exposed_communication_ms": in_ms(part.exposed_communication_ns) if has_gpu else None,
+                "exposed_copies_ms": in_ms(part.exposed_copies_ns) if has_gpu else None,
+                "idle_ms": in_ms(part.idle_ns) if has_gpu else None,
             }
             for part in trace.scope.parts
         ]
@@ -128,8 +121,8 @@ def collective_rows(trace: Trace) -> Table:
                 "collective": row.kind,
                 "count": row.count,
                 "bytes": row.bytes,
-                "total_ms": ms(row.total_ns),
-                "hidden_ms": ms(row.hidden_ns),
+                "total_ms": in_ms(row.total_ns),
+                "hidden_ms": in_ms(row.hidden_ns),
             }
             for row in trace.collectives
         ]
@@ -143,36 +136,11 @@ def place_rows(places: TracedPlaces, trace: Trace, header: str = "", name_of: Ca
     return Table([place_data(place, trace.has_gpu) for place in places.rows], columns)
 
 
-def section_rows(trace: Trace) -> Table:
-    """Return the sections."""
-    return place_rows(trace.code.sections, trace)
-
-
-def module_rows(trace: Trace) -> Table:
-    """Return the modules, where the trace has them."""
-    return place_rows(trace.code.modules, trace)
-
-
-def line_rows(trace: Trace) -> Table:
-    """Return the lines of the program, where the trace has stacks."""
-    return place_rows(trace.code.lines, trace)
-
-
 def sampled_rows(trace: Trace) -> Table:
     """Return the lines that our own captures sampled."""
     return Table(
         [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
     )
-
-
-def roofline_rows(trace: Trace) -> Table:
-    """Return what operators achieve, beside the peak of the device."""
-    return Table([rate_data(rate) | {"lacks": ", ".join(rate.lacks)} for rate in trace.roofline.rates])
-
-
-def bandwidth_rows(trace: Trace) -> Table:
-    """Return the bus bandwidth of collectives."""
-    return Table([bandwidth_data(row) for row in trace.bus_bandwidths])
 
 
 def path_rows(graph: Graph | str | None) -> Table:
@@ -195,7 +163,7 @@ def what_if_rows(graph: Graph | str | None) -> Table:
     path = critical_path(graph)
     return Table(
         [
-            outcome_data(found) | ({} if path.step_ns is None else {"step_ms": ms(found.wall_ns) / path.steps})
+            outcome_data(found) | ({} if path.step_ns is None else {"step_ms": in_ms(found.wall_ns) / path.steps})
             for found in outcomes(graph, path)
         ]
     )
@@ -221,14 +189,16 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "steps": step_rows,
     "operators": operator_rows,
     "kernels": kernel_rows,
-    "gaps": gap_rows,
-    "idle_at_ends": edge_rows,
+    "gaps": lambda trace: idle_rows(trace, trace.gaps),
+    "idle_at_ends": lambda trace: idle_rows(trace, trace.edges),
     "collectives": collective_rows,
-    "roofline": roofline_rows,
-    "bus_bandwidth": bandwidth_rows,
-    "sections": section_rows,
-    "modules": module_rows,
-    "lines": line_rows,
+    "roofline": lambda trace: Table(
+        [rate_data(rate) | {"lacks": ", ".join(rate.lacks)} for rate in trace.roofline.rates]
+    ),
+    "bus_bandwidth": lambda trace: Table([bandwidth_data(row) for row in trace.bus_bandwidths]),
+    "sections": lambda trace: place_rows(trace.code.sections, trace),
+    "modules": lambda trace: place_rows(trace.code.modules, trace),
+    "lines": lambda trace: place_rows(trace.code.lines, trace),
     "sampled_lines": sampled_rows,
     "critical_path": lambda trace: path_rows(trace.graph),
     "what_if": lambda trace: what_if_rows(trace.graph),
@@ -241,19 +211,20 @@ OVER_RANKS: Final[Mapping[str, Callable[[Graph | str | None], Table]]] = {
 
 
 MOST_ROWS: Final = 500  # of a table, those with most time
-_TABLES: Final = (
-    ("steps", "Steps", step_rows, ""),
-    ("operators", "Operators", operator_rows, "host_self_ms"),
-    ("kernels", "Kernels", kernel_rows, "total_ms"),
-    ("roofline", "What operators achieve", roofline_rows, "device_ms"),
-    ("bandwidth", "Bus bandwidth of collectives", bandwidth_rows, "total_ms"),
-    ("gaps", "Gaps of the device", gap_rows, "length_ms"),
-    ("idle_at_ends", "Idle before the first work and after the last", edge_rows, "length_ms"),
-    ("sections", "Sections", section_rows, "host_total_ms"),
-    ("modules", "Modules", module_rows, "host_total_ms"),
-    ("lines", "Lines of the program", line_rows, "host_total_ms"),
-    ("sampled", "Sampled lines", sampled_rows, "samples"),
-)
+# The tables of a page: the end of their id if it is not their name, their title, and by what rows come first.
+_ON_PAGE: Final = {
+    "steps": ("", "Steps", ""),
+    "operators": ("", "Operators", "host_self_ms"),
+    "kernels": ("", "Kernels", "total_ms"),
+    "roofline": ("", "What operators achieve", "device_ms"),
+    "bus_bandwidth": ("bandwidth", "Bus bandwidth of collectives", "total_ms"),
+    "gaps": ("", "Gaps of the device", "length_ms"),
+    "idle_at_ends": ("", "Idle before the first work and after the last", "length_ms"),
+    "sections": ("", "Sections", "host_total_ms"),
+    "modules": ("", "Modules", "host_total_ms"),
+    "lines": ("", "Lines of the program", "host_total_ms"),
+    "sampled_lines": ("sampled", "Sampled lines", "samples"),
+}
 
 
 def render_traces(
@@ -283,11 +254,11 @@ def _subtitle(traces: Sequence[Trace]) -> str:
 def _trace(trace: Trace, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:
     of = f"{trace.path.name}: " if is_one_of_many else ""
     shown = []
-    for name, title, table_of, by in _TABLES:
-        found = table_of(trace)
+    for name, (short, title, by) in _ON_PAGE.items():
+        found = TABLES[name](trace)
         left = len(found.rows) - MOST_ROWS
         caption = f"{title} ({left} more with less time)" if left > 0 else title
-        shown.append(part(f"{id}{name}", f"{of}{title}", found.html(caption, MOST_ROWS, by)))
+        shown.append(part(f"{id}{short or name}", f"{of}{title}", found.html(caption, MOST_ROWS, by)))
     shown += _path(trace.graph, id, "", of)
     return joined([part(f"{id}findings", f"{of}What to change", _findings(trace, thresholds)), *shown])
 

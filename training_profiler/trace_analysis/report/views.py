@@ -12,9 +12,10 @@ from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.report import work
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
     amount,
     finding_lines,
+    gap_causes,
     kernel,
     ms,
     not_checked_lines,
@@ -23,7 +24,6 @@ from training_profiler.trace_analysis.report.formats import (
     warnings_of,
     without_text,
 )
-from training_profiler.trace_analysis.report.trace_json import gap_causes
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace import Trace
 

@@ -10,7 +10,7 @@ from training_profiler.base.units import counted
 from training_profiler.trace_analysis.code_places import SampledLines, TracedPlaces
 from training_profiler.trace_analysis.communication import BusBandwidth, RankCollective
 from training_profiler.trace_analysis.operators import Rate
-from training_profiler.trace_analysis.report.formats import amount, kernel, listing, ms, ms_number, percent, us
+from training_profiler.trace_analysis.report.figures import amount, kernel, listing, ms, ms_number, percent, us
 from training_profiler.trace_analysis.report.tables import operator_rows, place_rows
 from training_profiler.trace_analysis.trace import Trace
 

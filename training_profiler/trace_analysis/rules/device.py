@@ -1,12 +1,11 @@
 """Rules about the device: memory and the balance of a step, then kernels, precision, copies, communication."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from training_profiler.base.table import shortened
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Need, Saving
+from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis import kernel_names, operators
 from training_profiler.trace_analysis.checklist import memory_share, phase_share, uses_math_attention
 from training_profiler.trace_analysis.communication import advice
@@ -25,7 +24,6 @@ from training_profiler.trace_analysis.rules.registry import (
     RULES,
     TENSOR_CORES_SINCE,
     WHOLE,
-    TraceRule,
     can_compile,
     computed_ns,
     has_backward,
@@ -96,50 +94,29 @@ def backward_slow(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseShare(TraceRule):
-    """A row of the table of rules about one phase's share of step time on the device."""
-
-    needs: tuple[Need[Trace], ...] = (PHASES,)
-    phase: str
-    subject: str  # "... takes 20.0% of step time on the device"
-    fix: str
-
-    def find(self, analysis: Trace, threshold: float) -> Finding | None:
-        """Return a finding if the phase takes too much of step time; None if the trace does not show phases."""
-        share = phase_share(analysis, self.phase)
-        if share is None or share <= threshold or analysis.phases.times_ns is None:
-            return None
-        return Finding(
-            self.code,
-            f"{self.subject} takes {share:.1%} of {analysis.scope.time} on the device",
-            {"share_of_step": share, "threshold": threshold},
-            analysis.phases.times_ns[self.phase] / 2 / NS_PER_S,  # a realistic change saves half of it
-            self.fix.format(compile=" or torch.compile" if can_compile(analysis) else ""),
-        )
+def _phase_is_heavy(analysis: Trace, threshold: float, phase: str, code: str, subject: str, fix: str) -> Finding | None:
+    """Return a finding if the phase takes too much of step time on the device."""
+    share, times_ns = phase_share(analysis, phase), analysis.phases.times_ns
+    if share is None or share <= threshold or times_ns is None:
+        return None
+    message = f"{subject} takes {share:.1%} of {analysis.scope.time} on the device"
+    evidence = {"share_of_step": share, "threshold": threshold}
+    return Finding(code, message, evidence, times_ns[phase] / 2 / NS_PER_S, fix)  # a realistic change saves half of it
 
 
-PHASE_SHARES: Final = (
-    PhaseShare(
-        code="optimizer-heavy",
-        phase=OPTIMIZER,
-        threshold=0.15,
-        subject="The optimizer",
-        fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
-        work="optimizer",
-    ),
-    PhaseShare(
-        code="forward-dominates",
-        phase=FORWARD,
-        threshold=0.60,
-        subject="The forward pass",
-        fix="Use mixed precision{compile}; check for computations that the loss does not need",
-        work="products",
-        has_conversions=True,
-    ),
-)
-for row in PHASE_SHARES:
-    RULES.add(row)
+@RULES.rule("optimizer-heavy", threshold=0.15, needs=(PHASES,), work="optimizer")
+def optimizer_heavy(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag an optimizer that takes over 15 % of step time on the device."""
+    fix = "Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches"
+    return _phase_is_heavy(analysis, threshold, OPTIMIZER, "optimizer-heavy", "The optimizer", fix)
+
+
+@RULES.rule("forward-dominates", threshold=0.60, needs=(PHASES,), work="products", has_conversions=True)
+def forward_dominates(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a forward pass that takes over 60 % of step time on the device."""
+    compiled = " or torch.compile" if can_compile(analysis) else ""
+    fix = f"Use mixed precision{compiled}; check for computations that the loss does not need"
+    return _phase_is_heavy(analysis, threshold, FORWARD, "forward-dominates", "The forward pass", fix)
 
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))

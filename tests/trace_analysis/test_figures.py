@@ -497,7 +497,7 @@ BANDWIDTH = {
     "without elements it is": collectives(REDUCE, **{"In msg nelems": None}),
     "of too many elements it is": collectives(REDUCE, **{"In msg nelems": 2**62}),
     "without ranks the group is": collectives(REDUCE, **{"Group size": None, "Process Group Ranks": None}),
-    "what waits is no collective": collectives(("wait", 2**25, 2**25, 1000)),
+    "what waits is not a collective": collectives(("wait", 2**25, 2**25, 1000)),
     "of a kernel alone all is": collectives(REDUCE).kernel("ncclDevKernel_Generic", 2000, 500, stream=9),
     "an all-reduce in the switch has no share above 100%": collectives(("allreduce", 2**25, 2**25, 250)),
     "the link is known of half a node": collectives(SMALL, size=2, ranks=[0, 1, 2, 3]),
@@ -588,6 +588,248 @@ PARALLELISM = {
     .op("nccl:all_to_all", 900, 20)
     .kernel("ncclDevKernel_SendRecv", 950, 900, launched=(905, 2)),
 }
+TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true>"
+TO_NCHW = "void cudnn::engines_precompiled::nhwcToNchwKernel<float, float, float, true, false>"
+OF_MIOPEN = "batched_transpose_32x32_pack_2x2_ediv_2x2_half"
+CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32"
+
+
+def converting(us, idle=0, steps=1, names=(TO_NHWC, TO_NHWC, TO_NCHW), call_us=5, **top):
+    """Return steps of 1000 us with three conversions of ``us`` in all around a convolution, then ``idle`` us."""
+    trace = Trace(**top)
+    for i in range(steps):
+        at, launched = 1000 * i, 1000 * i + 1
+        trace.step(i, at, 1000).op("aten::convolution", at, 4 * call_us + 2)
+        for name, length in (*((name, us / 3) for name in names), (CONVOLUTION, 1000 - us - idle)):
+            trace.kernel(name, at, length, launched=(launched, call_us))
+            at, launched = at + length, launched + call_us
+    return trace
+
+
+def converting_and_waiting():
+    """Return two steps, in one of which the device waits for the host."""
+    trace = converting(90)
+    trace.events += [event | {"ts": event["ts"] + 1000} for event in converting(90, 500).step(2, 0, 0).events[:-1]]
+    for event in trace.events[len(trace.events) // 2 :]:
+        if "correlation" in event["args"]:
+            event["args"] = event["args"] | {"correlation": event["args"]["correlation"] + 100}
+    return trace
+
+
+LAYOUT = {
+    "conversions save what the device is ahead of the host": converting(90, steps=2),
+    "not more than what the host needs": converting(90, 30, steps=2),
+    "their launches where the device waits for the host": converting(90, 80, steps=2),
+    "also where it waits for long": converting(90, 700, steps=2),
+    "and what is left of a short wait": converting(90, 10, steps=2),
+    "the device waits for the host in some steps only": converting_and_waiting(),
+    "beside other work they save what they take alone": converting(90).kernel("elementwise_kernel", 0, 30, stream=99),
+    "those that a copy launches are frequent copies": converting(0)
+    .op("aten::copy_", 2000, 50)
+    .kernel(TO_NHWC, 2010, 400, launched=(2001, 5))
+    .step(9, 2000, 1000),
+    "what is in NHWC already is not advised to be": converting(300, names=(TO_NCHW, TO_NCHW, TO_NHWC)),
+    "MIOpen needs a variable too": converting(90, names=(OF_MIOPEN,) * 3),
+    "a second of conversions is claimed once": converting(90)
+    .op("autograd::engine::evaluate_function: ConvolutionBackward0", 30, 5)
+    .kernel("k", 1000, 1, launched=(31, 1)),
+}
+FIRST_US, LATER_US = 20_000, 10_000  # of the steps of `recorded`
+
+
+def step_of(trace, number, begin, us, *, work=0):
+    """Add a step that launches one kernel after ``work`` us, which ends with the step."""
+    trace.step(number, begin, us).op("aten::mm", begin + work, 100)
+    return trace.kernel("gemm", begin + work + 60, us - work - 60, launched=(begin + work + 50, 5))
+
+
+def recorded(stalled_step=0):
+    """Return three steps as captures record them: the first begins with 9 ms of the profiler and of CUPTI.
+
+    In ``stalled_step`` one operator takes 8 ms before the first launch, in the first step after these 9 ms.
+    """
+    trace = Trace().mark("training_profiler.clock 123", -100, 50)
+    trace.mark("(profiler)", 0, 500).mark("(profiler)", 600, 8400)
+    trace.event("overhead", "Activity Buffer Request", 4000, 2500, tid=0, pid=-1)
+    trace.call("cudaStreamIsCapturing", 3990, 5).call("cudaEventQuery", 7000, 5)
+    for number, begin, us, work in ((1, 0, FIRST_US, 9000), (2, FIRST_US, LATER_US, 0), (3, 30_000, LATER_US, 0)):
+        if number == stalled_step:
+            trace.op("aten::sort", begin + work, 8000)
+            work += 8000
+        step_of(trace, number, begin, us, work=work)
+    return trace
+
+
+def captured_for(us):
+    """Return a step of an idle device that begins with so little time of the profiler."""
+    return Trace().mark("(profiler)", 0, us).step(1, 0, 1_000_000).op("aten::mm", us, 9).kernel("k", us + 5, 9)
+
+
+def with_overhead(*begun, name="Activity Buffer Request"):
+    """Return a gap of 5 ms that an overhead of 4 ms takes most of; ``begun`` are operators of autograd's thread."""
+    trace = Trace().op("aten::mm", 0, 100).kernel("k", 0, 100, launched=(0, 5))
+    trace.event("overhead", name, 200, 4000, tid=0, pid=-1)
+    for ts in begun:
+        trace.op("aten::add", ts, 10, tid=AUTOGRAD)
+    return trace.kernel("k", 5100, 10, launched=(5000, 5), tid=AUTOGRAD).op("aten::mm", 5000, 50, tid=AUTOGRAD)
+
+
+def sampled():
+    trace = step_of(Trace().mark("(profiler)", 0, 9000), 1, 0, 11_000, work=10_000)
+    trace.op("aten::mul", 9000, 900).step(2, 11_000, 11_000).op("aten::mul", 11_000, 6000)
+    trace.kernel("gemm", 17_000, 5000, launched=(16_990, 5))
+    for name, ts in (("slow.py:1 in start", 4000), ("train.py:7 in loop", 13_000), ("train.py:7 in loop", 14_000)):
+        trace.events.append({"ph": "i", "cat": "training_profiler.line", "name": name, "pid": 7, "tid": 1, "ts": ts})
+    return trace
+
+
+BY_LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+RECORDING = {
+    "the start of a recording does not fire a rule": recorded(),
+    "shares are of the time without the recording": recorded().mark("enumerate(DataLoader)#_Iter", 20_000, 6200),
+    "a recording of a moment is not said": captured_for(50),
+    "nor one that does not hold up the host": step_of(Trace().op("aten::mm", -50, 20), 1, 0, 1000),
+    "a stall after the start of the recording is found": recorded(1),
+    "and one of the second step": recorded(2),
+    "and one of the last": recorded(3),
+    "what precedes the first event of the program is not known": step_of(Trace(), 1, 0, FIRST_US, work=9000),
+    "it is the host's where it was recorded before": step_of(
+        Trace().op("aten::mm", -50, 20), 1, 0, FIRST_US, work=9000
+    ),
+    "a section that is open at the begin shows the program at its end": step_of(
+        Trace().mark("forward_pass", 0, 9000), 1, 0, FIRST_US, work=9000
+    ),
+    "a wait for a batch is the program's": step_of(Trace().mark(BY_LOADER, 0, 9000), 1, 0, FIRST_US, work=9000),
+    "the longest idle time and the main cause are those of the program": sampled(),
+    "a gap in which CUPTI works for itself is the recording": with_overhead(),
+    "and not on a thread that it does not hold up": with_overhead(2000),
+    "nor what CUDA does without a profiler": with_overhead(name="Lazy Function Loading"),
+}
+
+
+def waiting_first(has_read):
+    trace = Trace().step(0, 0, 6100).step(1, 6100, 2940)
+    if has_read:
+        trace.op("aten::item", 0, 6005).copy("DtoH (Device -> Pageable)", 5995, 3, launched=(10, 5990))
+    else:
+        trace.call("cudaStreamSynchronize", 10, 6000)
+    return trace.op("aten::mm", 6020, 20).kernel("gemm", 6040, 3000, launched=(6030, 5))
+
+
+def behind(launched_before):
+    """Return steps whose device does earlier work for 2.5 ms without records, under a tenth of their time."""
+    trace, free = Trace(), 2500
+    for number in range(3):
+        trace.step(number, 10_000 * number, 10_000)
+        for i in range(10):
+            at = 10_000 * number + 100 * i
+            trace.op("aten::mm", at, 60).kernel("gemm", free, 1000, launched=(at + 30, 20))
+            free += 1000
+    if launched_before:  # its call is not recorded
+        trace.events = [event for event in trace.events if event["name"] != "cudaLaunchKernel" or event["ts"] != 30]
+    return trace
+
+
+def lost_at_the_end(busy_us):
+    """Return 200 launches whose last three kernels are not recorded, and a last step that waits for them."""
+    lost = frozenset({197, 198, 199})
+    trace = simulated(Loop(steps=10, kernels=20, kernel_us=100, host_us=120, loses=lost, is_marked=False))[0]
+    return trace.step(0, 0, 24_000).step(1, 24_000, busy_us).call("cudaDeviceSynchronize", 24_010, busy_us - 20)
+
+
+def starting_late(wait_us):
+    return Trace().op("aten::mm", 0, 30_000).kernel("gemm", 20 + wait_us, 40_000, launched=(5, 10))
+
+
+def whole(**of):
+    return simulated(Loop(**of))[0]
+
+
+def shifted(us):
+    """Return a trace with a clock that jumps: later device work is recorded so much earlier or later."""
+    trace = whole()
+    for event in trace.events:
+        if event["cat"] == "kernel" and event["ts"] > 2000:
+            event["ts"] += us
+    return trace
+
+
+def with_halves(*halves):
+    trace = whole()
+    trace.events += [event | {"pid": 7, "tid": 1, "ts": 9e6 + i} for i, event in enumerate(halves)]
+    return trace
+
+
+def captured_launches():
+    trace = whole(loses=frozenset(range(10, 20)))
+    at = sorted(event["ts"] for event in trace.events if event["args"].get("correlation", 0) >= 1_000_000)
+    return trace.call("cudaStreamBeginCapture", at[0] - 1, 0.5).call("cudaStreamEndCapture", at[-1] + 6, 0.5)
+
+
+def excerpt(section=""):
+    """Return a step in which nothing is recorded for seconds, but for a section."""
+    trace = Trace().step(1, 0, 13_600_000)
+    for at in (*range(0, 20_000, 1000), *range(13_400_000, 13_420_000, 1000)):
+        trace.op("aten::mm", at, 800).kernel("gemm", at + 700, 250, launched=(at + 600, 5))
+    return trace.mark(section, 20_000, 13_380_000) if section else trace
+
+
+def numbered(count, apart=lambda i: 100 * i):
+    """Return a loop whose operators have numbers of torch, of which most were filtered out."""
+    trace = Trace()
+    for step in range(2):
+        trace.step(step, 100_000 * step, 99_000)
+    for i in range(count):
+        at = 200_000 // count * i + 10
+        trace.op("aten::mm", at, 20, **{"External id": 1 + apart(i)})
+        trace.kernel("gemm", at + 20, 5, launched=(at + 10, 5))
+    return trace
+
+
+def short_gaps():
+    trace = Trace().step(1, 0, 1000)
+    for i in range(40):
+        trace.op("aten::add", 25 * i, 20).kernel("k", 25 * i + 5, 5, launched=(25 * i + 1, 2))
+    return trace
+
+
+KERNEL_HALF = {"ph": "B", "cat": "kernel", "name": "k"}
+DOUBTS = {
+    "a host that first waits for earlier work shows that there is some": waiting_first(has_read=False),
+    "and one that reads it": waiting_first(has_read=True),
+    "a device that does earlier work for a short time is not idle": behind(launched_before=False),
+    "nor where its first call is not recorded": behind(launched_before=True),
+    "the last kernels that are lost may have been long": lost_at_the_end(8000),
+    "after short ones idle time has no known cause": lost_at_the_end(1500),
+    "a wait of 1.5 ms for work without records is named on the path": starting_late(1500),
+    "one of 0.9 ms is a launch delay": starting_late(900),
+    "graphs without kernels": whole().call("cudaGraphLaunch", 100, 5, correlation=5_000_000),
+    "a kernel that is longer than a step": whole().kernel("k", 100, 10_000_000),
+    "work before its launch": shifted(-3000),
+    "a clock that jumps": whole().op("aten::mm", 3_600_000_000, 20),
+    "seconds that only a step contains": excerpt(),
+    "a section shows what they were": excerpt("save_checkpoint"),
+    "a step that ends long after the recording": Trace()
+    .mark("ProfilerStep#1", 0, 13_336_000, tid=3)
+    .op("aten::mm", 10, 1300)
+    .kernel("k", 1200, 2, launched=(1100, 96)),
+    "operators that were left out of the file": numbered(40),
+    "all operators are in it": numbered(40, lambda i: i),
+    "other events take numbers, too": numbered(40, lambda i: 5 * i),
+    "few are left out": numbered(40, lambda i: 20 * i),
+    "these number no operators": numbered(40, lambda i: 2_654_435_761 * (i + 1) % 2**31),
+    "these are not numbers": numbered(40, lambda i: -1),
+    "lost halves of device work": with_halves({**KERNEL_HALF, "ph": "E"}, KERNEL_HALF, KERNEL_HALF),
+    "a host event cut off by the recording": with_halves({"ph": "B", "cat": "cpu_op", "name": "a"}),
+    "a buffer that was full": whole(loses=frozenset(range(30, 40))),
+    "launches into a graph capture are not lost": captured_launches(),
+    "Python before the first work is not the loading of a kernel": Trace()
+    .op("aten::mm", -9, 8)
+    .step(1, 0, 9000)
+    .kernel("k", 7000, 10, launched=(6990, 5))
+    .op("aten::mm", 6990, 8),
+    "idle time in short gaps is named as such": short_gaps(),
+}
 # For each subject what of a trace is looked at, with views by their names after a colon, and the traces.
 SUBJECTS = {
     "operators": (
@@ -601,6 +843,12 @@ SUBJECTS = {
     "bandwidth": ("bus_bandwidth :communication", BANDWIDTH),
     "checklist": ("checklist phases", CHECKLIST),
     "parallelism": ("parallelism said", PARALLELISM),
+    "layout": ("said :recommendations", LAYOUT),
+    "recording": (
+        "idle_at_ends gaps gap_causes_ms recording_ms critical_path checklist said :overview :trace :critical-path",
+        RECORDING,
+    ),
+    "doubts": ("doubts idle_at_ends gap_causes_ms not_recorded_ms kinds said :overview", DOUBTS),
 }
 
 
@@ -620,7 +868,8 @@ def figures(claim, keys, found):
         "first_runs": [place.stall.by for place in found.gaps if place.stall.is_first],
         "follows_read": [place.follows_read for place in found.gaps],
     }  # fmt: skip
-    data["said"] = [f"{row['finding']} -> {row['remedy']}" for row in data["recommendations"]]
+    data["said"] = [f"{row['finding']} ({row['worth_ms']} ms) -> {row['remedy']}" for row in data["recommendations"]]
+    data["kinds"] = data["critical_path"].get("kinds_ms")
     for view in (key for key in keys.split() if key.startswith(":")):
         data[view] = render_view(view[1:], found, "host_self").splitlines()
         assert max(map(len, data[view])) <= 80

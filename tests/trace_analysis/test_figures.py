@@ -830,6 +830,93 @@ DOUBTS = {
     .op("aten::mm", 6990, 8),
     "idle time in short gaps is named as such": short_gaps(),
 }
+
+
+def full_queue():
+    """Return 1,200 launches of 1 us of kernels of 10 us: from the thousandth on, each waits for one to end."""
+    trace, now, free, ends = Trace(), 0, 3, []
+    for number in range(1200):
+        room = ends[number - 1001] if number > 1000 else 0
+        end = max(now + 1, room + 0.5)
+        at = max(now + 0.5, free)
+        trace.kernel(KERNEL, at, 10, launched=(now, end - now))
+        free = at + 10
+        ends.append(free)
+        now = end + 0.5
+    return trace.step(0, 0, now)
+
+
+def with_earlier(us):
+    trace = Trace().op("aten::mm", 0, 5000).call("cudaLaunchKernel", 4000, 5, correlation=20).step(0, 0, 6000)
+    return trace.kernel(KERNEL, 5000, 5000, correlation=20).kernel(KERNEL, 50, us, correlation=7)
+
+
+def back_to_back(overlap_us):
+    """Ten kernels in a row on one stream, launched long before; each begins a little before the last one ends."""
+    trace = Trace().step(1, 0, 10_300)
+    for i in range(10):
+        trace.kernel("gemm", 200 + 1000 * i, 1000 + overlap_us, launched=(10 + 5 * i, 4))
+    return trace.call("cudaDeviceSynchronize", 100, 10_150)
+
+
+def copied_late(us):
+    trace = Trace().step(1, 0, 3000).op("aten::copy_", 5, 1000).call("cudaMemcpyAsync", 10, 990, correlation=1)
+    trace.copy("HtoD (Pageable -> Device)", 20, 980 + us, correlation=1)
+    return trace.op("aten::mm", 2000, 50).kernel("gemm", 2100, 500, launched=(2010, 5))
+
+
+def contended(tail_us, **long):
+    """Return a trace with a kernel that is launched at once and begins as a long one of another stream ends."""
+    trace = Trace().step(1, 0, 4425).op("aten::mm", 0, 100)
+    trace.kernel("long", 60, 4000 + tail_us, launched=(50, 5), **long)
+    trace.kernel("late", 4060, 50, launched=(70, 5), stream=20)
+    trace.kernel("gemm", 4110, 300, launched=(80, 5), stream=20)
+    return trace.call("cudaStreamSynchronize", 200, 4225)
+
+
+PATH = {
+    "a launch into a full queue waits for the device": full_queue(),
+    "a trace of the host alone has a path": Trace()
+    .op("aten::mm", 0, 60)
+    .op(MM_BACKWARD, 63, 30, tid=AUTOGRAD)
+    .op("aten::add", 95, 5)
+    .step(0, 0, 100),
+    "a little earlier work belongs to the path": with_earlier(400),
+    "after much of it the path begins with the work of the steps": with_earlier(4050),
+    "all work can be of before": Trace()
+    .op("aten::mm", 0, 5000)
+    .kernel(KERNEL, 500, 5000, launched=(10, 5))
+    .step(0, 1000, 4000),
+    "a trace without a host has no path": Trace().kernel(KERNEL, 0, 5),
+    "nor one whose steps are apart": Trace().op("a", 0, 9).step(0, 0, 10).op("a", 90, 9).step(1, 90, 10),
+    "kernels of a stream follow each other": back_to_back(0),
+    "where they overlap slightly": back_to_back(0.2),
+    "and a little more": back_to_back(15),
+    "a blocking copy is awaited": copied_late(-5),
+    "also where it ends a moment after its call": copied_late(30),
+    "time without a name is shown among the longest": Trace()
+    .step(1, 0, 5000)
+    .op("aten::mm", 4000, 50)
+    .kernel("gemm", 4100, 500, launched=(4010, 5)),
+    "an extension that waits without an operator is not called Python": Trace()
+    .step(1, 0, 5000)
+    .mark("dispatch(F)", 0, 4500)
+    .kernel("void dpsk::ep::internode::notify_dispatch<8>()", 20, 4000, launched=(10, 5))
+    .op("aten::empty", 4100, 300),
+    "an operator is not charged with the allocations within it": Trace()
+    .step(1, 0, 5000)
+    .op("aten::addmm", 0, 4000)
+    .call("cudaMalloc", 100, 3000)
+    .kernel("gemm", 4010, 100, launched=(3900, 50)),
+    "a kernel waits for room on the device": contended(1),
+    "for one that ends with it": contended(10),
+    "for one that ends after it": contended(55),
+    "a copy leaves the device to kernels": contended(55, cat="gpu_memcpy"),
+    "a change that rounds to nothing has no sign": Trace()
+    .step(1, 0, 1_000_000)
+    .op("aten::mm", 0, 100)
+    .op("aten::sort", 100, 999_800),
+}
 # For each subject what of a trace is looked at, with views by their names after a colon, and the traces.
 SUBJECTS = {
     "operators": (
@@ -848,6 +935,7 @@ SUBJECTS = {
         "idle_at_ends gaps gap_causes_ms recording_ms critical_path checklist said :overview :trace :critical-path",
         RECORDING,
     ),
+    "path": ("critical_path :critical-path", PATH),
     "doubts": ("doubts idle_at_ends gap_causes_ms not_recorded_ms kinds said :overview", DOUBTS),
 }
 

@@ -3,12 +3,7 @@ from pathlib import Path
 import pytest
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.kernel_names import (
-    is_flash,
-    kind_of,
-    lacks_tensor_cores,
-    uses_tensor_cores,
-)
+from training_profiler.trace_analysis.kernel_names import is_flash, kind_of, lacks_tensor_cores, uses_tensor_cores
 
 ROWS = Path(__file__).with_name("kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 KERNELS = [row.split("\t") for row in ROWS]

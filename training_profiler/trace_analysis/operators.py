@@ -12,14 +12,7 @@ from training_profiler.trace_analysis import kernel_names
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.launches import Launches, is_graph_launch, is_outermost_of_group, with_children
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked, summed
-from training_profiler.trace_analysis.work_formulas import (
-    ELEMENTWISE,
-    FORMULAS,
-    REDUCTION,
-    CallWork,
-    Inputs,
-    call_work,
-)
+from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, CallWork, Inputs, call_work
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,8 +233,8 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return our cost of one file."""
     import gc
 
+    from training_profiler.trace_analysis.report.figures import trace_data
     from training_profiler.trace_analysis.trace import analyse
-    from training_profiler.trace_analysis.trace_json import trace_data
 
     gc.disable()  # as the command does
     begin_s = _cpu_s()

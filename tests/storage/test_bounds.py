@@ -18,7 +18,7 @@ from training_profiler.snapshot.stacks import RankStacks
 from training_profiler.storage.journal_lines import IntervalLine, Line, checked_facts, decode_line
 from training_profiler.storage.stack_files import _Request, decode_stacks
 from training_profiler.torch_capture.request import Request
-from training_profiler.trace_analysis.snapshot_reader import RawSnapshot
+from training_profiler.trace_analysis.memory_snapshot import RawSnapshot
 from training_profiler.trials.results import Results
 from training_profiler.trials.state import SessionState
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load import columns as columns_module
 from training_profiler.trace_analysis.load.columns import distinct, order_of, ranked
 from training_profiler.trace_analysis.load.table import read_columns
 
@@ -34,17 +33,15 @@ def test_names_are_decided_once_and_only_those_that_were_asked_for(tmp_path):
 
     for among in (columns.is_of("kernel"), columns.is_of("kernel"), columns.is_of("cpu_op"), None):
         expected = [among is None or bool(among[1])]
-        assert [columns.named(is_wanted, among, takes_long=True)[1]] == expected
+        assert [columns.named(is_wanted, among)[1]] == expected
     assert asked == ["gemm", "aten::mm"]
 
 
-@given(st.lists(st.integers(-1, 9)), st.integers(1, 9))
-def test_events_of_a_name_are_found_also_where_some_have_none(names, few):
+@given(st.lists(st.integers(-1, 9)))
+def test_events_of_a_name_are_found_also_where_some_have_none(names):
     columns = replace(Trace().op("a", 0, 1).columns(), names=tuple("abcdefghij"), name=np.array(names, np.int64))
     for wanted in (set("a"), set("bdj"), set("abcdefghij"), set()):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns_module, "FEW_WANTED", few)
-            found = columns.named(wanted.__contains__)
+        found = columns.named(wanted.__contains__)
         assert found.tolist() == [name >= 0 and columns.names[name] in wanted for name in names]
 
 

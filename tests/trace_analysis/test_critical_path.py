@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNEL, Program, simulated_program
 from tests.support.traces import AUTOGRAD, Trace
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import critical_path, spans_of
-from training_profiler.trace_analysis.critical_path.what_if import TimeChange, changes_for, outcome, outcomes
+from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome, spans_of
 from training_profiler.trace_analysis.load.table import read_columns
-from training_profiler.trace_analysis.report.critical_path import render_critical_path
+from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.trace_analysis.trace import analyse
 
@@ -170,43 +168,6 @@ def test_changes_are_offered_for_what_the_path_consists_of(tmp_path):
     assert "communication is hidden completely" in offered(STREAMS)
 
 
-def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path):
-    """1,200 launches of 1 us, kernels of 10 us: from the thousandth on, each launch waits for one to end."""
-    trace, now, free = Trace(), 0, 3
-    ends = []
-    for number in range(1200):
-        room = ends[number - 1001] if number > 1000 else 0
-        end = max(now + 1, room + 0.5)
-        at = max(now + 0.5, free)
-        trace.kernel(KERNEL, at, 10, launched=(now, end - now))
-        free = at + 10
-        ends.append(free)
-        now = end + 0.5
-    trace.step(0, 0, now)
-    path = critical_path(graph_of(trace, tmp_path))
-    assert path.kinds_ns["kernel"] > 0.95 * path.wall_ns
-
-
-def test_a_trace_of_the_host_alone_has_a_path(tmp_path):
-    trace = Trace().op("aten::mm", 0, 60).op(BACKWARD, 63, 30, tid=AUTOGRAD).op("aten::add", 95, 5).step(0, 0, 100)
-    kinds = critical_path(graph_of(trace, tmp_path)).kinds_ns
-    assert kinds == {"operator": 95_000, "outside of operators": 5000}
-
-
-def test_after_much_work_from_before_the_steps_the_path_begins_with_theirs(tmp_path):
-    def with_earlier(us):
-        trace = Trace().op("aten::mm", 0, 5000).call("cudaLaunchKernel", 4000, 5, correlation=20).step(0, 0, 6000)
-        return trace.kernel(KERNEL, 5000, 5000, correlation=20).kernel(KERNEL, 50, us, correlation=7)
-
-    path = critical_path(graph_of(with_earlier(400), tmp_path))
-    assert (path.wall_ns, path.kinds_ns["kernel"], path.kinds_ns["operator"]) == (10_000_000, 5_000_000, 4_000_000)
-    path = critical_path(graph_of(with_earlier(4050), tmp_path))
-    assert (path.earlier_ns, path.kinds_ns) == (5_000_000, {"kernel": 5_000_000})
-    expected = "the device did nothing but work that was launched before"
-    trace = Trace().op("aten::mm", 0, 5000).kernel(KERNEL, 500, 5000, launched=(10, 5)).step(0, 1000, 4000)
-    assert why_not(trace, tmp_path) == expected
-
-
 def lost(trace):
     return next(event for event in trace.events if event["cat"] == "kernel")
 
@@ -227,46 +188,6 @@ def test_a_trace_that_lacks_what_is_needed_says_so(tmp_path):
     assert why_not(apart, tmp_path) == "its steps do not follow one another"
 
 
-def back_to_back(overlap_us):
-    """Ten kernels in a row on one stream, launched long before; each begins a little before the last one ends."""
-    trace = Trace().step(1, 0, 10_300)
-    for i in range(10):
-        trace.kernel("gemm", 200 + 1000 * i, 1000 + overlap_us, launched=(10 + 5 * i, 4))
-    return trace.call("cudaDeviceSynchronize", 100, 10_150)
-
-
-@pytest.mark.parametrize("overlap_us", [0, 0.2, 15])
-def test_kernels_of_a_stream_that_overlap_slightly_follow_each_other(overlap_us, tmp_path):
-    kinds = critical_path(graph_of(back_to_back(overlap_us), tmp_path)).kinds_ns
-    assert kinds["kernel"] >= 9_900 * US
-
-
-@pytest.mark.parametrize("late_us", [-5, 30])
-def test_a_blocking_copy_is_awaited_although_it_ends_a_moment_after_its_call(late_us, tmp_path):
-    trace = Trace().step(1, 0, 3000).op("aten::copy_", 5, 1000)
-    trace.call("cudaMemcpyAsync", 10, 990, correlation=1)
-    trace.event(
-        "gpu_memcpy",
-        "Memcpy HtoD (Pageable -> Device)",
-        20,
-        980 + late_us,
-        tid=7,
-        pid=0,
-        device=0,
-        stream=7,
-        correlation=1,
-    )
-    trace.op("aten::mm", 2000, 50).kernel("gemm", 2100, 500, launched=(2010, 5))
-    path = critical_path(graph_of(trace, tmp_path))
-    assert path.kinds_ns.get("copy", 0) >= 900 * US, path.kinds_ns
-
-
-def test_time_without_a_name_is_shown_among_the_longest(tmp_path):
-    trace = Trace().step(1, 0, 5000).op("aten::mm", 4000, 50).kernel("gemm", 4100, 500, launched=(4010, 5))
-    text = render_critical_path(graph_of(trace, tmp_path))
-    assert "(no operator or annotation)" in text
-
-
 def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):
     trace = Trace()
     for i in range(5):
@@ -275,55 +196,6 @@ def test_updates_show_the_thread_of_the_loop_where_no_step_is_marked(tmp_path):
             trace.op("autograd::engine::evaluate_function: MmBackward0", 1000 * i + 100 * j, 50, tid=AUTOGRAD)
     columns = read_columns(trace.write(tmp_path))
     assert columns.threads[main_thread(columns)][1] != AUTOGRAD
-
-
-def test_an_extension_that_waits_without_an_operator_is_not_called_python(tmp_path):
-    """It reads a flag of the device again and again while a kernel communicates: the trace shows neither."""
-    trace = Trace().step(1, 0, 5000).mark("dispatch(F)", 0, 4500)
-    trace.kernel("void dpsk::ep::internode::notify_dispatch<8>()", 20, 4000, launched=(10, 5))
-    path = critical_path(graph_of(trace.op("aten::empty", 4100, 300), tmp_path))
-    longest = path.links[0]
-    assert (longest.kind, longest.name) == ("outside of operators", "dispatch(F)")
-    assert not any("python" in kind for kind in path.kinds_ns)
-
-
-def test_an_operator_is_not_charged_with_the_allocations_within_it(tmp_path):
-    trace = Trace().step(1, 0, 5000).op("aten::addmm", 0, 4000).call("cudaMalloc", 100, 3000)
-    graph = graph_of(trace.kernel("gemm", 4010, 100, launched=(3900, 50)), tmp_path)
-    path = critical_path(graph)
-    assert (path.kinds_ns["allocation"], path.kinds_ns["operator"]) == (3_000_000, 1_000_000)
-    found = {(each.change.what, each.change.name): each.wall_ns for each in outcomes(graph, path)}
-    assert found["twice as fast", "aten::addmm"] == 4_500_000
-    assert found["allocations take no time", ""] == 2_000_000
-
-
-def contended(tail_us, **long):
-    """Return a trace with a kernel that is launched at once and begins as a long one of another stream ends."""
-    trace = Trace().step(1, 0, 4425).op("aten::mm", 0, 100)
-    trace.kernel("long", 60, 4000 + tail_us, launched=(50, 5), **long)
-    trace.kernel("late", 4060, 50, launched=(70, 5), stream=20)
-    trace.kernel("gemm", 4110, 300, launched=(80, 5), stream=20)
-    return trace.call("cudaStreamSynchronize", 200, 4225)
-
-
-@pytest.mark.parametrize(
-    ("trace", "kind"),
-    [
-        (contended(1), "kernel"),
-        (contended(10), "kernel"),
-        (contended(55), "waiting for another stream"),  # the long one ends after the late one
-        (contended(55, cat="gpu_memcpy"), "launch delay"),  # a copy leaves the device to kernels
-    ],
-)
-def test_a_kernel_that_waits_for_room_on_the_device_has_no_launch_delay(trace, kind, tmp_path):
-    assert next(iter(critical_path(graph_of(trace, tmp_path)).kinds_ns)) == kind
-
-
-def test_a_change_that_rounds_to_nothing_has_no_sign(tmp_path):
-    graph = graph_of(Trace().step(1, 0, 1_000_000).op("aten::mm", 0, 100).op("aten::sort", 100, 999_800), tmp_path)
-    text = render_critical_path(graph)
-    assert "-0.0%" not in text
-    assert "twice as fast: aten::mm" in text
 
 
 @QUICK

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.simulated_server import Server, served
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import TimeChange, outcome
+from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.rules.recommendations import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
@@ -52,18 +51,6 @@ def test_a_gap_inside_a_replay_is_one_inside_a_graph(streams, tmp_path):
     assert sums_of(found)["inside a graph"] == answer.idle_us["inside"] * US
     assert sum(sums_of(found).values()) == pytest.approx(sum(answer.idle_us.values()) * US, rel=0.01)
     assert "main cause of idle time: inside a graph" in by_code(found)["gpu-idle"].message
-
-
-def test_a_gap_between_replays_belongs_to_what_the_host_did(tmp_path):
-    sums = sums_of(analysed(BETWEEN, tmp_path))
-    assert set(sums) == {"python between launches"}
-    assert sums["python between launches"] == pytest.approx(served(BETWEEN)[1].idle_us["between"] * US, rel=0.01)
-
-
-def test_a_long_launch_of_a_graph_is_not_a_stall(tmp_path):
-    found = analysed(Server(launch_us=3000, kernels=20, python_us=50), tmp_path)
-    assert set(sums_of(found)) == {"launch-bound"}
-    assert "host-stall" not in by_code(found)
 
 
 def test_long_gaps_inside_a_graph_do_not_make_the_trace_incomplete(tmp_path):

@@ -2,12 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.trace_analysis.kernel_names import (
-    is_flash,
-    kind_of,
-    lacks_tensor_cores,
-    uses_tensor_cores,
-)
+from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis.kernel_names import is_flash, kind_of, lacks_tensor_cores, uses_tensor_cores
 
 ROWS = Path(__file__).with_name("kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 KERNELS = [row.split("\t") for row in ROWS]
@@ -42,3 +38,12 @@ def test_table_has_at_least_120_kernels():
 
 def test_name_of_10_kb_is_unclassified():
     assert kind_of("x" * 10_000) == "unclassified"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_copy"),
+    [("cudaMemcpyAsync", True), ("hipMemsetAsync", True), ("cuMemcpyHtoD_v2", True), ("aten::_copy_from", True),
+     ("aten::copy_", False), ("xcudaMemcpy", False), ("urEnqueueUSMFill", True)],
+)  # fmt: skip
+def test_a_name_that_begins_like_a_copy_is_one(name, is_copy):
+    assert (runtime_calls.COPIES.search(name) is not None) == is_copy

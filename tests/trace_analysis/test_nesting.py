@@ -100,16 +100,3 @@ def test_nesting_equals_a_slow_search(tree):
     assert nesting.is_outermost.tolist() == outermost
     totals = with_children(nesting, np.ones(len(parent), np.int64)).tolist()
     assert totals == [sum(row in above(inner) for inner in range(len(parent))) for row in range(len(parent))]
-
-
-def test_an_operator_that_calls_itself_with_other_shapes_has_a_total_for_each(tmp_path):
-    trace = Trace()
-    for begin, length, shape in ((0, 100, [4]), (10, 80, [4, 4]), (20, 30, [4])):
-        trace.op("aten::nan_to_num", begin, length, **{"Input Dims": [shape]})
-    found = trace.kernel("k", 200, 7, launched=(25, 1)).analysed(tmp_path)
-    by_shapes = [operator for operator in found.operators_by_shape if operator.shapes]
-    assert {(row.shapes, row.host_total_ns, row.device_total_ns) for row in by_shapes} == {
-        ("[[4]]", 100_000, 7000), ("[[4,4]]", 80_000, 7000)
-    }  # fmt: skip
-    assert next(row for row in found.operators if row.name == "aten::nan_to_num").host_total_ns == 100_000
-    assert all(row.host_self_ns <= row.host_total_ns for row in by_shapes)

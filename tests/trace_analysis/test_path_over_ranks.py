@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.simulated_ranks import COLLECTIVE, KERNEL, Job, Rank, simulated_job
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.over_ranks import joined_graph
-from training_profiler.trace_analysis.critical_path.path import critical_path
-from training_profiler.trace_analysis.critical_path.what_if import TimeChange, changes_for, outcome
+from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome
+from training_profiler.trace_analysis.path_graph import Graph
+from training_profiler.trace_analysis.path_over_ranks import joined_graph
 from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from tests.support.traces import Trace, gpu
+from tests.support.traces import Trace
 from training_profiler.base.errors import TraceError
 from training_profiler.cli import main
 from training_profiler.trace_analysis.load import chunks
@@ -282,24 +282,6 @@ def test_numbers_of_a_device_and_a_stream_that_cannot_be_are_unknown(tmp_path, n
     assert (columns.device.tolist(), columns.stream.tolist()) == ([-1, 1], [-1, 7])
 
 
-def test_annotation_with_a_stream_is_not_device_work(tmp_path):
-    trace = Trace().kernel("k", 0, 1).event("gpu_user_annotation", "ProfilerStep#1", 0, 5, stream=7, device=0)
-    found = trace.analysed(tmp_path)
-    assert (found.gpu_events, found.steps) == (1, ())
-
-
-def test_old_names_of_categories_are_read(tmp_path):
-    trace = Trace().event("Operator", "aten::mm", 0, 5).event("Runtime", "cudaLaunchKernel", 1, 1, correlation=4)
-    trace.event("Kernel", "volta_sgemm", 3, 4, device=0, stream=7, correlation=4)
-    trace.event("Memcpy", "Memcpy HtoD (Pageable -> Device)", 8, 1, device=0, stream=7, bytes=64)
-    trace.event("Operator", "ProfilerStep#5", 0, 20)
-    found = trace.analysed(tmp_path)
-    assert (found.gpu_events, found.kernels.count, len(found.steps)) == (2, 1, 1)
-    assert [
-        (operator.name, operator.device_total_ns) for operator in found.operators if operator.name == "aten::mm"
-    ] == [("aten::mm", 4000)]
-
-
 def test_names_are_kept_but_for_what_a_terminal_would_obey(tmp_path, capsys):
     names = ["<script>alert(1)</script>", "n" * 10_000, "tab\tline\nbell\a", "\u202eright to left", "\U0001f600 kernel"]
     trace = Trace()
@@ -397,8 +379,3 @@ def test_events_of_unknown_categories_are_said_where_they_are_many(tmp_path):
     assert trace.analysed(tmp_path).notes == (
         "12 of 13 events with a duration have a category that is not known, such as FEE, and are not read",
     )
-
-
-def test_a_single_name_is_that_of_all_devices(tmp_path):
-    named = Trace(deviceProperties=[gpu("AMD Instinct MI300X")]).kernel("k", 0, 5, device=2).analysed(tmp_path)
-    assert [(device.index, device.name) for device in named.devices] == [(2, "AMD Instinct MI300X")]

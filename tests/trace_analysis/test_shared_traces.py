@@ -10,9 +10,9 @@ import pytest
 
 from training_profiler.trace_analysis.communication import over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path import critical_path
+from training_profiler.trace_analysis.report.figures import trace_data
 from training_profiler.trace_analysis.trace import analyse
-from training_profiler.trace_analysis.trace_json import trace_data
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces here: {TRACES} is absent")

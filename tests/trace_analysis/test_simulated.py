@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
+from training_profiler.trace_analysis.report.figures import gap_causes, saving_ms, trace_data
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
-from training_profiler.trace_analysis.trace_json import gap_causes, saving_ms, trace_data
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 US = 1000
@@ -77,23 +77,6 @@ def test_idle_time_of_steps_outside_of_the_works_has_its_cause(tmp_path):
     assert "  after: 8.000 ms, host stall (host in aten::sort)" in text
 
 
-def test_python_code_before_the_first_work_is_not_the_loading_of_a_kernel(tmp_path):
-    trace = Trace().op("aten::mm", -9, 8).step(1, 0, 9000)  # the recording had started
-    trace.kernel("k", 7000, 10, launched=(6990, 5)).op("aten::mm", 6990, 8)
-    stall = by_code(trace.analysed(tmp_path))["host-stall"]
-    assert "7.0 ms outside of operators." in stall.message + "."
-    assert "schedule(wait=" not in stall.fix
-
-
-def test_idle_time_in_short_gaps_is_named_as_such(tmp_path):
-    trace = Trace().step(1, 0, 1000)
-    for i in range(40):
-        trace.op("aten::add", 25 * i, 20).kernel("k", 25 * i + 5, 5, launched=(25 * i + 1, 2))
-    found = by_code(trace.analysed(tmp_path))["gpu-idle"]
-    assert found.message.endswith("; most of the idle time is in gaps under 30 us")
-    assert "CUDA graphs" in found.fix
-
-
 def test_a_slow_first_launch_is_a_stall_not_launch_bound(tmp_path):
     trace, _ = simulated(Loop(first_stall_us=90_000, is_marked=False, kernels=3))
     trace.kernel("memset_kernel", 0, 1)  # before the first kernel: its stall is a gap
@@ -147,117 +130,6 @@ def test_lost_kernels_are_recognised_and_alarms_held_back(loop, tmp_path):
     assert any("gpu-idle" in codes for codes in not_checked(found).values())
     checks = {check["what"]: check["verdict"] for check in trace_data(found)["checklist"]}
     assert checks["GPU utilization"] == "not measured"
-
-
-def test_truncated_buffer_is_named(tmp_path):
-    trace, _ = simulated(Loop(loses=frozenset(range(30, 40))))
-    assert "all of them the last ones" in trace.analysed(tmp_path).doubts[0].message
-
-
-def test_launches_into_a_graph_capture_are_not_lost(tmp_path):
-    trace, _ = simulated(Loop(loses=frozenset(range(10, 20))))
-    assert trace.analysed(tmp_path).doubts
-    captured = sorted(event["ts"] for event in trace.events if event["args"].get("correlation", 0) >= 1_000_000)
-    trace.call("cudaStreamBeginCapture", captured[0] - 1, 0.5).call("cudaStreamEndCapture", captured[-1] + 6, 0.5)
-    assert not trace.analysed(tmp_path).doubts
-
-
-def whole():
-    return simulated(Loop())[0]
-
-
-def shifted(trace, us, after):
-    """Return the trace with a clock that jumps: device work after that time is recorded so much earlier or later."""
-    for event in trace.events:
-        if event["cat"] == "kernel" and event["ts"] > after:
-            event["ts"] += us
-    return trace
-
-
-DOUBTS = {
-    "graphs-without-kernels": lambda: whole().call("cudaGraphLaunch", 100, 5, correlation=5_000_000),
-    "kernel-longer-than-step": lambda: whole().kernel("k", 100, 10_000_000),
-    "work-before-launch": lambda: shifted(whole(), -3000, 2000),
-    "clock-jump": lambda: whole().op("aten::mm", 3_600_000_000, 20),
-}
-
-
-@pytest.mark.parametrize(("section", "is_doubted"), [("", True), ("save_checkpoint", False)])
-def test_seconds_that_only_a_step_contains_are_not_a_stall(section, is_doubted, tmp_path):
-    """An excerpt of a trace can have lost what was there; a section that nothing divides shows what it was."""
-    trace = Trace().step(1, 0, 13_600_000)
-    for at in (*range(0, 20_000, 1000), *range(13_400_000, 13_420_000, 1000)):
-        trace.op("aten::mm", at, 800).kernel("gemm", at + 700, 250, launched=(at + 600, 5))
-    if section:
-        trace.mark(section, 20_000, 13_380_000)
-    found = trace.analysed(tmp_path)
-    assert [doubt.code for doubt in found.doubts] == (["clock-jump"] if is_doubted else [])
-    assert ("host-stall" in by_code(found)) != is_doubted
-
-
-def test_a_step_that_ends_long_after_the_recording_is_doubted(tmp_path):
-    trace = Trace().mark("ProfilerStep#1", 0, 13_336_000, tid=3).op("aten::mm", 10, 1300)
-    found = trace.kernel("k", 1200, 2, launched=(1100, 96)).analysed(tmp_path)
-    expected = (
-        "nothing is recorded for 13.3 s, and all else takes 0.001 s: a clock jumped, recordings were joined, the "
-        "recording had ended, or the program slept"
-    )
-    assert [doubt.message for doubt in found.doubts] == [expected]
-    assert not {"gpu-idle", "host-stall"} & by_code(found).keys()
-
-
-def numbered(count, apart=lambda i: 100 * i):
-    """Return a loop whose operators have numbers of torch, of which most were filtered out."""
-    trace = Trace()
-    for step in range(2):
-        trace.step(step, 100_000 * step, 99_000)
-    for i in range(count):
-        at = 200_000 // count * i + 10
-        trace.op("aten::mm", at, 20, **{"External id": 1 + apart(i)})
-        trace.kernel("gemm", at + 20, 5, launched=(at + 10, 5))
-    return trace
-
-
-def test_a_filtered_trace_is_an_excerpt_whose_idle_time_says_nothing(tmp_path):
-    """Torch numbers its operators, so that those which were left out show; the device was busy with them."""
-    found = numbered(40).analysed(tmp_path)
-    assert [(doubt.code, doubt.message) for doubt in found.doubts] == [
-        ("excerpt", "40 operators are left of 3,901 events that torch numbered: the others are not in this file")
-    ]
-    assert not {"gpu-idle", "host-stall", "launch-bound"} & by_code(found).keys()
-
-
-@pytest.mark.parametrize(
-    "apart",
-    [
-        lambda i: i,  # whole
-        lambda i: 5 * i,  # other events take numbers, too
-        lambda i: 20 * i,  # few are left out
-        lambda i: 2_654_435_761 * (i + 1) % 2**31,  # not numbers of operators at all
-        lambda i: -1,  # no numbers
-    ],
-)
-def test_a_trace_with_other_numbers_is_whole(apart, tmp_path):
-    assert "excerpt" not in [doubt.code for doubt in numbered(40, apart).analysed(tmp_path).doubts]
-
-
-@pytest.mark.parametrize("code", DOUBTS)
-def test_impossible_traces_are_doubted(code, tmp_path):
-    assert code in [doubt.code for doubt in DOUBTS[code]().analysed(tmp_path).doubts]
-
-
-def test_a_host_event_cut_off_by_the_recording_is_not_doubted(tmp_path):
-    trace = whole()
-    trace.events.append({"ph": "B", "cat": "cpu_op", "name": "a", "pid": 7, "tid": 1, "ts": 1e6})
-    assert trace.analysed(tmp_path).doubts == ()
-
-
-def test_lost_halves_are_counted(tmp_path):
-    trace = whole()
-    trace.events += [
-        {"ph": ph, "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 9e6 + i} for i, ph in enumerate("EBB")
-    ]
-    assert trace.analysed(tmp_path).doubts[0].message == "3 pieces of device work with only a begin or only an end"
 
 
 @QUICK

@@ -1,13 +1,17 @@
 """Contents of device memory, from handmade snapshots and from a snapshot that torch makes of a CPU profile."""
 
+import json
 import pickle
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.golden import assert_golden
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.memory_snapshot import Held, OutOfMemory, devices_of, memory_snapshot
-from training_profiler.trace_analysis.snapshot_reader import read_snapshot
+from training_profiler.trace_analysis.memory_snapshot import devices_of, memory_snapshot, read_snapshot
+from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
 
 MODULE = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
 ADAM = "/env/lib/python3.11/site-packages/torch/optim/adamw.py"
@@ -47,97 +51,57 @@ def write(folder, *segments, traces=(), **more):
     return path
 
 
-def test_parts_add_up_to_reserved_memory(tmp_path):
-    path = write(
-        tmp_path,
+BACKWARD = [frame("torch/_tensor.py", 1, "backward"), frame("/home/me/job/train.py", 13, "<module>")]
+ENGINE = [frame("??", 0, "torch::autograd::Engine::evaluate_function(...)")]
+MOVED = [frame(MODULE, 9, "convert"), frame(MODULE, 5, "_apply"), frame("/home/me/job/train.py", 3, "main")]
+OWN = [frame("train.py", 5, "main")]
+STACKS = (FORWARD, FORWARD, OPTIMIZER, BACKWARD, ENGINE, MOVED, OWN, ())
+HISTORY = [
+    entry("alloc", 300, 50, 1_000_000, OPTIMIZER),
+    entry("free_requested", 100, 30, 1_500_000),  # requested before the history begins
+    entry("free_completed", 100, 30, 1_500_000),
+    entry("segment_alloc", 1 << 40, 1000, 1_600_000),
+    entry("alloc", 200, 60, 2_000_000, FORWARD),
+    entry("free_requested", 300, 50, 2_500_000),
+    entry("alloc", 300, 5, 3_000_000, FORWARD),  # the same address again
+    entry("snapshot", 0, 0, 4_000_000),
+]
+OF_OLDER_TORCH = {"size": 512, "state": "active_allocated"}
+OF_OLDER_TORCH["history"] = [{"addr": 1, "real_size": 500, "frames": FORWARD}]
+# The segments and the histories of each snapshot.
+SNAPSHOTS = {
+    "parts add up to reserved memory": (
         segment(block(1024, asked=1000, frames=FORWARD), block(512, "active_awaiting_free"), block(100, "inactive")),
         segment(block(4096, "inactive"), address=1 << 41, more=4),
-        allocator_settings={"PYTORCH_CUDA_ALLOC_CONF": ""},
-    )
-    (device,) = memory_snapshot(path)
-    assert (device.requested_bytes, device.rounding_bytes, device.awaiting_bytes) == (1000, 24, 512)
-    assert (device.unused_in_use_bytes, device.unused_empty_bytes, device.largest_unused_bytes) == (100, 4100, 4096)
-    assert device.reserved_bytes == 1000 + 24 + 512 + 100 + 4100
-    assert device.peak is None
+    ),
+    "memory is listed by line and phase of the program": (
+        segment(*(block(size, frames=frames) for size, frames in zip((10, 20, 7, 6, 5, 4, 3, 2), STACKS, strict=True))),
+    ),
+    "the peak is found backward from live blocks at the end": (
+        segment(block(60, frames=FORWARD, address=200), block(5, frames=FORWARD, address=300)),
+        [HISTORY],
+    ),
+    "the peak can precede the history": (
+        segment(block(10, frames=FORWARD, address=200)),
+        [[entry("free_requested", 100, 30, 5), entry("alloc", 200, 10, 6, FORWARD)]],
+    ),
+    "failed allocations are listed by device": (
+        segment(block(8), device=1),
+        [[entry("oom", 0, 2**31, 7, FORWARD) | {"device_free": 2**20}], []],
+    ),
+    "a snapshot of older torch": ({"total_size": 512, "blocks": [OF_OLDER_TORCH], "stream": 0},),
+}
 
 
-def test_memory_is_listed_by_line_and_phase_of_the_program(tmp_path):
-    backward = [frame("torch/_tensor.py", 1, "backward"), frame("/home/me/job/train.py", 13, "<module>")]
-    engine = [frame("??", 0, "torch::autograd::Engine::evaluate_function(...)")]
-    moved = [frame(MODULE, 9, "convert"), frame(MODULE, 5, "_apply"), frame("/home/me/job/train.py", 3, "main")]
-    own = [frame("train.py", 5, "main")]
-    path = write(
-        tmp_path,
-        segment(*(block(size, frames=frames) for size, frames in (
-            (10, FORWARD), (20, FORWARD), (7, OPTIMIZER), (6, backward), (5, engine), (4, moved), (3, own), (2, ())
-        ))),
-    )  # fmt: skip
-    (device,) = memory_snapshot(path)
-    assert device.by_place == (
-        Held("model/net.py:31 in forward", "forward", 30, 2),
-        Held("job/train.py:14 in <module>", "optimizer", 7, 1),
-        Held("job/train.py:13 in <module>", "backward", 6, 1),
-        Held("torch::autograd::Engine::evaluate_function(...) (no Python in its stack)", "backward", 5, 1),
-        Held("job/train.py:3 in main", "model made or moved", 4, 1),
-        Held("train.py:5 in main", "elsewhere", 3, 1),
-        Held("no stack recorded", "no stack recorded", 2, 1),
-    )
-    assert sum(held.bytes for held in device.by_phase) == device.requested_bytes == 57
-
-
-def test_peak_is_found_backward_from_live_blocks_at_the_end(tmp_path):
-    history = [
-        entry("alloc", 300, 50, 1_000_000, OPTIMIZER),
-        entry("free_requested", 100, 30, 1_500_000),  # requested before the history begins
-        entry("free_completed", 100, 30, 1_500_000),
-        entry("segment_alloc", 1 << 40, 1000, 1_600_000),
-        entry("alloc", 200, 60, 2_000_000, FORWARD),
-        entry("free_requested", 300, 50, 2_500_000),
-        entry("alloc", 300, 5, 3_000_000, FORWARD),  # the same address again
-        entry("snapshot", 0, 0, 4_000_000),
-    ]
-    live = (block(60, frames=FORWARD, address=200), block(5, frames=FORWARD, address=300))
-    (device,) = memory_snapshot(write(tmp_path, segment(*live), traces=[history]))
-    assert device.peak is not None
-    assert (device.peak.bytes, device.peak.before_end_s, device.peak.entries) == (110, 2.0, 8)
-    assert device.peak.by_place == (
-        Held("model/net.py:31 in forward", "forward", 60, 1),
-        Held("job/train.py:14 in <module>", "optimizer", 50, 1),
-    )
-
-
-def test_peak_can_precede_the_history(tmp_path):
-    history = [entry("free_requested", 100, 30, 5), entry("alloc", 200, 10, 6, FORWARD)]
-    (device,) = memory_snapshot(write(tmp_path, segment(block(10, frames=FORWARD, address=200)), traces=[history]))
-    assert device.peak is not None
-    assert (device.peak.bytes, device.peak.before_end_s) == (30, None)
-    assert device.peak.by_place == (Held("before the history", "before the history", 30, 1),)
-
-
-def test_failed_allocations_are_listed_by_device(tmp_path):
-    failed = entry("oom", 0, 2**31, 7, FORWARD) | {"device_free": 2**20}
-    path = write(tmp_path, segment(block(8), device=1), traces=[[failed], []])
-    first, second = memory_snapshot(path)
-    assert first.out_of_memory == (OutOfMemory(2**31, 2**20, "model/net.py:31 in forward"),)
-    assert (first.device, first.reserved_bytes, first.peak) == (0, 0, None)
-    assert (second.device, second.reserved_bytes, second.out_of_memory) == (1, 8, ())
-
-
-def test_snapshot_of_older_torch_is_read(tmp_path):
-    old = {"size": 512, "state": "active_allocated", "history": [{"addr": 1, "real_size": 500, "frames": FORWARD}]}
-    path = write(
-        tmp_path,
-        {
-            "total_size": 512,
-            "blocks": [
-                old,
-            ],
-            "stream": 0,
-        },
-    )
-    (device,) = memory_snapshot(path)
-    assert (device.requested_bytes, device.rounding_bytes) == (500, 12)
-    assert device.by_place[0].place == "model/net.py:31 in forward"
+def test_contents_of_each_snapshot_are_as_before(tmp_path):
+    texts = []
+    for claim, parts in SNAPSHOTS.items():
+        segments = [part for part in parts if isinstance(part, dict)]
+        found = memory_snapshot(write(tmp_path, *segments, traces=parts[-1] if isinstance(parts[-1], list) else ()))
+        texts.append(
+            f"##### {claim}\n{render_snapshot('dump.pickle', found)}\n{json.dumps(list(map(asdict, found)))}\n"
+        )
+    assert_golden(Path(__file__).parents[1] / "golden" / "memory_snapshots.txt", "\n".join(texts))
 
 
 def test_snapshot_of_installed_torch_is_read(tmp_path):

@@ -38,13 +38,19 @@ class Table:
     def __init__(self, rows: Sequence[Mapping[str, Value]], columns: Sequence[Column] = ()) -> None:
         self.rows, self.columns = rows, columns
 
-    def text(self, most: int | None = None) -> str:
-        """Return the table as text, at most so many rows; the first column is shortened if it is too wide."""
+    def text(self, most: int, details: Sequence[str] = (), note: str = "") -> str:
+        """Return at most so many rows as text, each with a detail below it, then a note and how many more there are.
+
+        The first column is shortened if the table is too wide.
+        """
         cells = [
             [None if row[column.name] is None else column.show(row[column.name]) for column in self.columns]
             for row in self.rows[:most]
         ]
-        return table([column.header or column.name for column in self.columns], cells)
+        lines = [with_details(table([column.header or column.name for column in self.columns], cells), details)]
+        lines += [note] if note else []
+        more = len(self.rows) - most
+        return "\n".join([*lines, f"({more} more; --json has all)"] if more > 0 else lines)
 
     def data(self) -> list[dict[str, Value]]:
         """Return the rows for JSON."""

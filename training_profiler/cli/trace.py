@@ -19,21 +19,20 @@ from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.over_ranks import joined_graph
 from training_profiler.trace_analysis.load.chunks import keep_memory
 from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
-from training_profiler.trace_analysis.report.comparison import render_comparison
+from training_profiler.trace_analysis.path_graph import Graph
+from training_profiler.trace_analysis.path_over_ranks import joined_graph
+from training_profiler.trace_analysis.report.comparison import comparison_data, render_comparison
 from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
+from training_profiler.trace_analysis.report.figures import path_data, trace_data
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
-from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
+from training_profiler.trace_analysis.report.tables import OVER_RANKS, TABLES, over_ranks_rows, render_traces
 from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
-from training_profiler.trace_analysis.tables import OVER_RANKS, TABLES, over_ranks_rows
 from training_profiler.trace_analysis.trace import Trace, analyse
-from training_profiler.trace_analysis.trace_json import comparison_data, path_data, trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"

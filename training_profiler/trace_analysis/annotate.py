@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.base.errors import TraceError
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import spans_of
+from training_profiler.trace_analysis.critical_path import spans_of
 from training_profiler.trace_analysis.load.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.load.reader import read_text
+from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.trace import Trace, analyse
 
 PROCESS: Final = "training-profiler"

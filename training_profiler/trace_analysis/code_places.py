@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.tables.sections import CLOCK_MARK
+from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, with_children
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked
-from training_profiler.trace_analysis.timeline import Timeline, covered, main_thread, timeline_of, union
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked, summed
+from training_profiler.trace_analysis.timeline import Timeline, bounds_of, covered, main_thread, timeline_of, union
 
 _LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")
 _STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
@@ -100,11 +101,12 @@ class CodePlaces:
         return self.lines.of_gaps or self.sampled.of_gaps
 
 
-def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap], is_counted: Bools) -> CodePlaces:
+def code_places(events: TracedEvents, gaps: Sequence[Gap], is_counted: Bools) -> CodePlaces:
     """Return the places of the code, as far as the trace has annotations, modules and stacks.
 
     All ``gaps``, in order of time, have a place; those of ``is_counted`` are in the sums of the places.
     """
+    columns, launches = events.columns, events.launches
     device_ns = _device_ns(columns)
 
     def places(labels: Sequence[str], label: Ints) -> TracedPlaces:
@@ -145,10 +147,8 @@ def _sampled_most(names: Sequence[str], line: Ints) -> GapPlace:
 
 def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints]:
     """Return the part of each gap until the end of the call that launches the next work; all of it if unknown."""
-    begin_ns, end_ns, following = (
-        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("begin_ns", "end_ns", "next_row")
-    )
-    call = launches.calls_of(following)
+    begin_ns, end_ns = bounds_of(gaps)
+    call = launches.calls_of(np.array([gap.next_row for gap in gaps], np.int64))
     return begin_ns, np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
 
 
@@ -206,9 +206,7 @@ def _device_ns(columns: Columns) -> Ints:
     ns = np.zeros(len(columns.begin_ns), np.int64)
     works = columns.is_gpu()
     for device in distinct(columns.device[works]).tolist():
-        of_device = timeline_of(columns, works & (columns.device == device))
-        is_work = of_device.row[:-1] != NONE
-        np.add.at(ns, of_device.row[:-1][is_work], np.diff(of_device.begin_ns)[is_work])
+        np.add.at(ns, *timeline_of(columns, works & (columns.device == device)).spent())
     return ns
 
 
@@ -223,20 +221,20 @@ def _places(
     size = len(columns.names)
     # A place within itself is one whatever it is: an operator in an annotation on the same line, for example.
     nesting = nesting_of(replace(columns, category=np.full_like(columns.category, NONE)), which)
-    by = np.where(launches.call != NONE, launches.call, launches.operator)
+    by = launches.by
     works = np.flatnonzero((device_ns > 0) & (by != NONE))
     at = stacks.at(columns.thread[by[works]], columns.begin_ns[by[works]])
-    own_ns = np.zeros(len(device_ns), np.int64)
-    np.add.at(own_ns, at[at != NONE], device_ns[works][at != NONE])
+    own_ns = summed(at[at != NONE], device_ns[works][at != NONE], len(device_ns))
     total_ns = with_children(nesting, own_ns)
     rows = np.flatnonzero(which)
     outer = rows[nesting.is_outermost[rows]]
     of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps, is_counted)
     sums = (
         stacks.self_ns(size),
-        _summed(columns, outer, columns.end_ns - columns.begin_ns),
-        _summed(columns, rows, own_ns),
-        _summed(columns, outer, total_ns),
+        *(
+            summed(columns.name[of], values[of], size)
+            for of, values in ((outer, columns.length_ns), (rows, own_ns), (outer, total_ns))
+        ),
         idle_ns,
     )
     calls = np.bincount(columns.name[rows], minlength=size).tolist()
@@ -247,12 +245,6 @@ def _places(
     ]
     listed.sort(key=lambda place: (-place.host_total_ns, place.name))
     return TracedPlaces(tuple(listed), of_gaps, elsewhere_ns)
-
-
-def _summed(columns: Columns, rows: Ints, values: Ints) -> Ints:
-    total = np.zeros(len(columns.names), np.int64)
-    np.add.at(total, columns.name[rows], values[rows])
-    return total
 
 
 class _Stacks:
@@ -279,9 +271,8 @@ class _Stacks:
         """Return for each name the time in which its place is the innermost."""
         total = np.zeros(size, np.int64)
         for timeline in self._timelines.values():
-            row = timeline.row[:-1]  # the last is the end
-            is_open = row != NONE
-            np.add.at(total, self._columns.name[row[is_open]], np.diff(timeline.begin_ns)[is_open])
+            row, ns = timeline.spent()
+            np.add.at(total, self._columns.name[row], ns)
         return total
 
     def changes_ns(self, thread: int) -> Ints:
@@ -303,11 +294,9 @@ def _idle(
     size = len(columns.names)
     gap, row, ns = _pieces(columns, stacks, launches, gaps)
     label = np.where(row == NONE, NONE, columns.name[row])
-    idle_ns = np.zeros(size + 1, np.int64)  # the last is of no place
-    np.add.at(idle_ns, label, np.where(is_counted[gap], ns, 0))
+    idle_ns = summed(label, np.where(is_counted[gap], ns, 0), size + 1)  # the last is of no place
     cells, cell = ranked(gap * (size + 1) + label + 1)
-    cell_ns = np.zeros(len(cells), np.int64)
-    np.add.at(cell_ns, cell, ns)
+    cell_ns = summed(cell, ns, len(cells))
     order = np.lexsort((cell_ns, cells // (size + 1)))  # of each gap, the longest comes last
     part = cell_ns / np.maximum(1, np.bincount(gap, ns, len(gaps))[cells // (size + 1)])
     of_gaps = [NOWHERE] * len(gaps)
@@ -321,7 +310,7 @@ def _idle(
 def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints, Ints]:
     """Return the pieces of gaps: the index of the gap, the row of the place, and the length."""
     end_ns, device, following = (
-        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("end_ns", "device", "next_row")
+        np.array([(gap.end_ns, gap.device, gap.next_row) for gap in gaps], np.int64).reshape(-1, 3).T
     )
     begin_ns, launched_ns = _host_part(columns, launches, gaps)
     call = launches.calls_of(following)

@@ -1,15 +1,20 @@
 """Collectives: count, time, share hidden behind compute; over several ranks, waiting and transfer."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
-from training_profiler.trace_analysis.device_activity import Device
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.base.units import NS_PER_S
+from training_profiler.tables.peaks import DeviceLink, link_of
+from training_profiler.trace_analysis.events import TracedEvents
+from training_profiler.trace_analysis.launches import nearest
+from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints, distinct
+from training_profiler.trace_analysis.phases import BACKWARD, MARKS, OPTIMIZER
 from training_profiler.trace_analysis.timeline import covered
 
 _KINDS: Final = (
@@ -22,6 +27,7 @@ _KINDS: Final = (
     ("broadcast", r"broadcast"),
     ("reduce", r"_reduce_|kernel_reduce"),
 )
+K = TypeVar("K")
 LEAST_CAUSED: Final = 0.10  # of all waiting; a rank that caused less is not named
 _PATTERNS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS]
 
@@ -59,26 +65,24 @@ def collective_kind(name: str, recorded: str | None = None) -> str:
     return "other"
 
 
-def collectives(columns: Columns, device: Device, communicates: Bools) -> list[Collective]:
-    """Return the collectives of this trace, the longest total first."""
-    rows = np.flatnonzero(communicates)
-    hidden = covered(device.compute, columns.begin_ns[rows], columns.end_ns[rows]).tolist()
-    sums: dict[str, list[int]] = {}
-    has_bytes: dict[str, bool] = {}
-    for row, hidden_ns in zip(rows.tolist(), hidden, strict=True):
-        kind = kind_of(columns, row)
-        entry = sums.setdefault(kind, [0, 0, 0, 0])
-        size = int(columns.messages.sent_bytes[row])
-        entry[0] += 1
-        entry[1] += int(columns.end_ns[row] - columns.begin_ns[row])
-        entry[2] += hidden_ns
-        entry[3] += max(0, size)
-        has_bytes[kind] = has_bytes.get(kind, True) and size >= 0
-    collectives = [
-        Collective(kind, count, total_ns, hidden_ns, size if has_bytes[kind] else None)
-        for kind, (count, total_ns, hidden_ns, size) in sums.items()
-    ]
-    return sorted(collectives, key=lambda collective: -collective.total_ns)
+def collectives(events: TracedEvents) -> tuple[Collective, ...]:
+    """Return the collectives of this trace by kind, the longest total first."""
+    columns = events.columns
+    found = []
+    for kind, rows in _grouped(events, lambda row: kind_of(columns, row)).items():
+        hidden_ns = covered(events.device.compute, columns.begin_ns[rows], columns.end_ns[rows])
+        sent = columns.messages.sent_bytes[rows]
+        size = sum(sent.tolist()) if (sent >= 0).all() else None
+        found.append(Collective(kind, len(rows), int(columns.length_ns[rows].sum()), int(hidden_ns.sum()), size))
+    return tuple(sorted(found, key=lambda collective: -collective.total_ns))
+
+
+def _grouped(events: TracedEvents, key_of: Callable[[int], K]) -> dict[K, Ints]:
+    """Return the rows of what communicates, in order of time, by the key of each."""
+    rows_of: dict[K, list[int]] = {}
+    for row in np.flatnonzero(events.communicates).tolist():
+        rows_of.setdefault(key_of(row), []).append(row)
+    return {key: np.array(rows) for key, rows in rows_of.items()}
 
 
 class RunsOf(NamedTuple):
@@ -98,15 +102,18 @@ class Runs:
     sequence: Ints  # the number of each in its group; -1 if unknown
 
 
-def collective_runs(columns: Columns, communicates: Bools) -> dict[RunsOf, Runs]:
+def collective_runs(events: TracedEvents) -> dict[RunsOf, Runs]:
     """Return the runs of each kind of collective in each process group."""
-    messages = columns.messages
-    duration = columns.end_ns - columns.begin_ns
-    rows_of: dict[RunsOf, list[int]] = {}
-    for row in np.flatnonzero(communicates).tolist():
+    columns, messages = events.columns, events.columns.messages
+
+    def key_of(row: int) -> RunsOf:
         name, members = (part.texts[part.index[row]] for part in (messages.group_name, messages.group_ranks))
-        rows_of.setdefault(RunsOf(kind_of(columns, row), name, members), []).append(row)
-    return {key: Runs(np.array(rows), duration[rows], messages.sequence[rows]) for key, rows in rows_of.items()}
+        return RunsOf(kind_of(columns, row), name, members)
+
+    return {
+        key: Runs(rows, columns.length_ns[rows], messages.sequence[rows])
+        for key, rows in _grouped(events, key_of).items()
+    }
 
 
 class Matched(NamedTuple):
@@ -189,3 +196,195 @@ def kind_of(columns: Columns, row: int) -> str:
     """Return the kind of collective of the kernel in that row."""
     recorded = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
     return collective_kind(columns.names[columns.name[row]], recorded)
+
+
+_BYTES_PER_GB: Final = 1e9
+# The message of an all-gather and of a reduce-scatter is the whole that n devices hold together.
+FACTORS: Final[Mapping[str, Callable[[int], float]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda _: 1.0,
+    "reduce": lambda _: 1.0,
+    "send_recv": lambda _: 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BusBandwidth:
+    """All runs of one kind of collective with the same message in groups of the same size."""
+
+    kind: str
+    message_bytes: int | None  # None if unknown, as below
+    group_size: int | None
+    count: int
+    total_ns: int  # waiting for other devices included
+    shortest_ns: int
+    link: DeviceLink | None  # between the devices of the group
+    lacks: tuple[str, ...]  # what would have to be known for the rest
+
+    @property
+    def mean_gb_s(self) -> float | None:
+        """The bus bandwidth of all runs, in 1e9 bytes per second; None if it is unknown."""
+        return self._gb_s(self.total_ns / self.count)
+
+    @property
+    def best_gb_s(self) -> float | None:
+        """That of the shortest run, which waited least."""
+        return self._gb_s(self.shortest_ns)
+
+    @property
+    def share_of_link(self) -> float | None:
+        """The best as a share of what the link can do; None if that is unknown, or less than the best."""
+        best = self.best_gb_s
+        return None if best is None or self.link is None or self.is_above_link else best / self.link.gb_s
+
+    @property
+    def is_above_link(self) -> bool:
+        """Whether devices cannot have sent what the formula counts, because the switch added the values."""
+        return self.link is not None and (self.best_gb_s or 0) > self.link.gb_s
+
+    def _gb_s(self, ns: float) -> float | None:
+        if self.message_bytes is None or self.group_size is None or self.kind not in FACTORS or not ns:
+            return None
+        return self.message_bytes * FACTORS[self.kind](self.group_size) / _BYTES_PER_GB / (ns / NS_PER_S)
+
+
+def bus_bandwidths(events: TracedEvents) -> tuple[BusBandwidth, ...]:
+    """Return the collectives by kind, message, group size and link, those with most time first."""
+    columns = events.columns
+
+    def key_of(row: int) -> tuple[str, int | None, int | None, DeviceLink | None]:
+        kind, size = kind_of(columns, row), _group_size(columns, row)
+        return kind, _message(columns, row, kind, size), size, _link(columns, row)
+
+    found = []
+    for (kind, message, size, link), rows in _grouped(events, key_of).items():
+        unknown = {
+            "kind of collective": kind not in FACTORS,
+            "message size": message is None,
+            "group size": size is None,
+            "link between the devices": link is None,
+        }
+        lacks = tuple(what for what, is_unknown in unknown.items() if is_unknown)
+        lengths = columns.length_ns[rows]
+        found.append(BusBandwidth(kind, message, size, len(rows), int(lengths.sum()), int(lengths.min()), link, lacks))
+    return tuple(sorted(found, key=lambda row: (-row.total_ns, row.kind, row.message_bytes or 0)))
+
+
+def _group_size(columns: Columns, row: int) -> int | None:
+    size = int(columns.messages.group_size[row])
+    if size < 1:
+        ranks = _ranks(columns, row)
+        size = 0 if ranks is None else len(ranks)
+    return size if size > 1 else None
+
+
+def _message(columns: Columns, row: int, kind: str, size: int | None) -> int | None:
+    """Return the bytes of the message as nccl-tests counts them."""
+    sent, received = int(columns.messages.sent_bytes[row]), int(columns.messages.received_bytes[row])
+    if kind == "all_gather":
+        message = received if received > 0 else sent * (size or 0)
+    elif kind in ("all_reduce", "reduce_scatter", "all_to_all"):
+        message = sent
+    else:
+        message = max(sent, received)
+    return message if message > 0 else None
+
+
+def _ranks(columns: Columns, row: int) -> list[int] | None:
+    """Return the ranks of the group; None if the trace does not have them, or not all of them."""
+    written = columns.messages.group_ranks
+    return _decoded(written.texts[written.index[row]].strip('"'))
+
+
+@cache
+def _decoded(ranks: str) -> list[int] | None:
+    try:
+        return msgspec.json.decode(ranks, type=list[int])
+    except msgspec.DecodeError:
+        return None
+
+
+def _link(columns: Columns, row: int) -> DeviceLink | None:
+    """Return the link between the devices of the group, if they are known to be in one node.
+
+    A trace lists the devices of its node, and launchers number the ranks of a node one after another.
+    """
+    devices, name = len(columns.device_names), columns.name_of_device(int(columns.device[row]))
+    if not name or len(set(columns.device_names)) > 1:
+        return None
+    ranks = _ranks(columns, row)
+    if ranks is None:
+        is_inside = columns.world_size is not None and 1 < columns.world_size <= devices
+    else:
+        is_inside = len({rank // devices for rank in ranks}) == 1
+    return link_of(name) if is_inside else None
+
+
+DDP: Final = "DDP"
+FSDP: Final = "FSDP"
+PIPELINE: Final = "pipeline"
+EXPERT: Final = "expert"
+TENSOR: Final = "tensor"
+ALL_TO_ALL: Final = "all-to-all"
+# Operators and annotations by which torch marks each kind.
+_NAMES: Final = {
+    FSDP: re.compile(r"FSDP|FullyShardedDataParallel|fully_shard", re.IGNORECASE),
+    DDP: re.compile(r"DistributedDataParallel|distributed(\.|::)ddp|ddp::reducer"),
+    ALL_TO_ALL: re.compile(r"^nccl:all_to_all|^c10d::alltoall|all_to_all_single"),
+    PIPELINE: re.compile(r"^nccl:(send|recv)\b|^c10d::(send|recv_)|PipelineStage|pipelining"),
+}
+_SHARDED: Final = frozenset({"all_gather", "reduce_scatter"})
+LEAST_IN_FORWARD: Final = 4  # collectives of a step; a norm or a metric makes one or two
+ADVICE: Final = {
+    DDP: "larger DDP buckets (bucket_cap_mb), gradient accumulation with no_sync(), gradients in bfloat16",
+    FSDP: "prefetching in FSDP (forward_prefetch), larger wrapped units, reshard_after_forward=False",
+    PIPELINE: "more micro-batches for the pipeline, an interleaved schedule, stages of equal time",
+    ALL_TO_ALL: "shards of equal load (embedding tables, sequences), all-to-all overlapped with computation",
+    EXPERT: "experts of equal load (capacity, auxiliary loss), all-to-all overlapped with the shared expert",
+    TENSOR: "sequence parallelism or async tensor parallelism (overlap with the matrix products), smaller groups",
+}
+_LARGER: Final = "larger messages, and "
+_ONE_STREAM: Final = f"{_LARGER}communication on a stream of its own beside computation"
+_OWN_STREAM: Final = f"{_LARGER}computation meanwhile that does not need what is communicated"
+
+
+def parallelism_of(events: TracedEvents, collectives: Sequence[Collective]) -> tuple[str, ...]:
+    """Return the kinds of parallelism that the trace shows."""
+    columns = events.columns
+    kinds = {collective.kind for collective in collectives}
+    is_host = columns.is_of("cpu_op", "user_annotation")
+    names = [columns.names[i] for i in distinct(columns.name[is_host]).tolist()] if events.communicates.any() else []
+    seen = [kind for kind, pattern in _NAMES.items() if any(map(pattern.search, names))]
+    if FSDP not in seen and kinds >= _SHARDED:
+        seen.append(FSDP)
+    if "all_to_all" in kinds or "dispatch_combine" in kinds:
+        seen = [kind for kind in seen if kind != ALL_TO_ALL] + [EXPERT]
+    elif ALL_TO_ALL in seen:  # NCCL makes it of sends and receives
+        sent_ns = sum(each.total_ns for each in collectives if each.kind == "send_recv")
+        if 2 * sent_ns > sum(each.total_ns for each in collectives):
+            seen = [ALL_TO_ALL, *(kind for kind in seen if kind != ALL_TO_ALL)]
+    if FSDP not in seen and _in_forward(events) >= LEAST_IN_FORWARD * max(1, events.scope.repetitions):
+        seen.append(TENSOR)
+    return tuple(seen)
+
+
+def _in_forward(events: TracedEvents) -> int:
+    """Return how many all-reduces were launched outside of backward pass and optimizer; 0 without a backward pass."""
+    columns = events.columns
+    is_host = columns.is_of("cpu_op", "user_annotation")
+    elsewhere = columns.named(lambda name: any(MARKS[phase].search(name) for phase in (BACKWARD, OPTIMIZER)), is_host)
+    is_reduce = columns.named(
+        lambda name: "reduce" in name.lower() and "scatter" not in name.lower(), events.communicates
+    )
+    by = events.launches.operator[is_reduce]
+    if not elsewhere.any():
+        return 0
+    return int((nearest(events.nesting, elsewhere)[by[by != NONE]] == NONE).sum())
+
+
+def advice(seen: Sequence[str], has_own_stream: bool) -> str:
+    """Return what makes communication cost less under these kinds of parallelism."""
+    return "; ".join(ADVICE[kind] for kind in seen) or (_OWN_STREAM if has_own_stream else _ONE_STREAM)

@@ -7,28 +7,26 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.device_activity import StepParts
-from training_profiler.trace_analysis.graphs import captures_of, is_graph_launch
+from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.host_activity import TO_HOST
-from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_launched_before, without_work
+from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, is_launched_before, without_work
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
-from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, together, union
 
 LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch
 
 
-def unseen_work(columns: Columns, launches: Launches, communicates: Bools) -> Intervals:
+def unseen_work(events: TracedEvents) -> Intervals:
     """Return when the device did what the trace lacks, 1 ms or more each.
 
     A device starts what was launched at once, unless it does something else: what was launched before a recording
     began, or was filtered out of it.
     """
+    columns, launches, communicates = events.columns, events.launches, events.communicates
     rows = np.flatnonzero(columns.is_gpu())
     if not len(rows):
         return NOTHING
-    busy = union(columns.begin_ns[rows], columns.end_ns[rows])
-    idle = gaps(busy)
+    idle = gaps(events.device.busy)
     following = rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
     by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
     preceding = by_end[np.searchsorted(columns.end_ns[by_end], idle.begin_ns, side="right") - 1]
@@ -39,17 +37,16 @@ def unseen_work(columns: Columns, launches: Launches, communicates: Bools) -> In
     is_unseen &= ~communicates[following] & ~communicates[preceding]
     is_unseen &= ~(is_graph_launch(columns)[call] & (launches.call[preceding] == call))
     later = union(launched_ns[is_unseen], idle.end_ns[is_unseen])
-    return together(later, unseen_at_begin(columns, launches))
+    return together(later, unseen_at_begin(events))
 
 
-def unseen_at_begin(columns: Columns, launches: Launches) -> Intervals:
+def unseen_at_begin(events: TracedEvents) -> Intervals:
     """Return when the device had other work before its first recorded one: for 1 ms or more, what was launched waits.
 
     Or the host waits for the device. A recording can begin while the device is at work, and leave out that work.
     """
+    columns, launches = events.columns, events.launches
     rows = np.flatnonzero(columns.is_gpu())
-    if not len(rows):
-        return NOTHING
     first_ns = int(columns.begin_ns[rows[0]])
     waits = columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
     is_read = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy")) & (launches.call != NONE)
@@ -85,59 +82,51 @@ class Doubt:
     message: str
 
 
-def doubts_of(
-    columns: Columns,
-    launches: Launches,
-    lost: LostLaunches,
-    communicates: Bools,
-    steps: tuple[StepParts, ...],
-    scope: Scope,
-    unseen: Intervals,
-) -> tuple[Doubt, ...]:
+def doubts_of(events: TracedEvents, unseen: Intervals) -> tuple[Doubt, ...]:
     """Return what speaks against the figures about the device; nothing for a trace that is whole."""
     found = (
-        _lost_kernels(columns, lost, scope),
-        _empty_graphs(columns, launches),
-        _lost_halves(columns),
-        _longer_than_step(columns, communicates, steps),
-        _before_launch(columns, launches),
-        _unseen_work(unseen, scope),
-        _captures(columns, scope),
-        _excerpt(columns),
-        _hole(columns),
+        _lost_kernels(events),
+        _empty_graphs(events),
+        _lost_halves(events.columns),
+        _longer_than_step(events),
+        _before_launch(events),
+        _unseen_work(unseen, events.scope),
+        _captures(events),
+        _excerpt(events.columns),
+        _hole(events.columns),
     )
     return tuple(doubt for doubt in found if doubt is not None)
 
 
-def _lost_kernels(columns: Columns, found: LostLaunches, scope: Scope) -> Doubt | None:
+def _lost_kernels(events: TracedEvents) -> Doubt | None:
     """The last launches may be few: their kernels can have been long."""
-    calls, lost = found.calls, found.lost
-    since_ns = found.since_ns(columns)
-    if not len(lost) or (len(lost) < LEAST_LOST * len(calls) and not _is_long_without(columns, since_ns, scope)):
+    calls, lost = events.lost.calls, events.lost.lost
+    since_ns = events.lost.since_ns(events.columns)
+    if not len(lost) or (len(lost) < LEAST_LOST * len(calls) and not _is_long_without(events, since_ns)):
         return None
     message = f"{len(lost)} of {len(calls)} kernel launches have no kernel"
-    if not columns.is_gpu().any():
+    if not events.has_gpu:
         message += ": the work of the device was not recorded"
     elif since_ns is not None:
         message += ", all of them the last ones: the buffer was full, or the recording ended before the device"
     return Doubt("lost-kernels", message)
 
 
-def _is_long_without(columns: Columns, since_ns: int | None, scope: Scope) -> bool:
+def _is_long_without(events: TracedEvents, since_ns: int | None) -> bool:
     """Return whether the steps show no work of the device for long after its last, and kernels were lost then."""
-    works = columns.is_gpu()
-    if since_ns is None or not works.any():
+    if since_ns is None or not events.has_gpu:
         return False
-    begin_ns = max(since_ns, int(columns.end_ns[works].max()))
-    return _is_much(scope.within(union(np.array([begin_ns]), np.array([max(begin_ns, scope.end_ns)]))), scope)
+    begin_ns = max(since_ns, events.extent[1])
+    rest = Intervals(np.array([begin_ns]), np.array([max(begin_ns, events.scope.end_ns)]))
+    return _is_much(events.scope.within(rest), events.scope)
 
 
 def _is_much(unseen_ns: int, scope: Scope) -> bool:
     return unseen_ns >= LEAST_UNSEEN_NS and unseen_ns > MOST_UNSEEN * scope.wall_ns
 
 
-def _empty_graphs(columns: Columns, launches: Launches) -> Doubt | None:
-    calls, lost = without_work(columns, launches, is_graph_launch(columns))
+def _empty_graphs(events: TracedEvents) -> Doubt | None:
+    calls, lost = without_work(events.columns, events.launches, is_graph_launch(events.columns))
     if not len(lost):
         return None
     message = f"{len(lost)} of {counted(len(calls), 'graph replay')} have no kernels: graphs were not traced"
@@ -152,32 +141,35 @@ def _lost_halves(columns: Columns) -> Doubt | None:
     )
 
 
-def _longer_than_step(columns: Columns, communicates: Bools, steps: tuple[StepParts, ...]) -> Doubt | None:
+def _longer_than_step(events: TracedEvents) -> Doubt | None:
     """The host can be ahead of the device, so a kernel may outlast its step, though not by much in each of several.
 
     A collective may wait for other ranks, and the only step may end before its work: these are compared with all that
     the host recorded.
     """
-    host = np.flatnonzero(~columns.is_gpu())
-    if not steps or not len(host):
+    columns, steps, duration = events.columns, events.steps, events.columns.length_ns
+    host = ~columns.is_gpu()
+    if not steps or not host.any():
         return None
-    duration = columns.end_ns - columns.begin_ns
+    longest_ns = max(step.wall_ns for step in steps)
     all_ns = int(columns.end_ns[host].max() - columns.begin_ns[host].min())
-    step_ns = MOST_STEPS * max(step.wall_ns for step in steps) if len(steps) > 1 else all_ns
-    rows = np.flatnonzero(columns.is_of("kernel") & (duration > np.where(communicates, max(all_ns, step_ns), step_ns)))
+    most_ns = MOST_STEPS * longest_ns if len(steps) > 1 else all_ns
+    is_long = duration > np.where(events.communicates, max(all_ns, most_ns), most_ns)
+    rows = np.flatnonzero(columns.is_of("kernel") & is_long)
     if not len(rows):
         return None
     row = int(rows[duration[rows].argmax()])
     return Doubt(
         "kernel-longer-than-step",
         f"{counted(len(rows), 'kernel')} cannot be as long as recorded: {duration[row] / NS_PER_MS:.1f} ms in steps of "
-        f"at most {max(step.wall_ns for step in steps) / NS_PER_MS:.1f} ms ({columns.names[columns.name[row]][:60]})",
+        f"at most {longest_ns / NS_PER_MS:.1f} ms ({columns.name_of(row)[:60]})",
     )
 
 
-def _before_launch(columns: Columns, launches: Launches) -> Doubt | None:
-    rows = np.flatnonzero(launches.call != NONE)
-    early_ns = columns.begin_ns[launches.call[rows]] - columns.begin_ns[rows]
+def _before_launch(events: TracedEvents) -> Doubt | None:
+    begin_ns, call = events.columns.begin_ns, events.launches.call
+    rows = np.flatnonzero(call != NONE)
+    early_ns = begin_ns[call[rows]] - begin_ns[rows]
     count = int((early_ns > EARLIER_NS).sum())
     if not count or count < LEAST_EARLIER * len(rows):
         return None
@@ -201,14 +193,12 @@ def not_recorded(unseen_ns: int) -> str:
     )
 
 
-def _captures(columns: Columns, scope: Scope) -> Doubt | None:
-    begin_ns, end_ns = captures_of(columns)
-    share = scope.within(union(begin_ns, end_ns)) / max(1, scope.wall_ns)
+def _captures(events: TracedEvents) -> Doubt | None:
+    share = events.scope.within(union(*captures_of(events.columns))) / max(1, events.scope.wall_ns)
     if share <= MOST_CAPTURED:
         return None
-    return Doubt(
-        "graphs-captured", f"graphs are captured for {share:.0%} of {scope.time}: what is captured does not run then"
-    )
+    message = f"graphs are captured for {share:.0%} of {events.scope.time}: what is captured does not run then"
+    return Doubt("graphs-captured", message)
 
 
 def _excerpt(columns: Columns) -> Doubt | None:

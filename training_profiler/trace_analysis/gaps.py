@@ -7,13 +7,95 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.tables.sections import DATA_LOADING
+from training_profiler.tables.sections import CLOCK_MARK, DATA_LOADING, PROFILER
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.graphs import is_graph_launch
-from training_profiler.trace_analysis.launches import Launches, LostLaunches, is_launched_before
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.recording_time import cut, recording_time
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, gaps, main_thread, together, union
+from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents
+from training_profiler.trace_analysis.launches import is_graph_launch, is_launched_before
+from training_profiler.trace_analysis.load.columns import NONE, STEP_NAME, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.timeline import (
+    NOTHING,
+    Intervals,
+    covered,
+    gaps,
+    main_thread,
+    span_of,
+    together,
+    union,
+)
+
+# What CUPTI needs for itself (CUpti_ActivityOverheadKind), as Kineto names it. Loading a kernel is work of CUDA.
+OVERHEADS: Final = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init")
+
+
+def recording_time(columns: Columns, threads: Sequence[int]) -> Intervals:
+    """Return when the recording, and not the program, held up these threads.
+
+    That is the time of the sections ``(profiler)``, of what CUPTI needs for itself, and from the begin of the first
+    step to the first event of the program.
+    """
+    is_mark = columns.named(lambda name: name.startswith((STEP_NAME, CLOCK_MARK)), columns.is_of("user_annotation"))
+    is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function") & ~is_mark
+    rows = np.flatnonzero(is_host & np.isin(columns.thread, threads))
+    own = span_of(columns, rows[columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))[rows]])
+    of_program = rows[covered(own, columns.begin_ns[rows], columns.begin_ns[rows] + 1) == 0]
+    return together(together(own, _overheads(columns, of_program)), _start(columns, of_program))
+
+
+def started_ns(columns: Columns, thread: int, at_ns: int) -> int:
+    """Return when a recording that starts at a time lets this thread go on; that time if nothing shows its start.
+
+    A section of the profiler, or an overhead of CUPTI, shows it. The program can also begin with a pause.
+    """
+    recording = recording_time(columns, [thread])
+    shown = columns.named(PROFILER.__eq__, columns.is_of("user_annotation"))
+    shown |= columns.named(OVERHEADS.__contains__, columns.is_of("overhead"))
+    for begin_ns, end_ns in zip(*(ends.tolist() for ends in recording), strict=True):
+        if begin_ns <= at_ns < end_ns and (shown & (columns.begin_ns < end_ns) & (columns.end_ns > at_ns)).any():
+            return int(end_ns)
+    return at_ns
+
+
+def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals, Ints]:
+    """Return the idle times, cut where the recording begins and ends, and which idle time each piece is of.
+
+    What would be shorter than ``least_ns`` stays with the piece beside it.
+    """
+    is_long = recording.end_ns - recording.begin_ns >= least_ns
+    cuts = distinct(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
+    pieces: list[tuple[int, int, int]] = []
+    for i, (begin_ns, end_ns) in enumerate(zip(idle.begin_ns.tolist(), idle.end_ns.tolist(), strict=True)):
+        for cut_ns in cuts[(cuts >= begin_ns + least_ns) & (cuts <= end_ns - least_ns)].tolist():
+            if cut_ns - begin_ns >= least_ns:
+                pieces.append((begin_ns, cut_ns, i))
+                begin_ns = cut_ns
+        pieces.append((begin_ns, end_ns, i))
+    begins, ends, of = np.array(pieces, np.int64).reshape(-1, 3).T
+    return Intervals(begins, ends), of
+
+
+def _overheads(columns: Columns, of_program: Ints) -> Intervals:
+    """Return the overheads during which the program begins nothing: traces do not name the thread of an overhead."""
+    rows = np.flatnonzero(columns.named(OVERHEADS.__contains__, columns.is_of("overhead")))
+    begun_ns = columns.begin_ns[of_program]  # ascending, as all rows are
+    begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
+    is_alone = np.searchsorted(begun_ns, begin_ns, side="right") == np.searchsorted(begun_ns, end_ns, side="left")
+    return union(begin_ns[is_alone], end_ns[is_alone])
+
+
+def _start(columns: Columns, of_program: Ints) -> Intervals:
+    """Return the time from the begin of the first step to the first event of the program, if none precedes that step.
+
+    A section that is open at the begin, and may have been for long, shows the program only at its end.
+    """
+    steps = np.flatnonzero(columns.is_step())
+    if not len(steps) or not len(of_program):
+        return NOTHING
+    begin_ns = columns.begin_ns[steps[0]]
+    is_open = columns.is_of("user_annotation") & (columns.begin_ns == begin_ns)
+    is_open &= ~columns.named(WAITS_FOR_BATCH.search, is_open)
+    seen_ns = int(np.where(is_open, columns.end_ns, columns.begin_ns)[of_program].min())
+    return union(np.array([begin_ns]), np.array([seen_ns])) if seen_ns > begin_ns else NOTHING
+
 
 LEAST_GAP_NS: Final = 30_000
 RECORDING: Final = "recording"
@@ -135,8 +217,7 @@ class HostTime:
                 which = columns.named(_CALLS[cause].search, is_host) if cause in _CALLS else columns.is_of(*_LAUNCHING)
                 # A thread that waits for the backward pass on another thread launches nothing.
                 which = which & (columns.thread == threads[0] if cause == SYNCHRONIZE else on_threads)
-                rows = np.flatnonzero(which)
-                claimed = together(claimed, union(columns.begin_ns[rows], columns.end_ns[rows]))
+                claimed = together(claimed, span_of(columns, which))
             yield claimed
 
 
@@ -144,7 +225,7 @@ class HostTime:
 class Around:
     """What the whole file shows of the time in which one of its devices is idle."""
 
-    busy: Intervals  # any device
+    events: TracedEvents
     unseen: Intervals  # a device does what is not recorded
     host: HostTime
 
@@ -154,118 +235,101 @@ class _Idle:
     """Idle times of one device, with an entry for each."""
 
     device: int
+    made: Ints  # the calls that launched each work of the device; -1 for unknown
     times: Intervals
     following: Ints  # the work that ends it; -1 for none
+    calls: Ints  # that launched this work; -1 for unknown
+    launched_ns: Ints  # until when the host had not launched it
     is_near: Bools  # beside a collective
     is_in_graph: Bools  # between two works of one replay
-    launched_ns: Ints  # when what ends it was launched
 
 
-def long_gaps(
-    columns: Columns, busy: Intervals, around: Around, launches: Launches, communicates: Bools, device: int
-) -> list[Gap]:
-    """Return all gaps of at least 30 us of one device, in order of time, each with its cause.
-
-    ``busy`` is when that device was busy.
-    """
-    between = gaps(busy)
+def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
+    """Return all gaps of at least 30 us of one device, in order of time, each with its cause."""
+    events, columns = around.events, around.events.columns
+    between = gaps(device.device.busy)
     is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
     begin_ns, end_ns = between.begin_ns[is_long], between.end_ns[is_long]
     if not len(begin_ns):
         return []
-    rows = np.flatnonzero(columns.is_gpu() & (columns.device == device))
+    rows = np.flatnonzero(columns.is_gpu() & (columns.device == device.index))
     following = rows[np.searchsorted(columns.begin_ns[rows], end_ns)]
     by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
     preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
-    near = communicates[following] | communicates[preceding]
-    call, before = launches.calls_of(following), launches.calls_of(preceding)
-    in_graph = (call == before) & (call != NONE) & is_graph_launch(columns)[call]
-    times = Intervals(begin_ns, end_ns)
-    launched_ns = _launched_ns(columns, launches, device, times, following)
-    return _with_causes(columns, around, launches, _Idle(device, times, following, near, in_graph, launched_ns))
+    near = events.communicates[following] | events.communicates[preceding]
+    call = events.launches.call[following]
+    in_graph = (call == events.launches.call[preceding]) & (call != NONE) & is_graph_launch(columns)[call]
+    return _with_causes(around, _idle(events, device.index, Intervals(begin_ns, end_ns), following, near, in_graph))
 
 
-def edge_gaps(
-    columns: Columns,
-    busy: Intervals,
-    around: Around,
-    launches: Launches,
-    lost: LostLaunches,
-    device: int,
-    within: Intervals,
-) -> list[Gap]:
-    """Return the idle time before the first work of a device and after its last, each with its cause.
+def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
+    """Return the idle time in steps before the first work of a device and after its last, each with its cause.
 
-    ``within`` are the steps: their idle time is not only between works. What is under 30 us is left out. Where the
-    recording held up the host, and where the device did what is not recorded, is an idle time of its own. After
-    launches whose kernels are not recorded it is unknown whether the device was idle.
+    What is under 30 us is left out. Where the recording held up the host, and where the device did what is not
+    recorded, is an idle time of its own. After launches whose kernels are not recorded it is unknown whether the device
+    was idle.
     """
-    if not len(busy.begin_ns) or not len(within.begin_ns):
+    events, columns, busy = around.events, around.events.columns, device.device.busy
+    if not len(busy.begin_ns) or not events.steps:
         return []
-    rows = np.flatnonzero(columns.is_gpu() & (columns.device == device))
+    within = events.scope.windows
+    first = int(np.flatnonzero(columns.is_gpu() & (columns.device == device.index))[0])
     begin_ns = np.array([within.begin_ns[0], busy.end_ns[-1]], np.int64)
     end_ns = np.array([busy.begin_ns[0], within.end_ns[-1]], np.int64)
-    following = np.array([rows[0], NONE], np.int64)
+    following = np.array([first, NONE], np.int64)
     is_long = end_ns - begin_ns >= LEAST_GAP_NS
-    edges = Intervals(begin_ns[is_long], end_ns[is_long])
-    if not len(edges.begin_ns):
+    if not is_long.any():
         return []
-    edges, following = _cut(columns, launches, around, edges, following[is_long])
-    launched_ns = _launched_ns(columns, launches, device, edges, following)
-    since_ns = lost.since_ns(columns)
-    if since_ns is not None:
-        launched_ns = np.where(following == NONE, np.clip(since_ns, *edges), launched_ns)
+    edges, of = _cut(around, Intervals(begin_ns[is_long], end_ns[is_long]), following[is_long])
+    following = following[is_long][of]
     neither = np.zeros(len(following), np.bool_)  # nothing on this device was waited for
-    return _with_causes(columns, around, launches, _Idle(device, edges, following, neither, neither, launched_ns))
+    idle = _idle(events, device.index, edges, following, neither, neither)
+    since_ns = events.lost.since_ns(columns)
+    if since_ns is not None:
+        idle.launched_ns[following == NONE] = np.clip(since_ns, *edges)[following == NONE]
+    return _with_causes(around, idle)
 
 
-def _cut(
-    columns: Columns, launches: Launches, around: Around, edges: Intervals, following: Ints
-) -> tuple[Intervals, Ints]:
-    """Return idle times with the work that ends each, cut where the recording holds up the host and at unseen work."""
-    calls = launches.calls_of(following)
-    threads = tuple(distinct(np.append(columns.thread[calls[calls != NONE]], main_thread(columns))).tolist())
+def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, Ints]:
+    """Return idle times, cut where the recording holds up the host and at unseen work, and of which each piece is."""
+    thread = around.events.columns.thread
+    calls = around.events.launches.calls_of(following)
+    threads = tuple(distinct(np.append(thread[calls[calls != NONE]], main_thread(around.events.columns))).tolist())
     held_up = around.host.recording(threads)
     begin_ns, end_ns = (np.concatenate(ends) for ends in zip(held_up, around.unseen, strict=True))
-    pieces, of = cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
-    return pieces, following[of]
+    return cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
 
 
-def _launched_ns(columns: Columns, launches: Launches, device: int, times: Intervals, following: Ints) -> Ints:
-    """Return until when the host had not launched what ends each idle time; the end of it where that is unknown.
+def _idle(
+    events: TracedEvents, device: int, times: Intervals, following: Ints, is_near: Bools, is_in_graph: Bools
+) -> _Idle:
+    """Return idle times with the calls that launched what ends them.
 
-    After the launch the host has done its part: the rest of the time is a wait on the device.
+    After the launch the host has done its part: the rest of the time is a wait on the device. Where the launch is
+    unknown, the host has its part until the end.
     """
-    begin_ns, end_ns = times
-    calls = launches.calls_of(following)
+    columns, (begin_ns, end_ns) = events.columns, times
+    made = events.launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
+    calls = events.launches.calls_of(following)
     launched_ns: Ints = np.where(calls != NONE, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
-    is_earlier = (following != NONE) & (calls == NONE)
-    is_earlier &= is_launched_before(columns, _made(columns, launches, device), following)
+    is_earlier = (following != NONE) & (calls == NONE) & is_launched_before(columns, made, following)
     launched_ns[is_earlier] = begin_ns[is_earlier]
-    return launched_ns
+    return _Idle(device, made, times, following, calls, launched_ns, is_near, is_in_graph)
 
 
-def _made(columns: Columns, launches: Launches, device: int) -> Ints:
-    """Return the calls that launched each work of the device; -1 for unknown."""
-    return launches.call[np.flatnonzero(columns.is_gpu() & (columns.device == device))]
-
-
-def _with_causes(columns: Columns, around: Around, launches: Launches, idle: _Idle) -> list[Gap]:
+def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
     """Return idle times with their causes."""
-    begin_ns, end_ns = idle.times
-    launched_ns, following = idle.launched_ns, idle.following
-    calls = launches.calls_of(following)
-    made = _made(columns, launches, idle.device)
+    columns, (begin_ns, end_ns) = around.events.columns, idle.times
+    launched_ns, following, calls = idle.launched_ns, idle.following, idle.calls
     parts = around.host.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
-    _leave_unknown(parts, (calls == NONE) & (following != NONE) & (made != NONE).any())
+    _leave_unknown(parts, (calls == NONE) & (following != NONE) & (idle.made != NONE).any())
     parts = np.vstack([parts, end_ns - launched_ns])
     which = parts.argmax(axis=0)
     shares = (parts / (end_ns - begin_ns)).T.tolist()
     # No stream of this device is busy in its gap; a stream of another device may be.
-    is_other_busy = 2 * covered(around.busy, launched_ns, end_ns) > end_ns - launched_ns
+    is_other_busy = 2 * covered(around.events.device.busy, launched_ns, end_ns) > end_ns - launched_ns
     unseen = covered(around.unseen, begin_ns, end_ns) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, around.host, made, calls, begin_ns, launched_ns)
-    is_stall |= _is_slow_call(columns, made, calls, begin_ns, launched_ns, end_ns)
+    is_stall = _is_stall(columns, around.host, idle) | _is_slow_call(columns, idle)
     long = []
     for i, (main, parts_of_gap) in enumerate(zip(which.tolist(), shares, strict=True)):
         on_device = COMMUNICATION if idle.is_near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
@@ -302,45 +366,41 @@ def _leave_unknown(parts: Ints, which: Bools) -> None:
         parts[_IN_ORDER.index(cause), which] = 0
 
 
-def _by_host(parts: Ints) -> Ints:
-    total: Ints = sum(parts[_IN_ORDER.index(cause)] for cause in _SLOW_HOST)
-    return total
-
-
-def _is_stall(columns: Columns, host: HostTime, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
+def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:
     """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
 
-    ``made`` are the calls that launched each work of the device, ``calls`` those that ended the gaps; -1 for unknown.
     The device may have been busy during the first part of that time. If most launches are unknown, so is that.
     """
+    made, calls, begin_ns = idle.made, idle.calls, idle.times.begin_ns
     known = calls != NONE
     if (made != NONE).any() and 2 * (made != NONE).sum() < len(made):
         return np.zeros(len(calls), np.bool_)
-    threads = np.where(known, columns.thread[calls], NONE)
-    launched = np.zeros(len(columns.end_ns), np.bool_)
-    launched[made[made != NONE]] = True
-    ends_ns = np.sort(columns.end_ns[launched], kind="stable")  # nearly in order
+    ends_ns = np.sort(columns.end_ns[distinct(made[made != NONE])], kind="stable")  # nearly in order
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
-    return _by_host(host.parts(threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
+    threads = np.where(known, columns.thread[calls], NONE)
+    parts = host.parts(threads, np.minimum(begin_ns, since_ns), idle.launched_ns)
+    is_stall: Bools = sum(parts[_IN_ORDER.index(cause)] for cause in _SLOW_HOST) >= LEAST_STALL_NS
+    return is_stall
 
 
-def _is_slow_call(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, launched_ns: Ints, end_ns: Ints) -> Bools:
+def _is_slow_call(columns: Columns, idle: _Idle) -> Bools:
     """Return which gaps are mostly one call that launches work, and that for 1 ms or more.
 
     Its work can begin at once, before the gap, so the work that ends the gap may have another call. The launch
     of a graph with much work takes that long each time.
     """
-    rows = made[made != NONE]
-    rows = distinct(rows[columns.end_ns[rows] - columns.begin_ns[rows] >= LEAST_SLOW_CALL_NS])
+    begin_ns, end_ns = idle.times
+    rows = idle.made[idle.made != NONE]
+    rows = distinct(rows[columns.length_ns[rows] >= LEAST_SLOW_CALL_NS])
     rows = rows[~is_graph_launch(columns)[rows]]
-    is_slow = np.zeros(len(calls), np.bool_)
-    threads = np.where(calls != NONE, columns.thread[calls], NONE)
+    is_slow = np.zeros(len(idle.calls), np.bool_)
+    threads = np.where(idle.calls != NONE, columns.thread[idle.calls], NONE)
     for thread in distinct(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]  # one after another
         middle_ns = (begin_ns + end_ns) // 2  # what takes most of a gap is in its middle
         at = of_thread[np.maximum(np.searchsorted(columns.begin_ns[of_thread], middle_ns, side="right") - 1, 0)]
-        inside_ns = np.minimum(columns.end_ns[at], launched_ns) - np.maximum(columns.begin_ns[at], begin_ns)
+        inside_ns = np.minimum(columns.end_ns[at], idle.launched_ns) - np.maximum(columns.begin_ns[at], begin_ns)
         is_long = (inside_ns >= LEAST_SLOW_CALL_NS) & (2 * inside_ns > end_ns - begin_ns)
         is_slow |= is_long & (threads == thread)
     return is_slow

@@ -6,15 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.tables.sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
-from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.launches import Launches, Nesting, nearest
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, union
+from training_profiler.tables.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
+from training_profiler.trace_analysis import kernel_names, runtime_calls
+from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
+from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, together, union
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
-# The same wait, as our own sections name it.
-WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 # The last of each is of XPU, whose M is memory of the host that its runtime has not allocated.
 TO_HOST: Final = re.compile(r"DtoH|DeviceToHost|D2[HM]\b")
@@ -46,40 +45,42 @@ class TracedModuleCalls:
     bytes: int | None = None  # of those calls that have it; None without any
 
 
-def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[TracedModuleCalls]:
-    """Return the calls of each name in ``rows``, in order of their first occurrence."""
+def calls_named(columns: Columns, which: Bools | Ints, has_bytes: bool = False) -> tuple[TracedModuleCalls, ...]:
+    """Return the calls of each name, in order of their first occurrence; ``which`` may be rows."""
+    rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
     name, size = columns.name[rows], len(columns.names)
     count = np.bincount(name, minlength=size)
-    total = np.zeros(size, np.int64)
-    copied = np.zeros(size, np.int64)
-    np.add.at(total, name, (columns.end_ns - columns.begin_ns)[rows])
-    np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
+    total = summed(name, columns.length_ns[rows], size)
+    copied = summed(name, np.maximum(0, columns.bytes[rows]), size)
     known = np.bincount(name[columns.bytes[rows] >= 0], minlength=size)
-    return [
+    return tuple(
         TracedModuleCalls(
             columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes and known[i] else None
         )
         for i in dict.fromkeys(name.tolist())
-    ]
+    )
 
 
-def copies(columns: Columns) -> list[TracedModuleCalls]:
+def copies(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
     """Return the copies of devices, by direction."""
-    return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
+    return calls_named(events.columns, events.columns.is_of("gpu_memcpy"), has_bytes=True)
 
 
-def synchronizations(columns: Columns) -> list[TracedModuleCalls]:
+def synchronizations(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
     """Return the calls in which the host waited for a device."""
-    return calls_named(
-        columns, np.flatnonzero(columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime")))
-    )
+    columns = events.columns
+    return calls_named(columns, columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime")))
 
 
-def host_collectives(columns: Columns) -> list[TracedModuleCalls]:
-    """Return the collectives that threads of the host run, such as those of gloo."""
-    return calls_named(
-        columns, np.flatnonzero(columns.named(_ON_HOST.search, columns.is_of("cpu_op", "user_annotation")))
-    )
+def host_collectives(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
+    """Return the collectives that threads of the host run, such as those of gloo, at the same time as others."""
+    columns = events.columns
+    return calls_named(columns, columns.named(_ON_HOST.search, columns.is_of("cpu_op", "user_annotation")))
+
+
+def allocations(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
+    """Return the calls of the host that allocate or free device memory."""
+    return calls_named(events.columns, is_allocation(events.columns))
 
 
 def is_allocation(columns: Columns) -> Bools:
@@ -87,30 +88,22 @@ def is_allocation(columns: Columns) -> Bools:
     return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
-def data_loading(columns: Columns) -> TracedModuleCalls:
+def data_loading(events: TracedEvents) -> TracedModuleCalls:
     """Return the waits for batches that torch itself marks."""
+    columns = events.columns
     which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
-    duration = columns.end_ns - columns.begin_ns
-    return TracedModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
+    return TracedModuleCalls("enumerate(DataLoader)", int(which.sum()), int(columns.length_ns[which].sum()))
 
 
-def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
-    """Return when the host waited for batches, and the names of these waits."""
-    which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
-    names = tuple(columns.names[i] for i in dict.fromkeys(columns.name.compress(which).tolist()))
-    return span_of(columns, which), names
-
-
-def worker_start(columns: Columns) -> Intervals:
+def _worker_start(columns: Columns) -> Intervals:
     """Return the part of the first wait for workers beyond the usual one: they start then, which happens once.
 
     Without enough later waits, or if it is not much longer, nothing shows that they do.
     """
-    which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
-    rows = np.flatnonzero(which)
-    if len(rows) < LEAST_WAITS or _STARTS_WORKERS not in columns.names[columns.name[rows[0]]]:
+    rows = np.flatnonzero(columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation")))
+    if len(rows) < LEAST_WAITS or _STARTS_WORKERS not in columns.name_of(rows[0]):
         return NOTHING
-    length_ns = (columns.end_ns - columns.begin_ns)[rows]
+    length_ns = columns.length_ns[rows]
     usual_ns = int(np.median(length_ns[1:]))
     if length_ns[0] < LEAST_LONGER * usual_ns:
         return NOTHING
@@ -118,80 +111,189 @@ def worker_start(columns: Columns) -> Intervals:
     return Intervals(begin_ns, begin_ns + length_ns[0] - usual_ns)
 
 
-def is_compiled(columns: Columns) -> bool:
+def is_compiled(events: TracedEvents) -> bool:
     """Return whether the host ran what torch.compile made."""
-    is_marked = columns.is_of("cpu_op", "user_annotation", "gpu_user_annotation")
-    return bool(columns.named(_COMPILED.search, is_marked).any())
+    is_marked = events.columns.is_of("cpu_op", "user_annotation", "gpu_user_annotation")
+    return bool(events.columns.named(_COMPILED.search, is_marked).any())
 
 
-def is_serving(columns: Columns) -> bool:
+def is_serving(events: TracedEvents) -> bool:
     """Return whether it runs a server of language models, which reserves memory for its cache at its start."""
+    columns = events.columns
     return bool(columns.named(_SERVES.search, columns.is_of("cpu_op", "user_annotation", "kernel")).any())
 
 
-def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
-    """Return when any of these events was open: events that overlap, on one thread or several, count once."""
-    rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-    return union(columns.begin_ns[rows], columns.end_ns[rows])
+def conversions(events: TracedEvents) -> tuple[TracedModuleCalls, int]:
+    """Return copies and conversions of tensors on a device, and their time within the scope.
 
-
-def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> tuple[int, Intervals, Intervals]:
-    """Return the number of copies and conversions of tensors on a device, when it made them, and did all else.
-
-    What they copy from and to the host is the matter of other rules, and communication needs its own copies.
+    Their time is that in which the device did nothing else. What they copy from and to the host is the matter of other
+    rules, and communication needs its own copies.
     """
-    work = is_conversion(columns, nesting, launches)
+    columns = events.columns
+    work = is_conversion(events)
     made = np.zeros(len(work), np.bool_)
-    made[_converting(columns, nesting, launches)[work]] = True
+    made[_converting(events)[work]] = True
     calls = np.bincount(columns.name[made], minlength=1)  # one of the two may call the other
-    return int(calls.max()), span_of(columns, work), span_of(columns, columns.is_gpu() & ~work)
+    others = span_of(columns, columns.is_gpu() & ~work)
+    either = together(span_of(columns, work), others)
+    found = TracedModuleCalls(CONVERSIONS[0], int(calls.max()), either.total_ns - others.total_ns)
+    return found, events.scope.within(either) - events.scope.within(others)
 
 
-def is_conversion(columns: Columns, nesting: Nesting, launches: Launches) -> Bools:
+def is_conversion(events: TracedEvents) -> Bools:
     """Return which work of the device copies or converts tensors on it."""
-    work: Bools = columns.is_gpu() & (launches.operator != NONE) & (_converting(columns, nesting, launches) != NONE)
+    columns, operator = events.columns, events.launches.operator
+    work: Bools = columns.is_gpu() & (operator != NONE) & (_converting(events) != NONE)
     work &= ~columns.named(WITH_HOST.search, columns.is_of("gpu_memcpy"))
-    communicating = nearest(nesting, columns.named(_COMMUNICATES.search, columns.is_of("cpu_op", "user_annotation")))
-    work &= communicating[launches.operator] == NONE
+    communicating = columns.named(_COMMUNICATES.search, columns.is_of("cpu_op", "user_annotation"))
+    work &= nearest(events.nesting, communicating)[operator] == NONE
     return work
 
 
-def _converting(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
+def _converting(events: TracedEvents) -> Ints:
     """Return the innermost operator around each launch that copies or converts tensors; -1 for none."""
-    which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
-    return nearest(nesting, which)[launches.operator]
+    which = events.columns.named(lambda name: name in CONVERSIONS, events.columns.is_of("cpu_op"))
+    return nearest(events.nesting, which)[events.launches.operator]
 
 
-def is_pageable_copy(columns: Columns) -> Bools:
-    """Return which events copy to a device from memory that is not pinned."""
-    return columns.named(_FROM_PAGEABLE.search, columns.is_of("gpu_memcpy"))
-
-
-def side_work(columns: Columns) -> dict[str, Intervals]:
-    """Return when each section for metrics, logging or weight averaging was open."""
-    is_section = columns.is_of("user_annotation")
-    return {name: span_of(columns, columns.named(name.__eq__, is_section)) for name in SIDE_WORK}
-
-
-def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
+def device_reads(events: TracedEvents) -> Ints:
     """Return the rows of the outermost operators that read a value from the device and wait for it.
 
     Examples: ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``. They launch a copy from the device, or have
     such a name and call the runtime; ``.item()`` of a tensor on the host does not call it.
     """
+    columns, nesting = events.columns, events.nesting
     is_operator = columns.is_of("cpu_op")
-    outermost = _outermost_operator(nesting, is_operator)
     to_host = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy"))
-    by = launches.operator[to_host]
+    by = events.launches.operator[to_host]
     calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
+    outermost = np.where(is_operator, np.arange(len(is_operator)), NONE)
+    for rows in nesting.levels[1:]:
+        above = outermost[nesting.parent[rows]]
+        outermost[rows] = np.where(above != NONE, above, outermost[rows])
     return distinct(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
 
 
-def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:
-    """Return the outermost operator around each event, or the event itself if it is one; -1 for none."""
-    outermost = np.full(len(is_operator), NONE, np.int64)
-    for level, rows in enumerate(nesting.levels):
-        above = outermost[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)
-        outermost[rows] = np.where(above != NONE, above, np.where(is_operator[rows], rows, NONE))
-    return outermost
+_WITHOUT_HOST: Final = re.compile(r"DtoD|PtoP|DeviceToDevice|PeerToPeer|D2D\b|HtoH|HostToHost")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """The copies from host to device and back within the scope; those from device to device are none."""
+
+    count: int
+    exposed_ns: int | None  # while no device does anything else; None if a copy does not show its direction
+    are_blocking: bool  # whether the operators or calls of most of their time return only after them, if known
+    are_to_host: bool  # whether most of their time is from device to host
+
+
+def transfers_of(events: TracedEvents) -> Transfers:
+    """Return the copies between host and device."""
+    columns, scope = events.columns, events.scope
+    is_copy = columns.is_of("gpu_memcpy")
+    is_transfer = columns.named(WITH_HOST.search, is_copy)
+    is_other = columns.named(_WITHOUT_HOST.search, is_copy) & ~is_transfer
+    others = span_of(columns, columns.is_gpu() & ~is_transfer)
+    exposed_ns = scope.within(together(span_of(columns, is_transfer), others)) - scope.within(others)
+    within = (columns.end_ns >= scope.parts[0].begin_ns) & (columns.begin_ns <= scope.end_ns)
+    rows = np.flatnonzero(is_transfer & within)
+    length_ns = columns.length_ns[rows]
+    to_host = columns.named(TO_HOST.search, is_copy)[rows]
+    # A copy is not awaited if the operator that launched it, or the call, has returned. One from memory that is not
+    # pinned may end a moment after its call.
+    by = np.where(events.launches.operator != NONE, events.launches.operator, events.launches.call)[rows]
+    middle_ns = (columns.begin_ns + columns.end_ns)[rows] // 2
+    is_not_awaited = (by != NONE) & (columns.end_ns[by] < middle_ns)
+    return Transfers(
+        len(rows),
+        None if (is_copy & ~is_transfer & ~is_other).any() else exposed_ns,
+        2 * int(length_ns[is_not_awaited].sum()) <= int(length_ns.sum()),
+        2 * int(length_ns[to_host].sum()) > int(length_ns.sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutConversions:
+    """What the conversions take; ns."""
+
+    kernels: int
+    total_ns: int  # in which the device did nothing else
+    saved_ns: int  # of the scope, without them
+    is_miopen: bool  # whether they are MIOpen's
+
+
+NO_CONVERSIONS: Final = LayoutConversions(0, 0, 0, False)
+
+
+def layout_conversions(events: TracedEvents) -> LayoutConversions:
+    """Return the conversions of layout, without those in operators that copy.
+
+    A convolution has two inputs and one output. Where most conversions are to NCHW, the tensors are in NHWC already.
+    If the device is idle for longer than they take, it waits for the host: then only their launches are saved.
+    """
+    columns = events.columns
+    which = columns.named(kernel_names.converts_layout, columns.is_of("kernel"))
+    if not which.any() or 2 * columns.named(kernel_names.converts_to_nchw, which).sum() > which.sum():
+        return NO_CONVERSIONS
+    which &= ~is_conversion(events)
+    others = span_of(columns, columns.is_gpu() & ~which)
+    either = together(span_of(columns, which), others)
+    calls = events.launches.call[which]
+    calls = calls[calls != NONE]
+    calling = span_of(columns, calls[~is_graph_launch(columns)[calls]])
+    bounds = events.scope.bounds
+    alone_ns = covered(either, *bounds) - covered(others, *bounds)
+    idle_ns = np.array([part.idle_ns for part in events.scope.parts], np.int64)
+    saved_ns = np.maximum(alone_ns - idle_ns, np.minimum(covered(calling, *bounds), idle_ns))
+    return LayoutConversions(
+        int(which.sum()),
+        either.total_ns - others.total_ns,
+        int(saved_ns.sum()),
+        bool(columns.named(kernel_names.is_of_miopen, which).any()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaiting:
+    """What the host waited for within the scope; ns. What several threads wait for at once counts once."""
+
+    data_ns: tuple[int, ...]  # for batches, per window of the scope
+    data_names: tuple[str, ...]  # the names of these waits
+    worker_start_ns: int  # of these waits, what the start of workers took
+    allocation_ns: int  # in calls that allocate or free device memory, not while a graph is captured
+    allocations: int
+    longest_allocation_ns: int  # of these calls
+    read_ns: int  # in operators that read a value from the device
+    reads: tuple[TracedModuleCalls, ...]  # these operators, by name
+    side_work_ns: dict[str, int]  # by name of the section
+
+
+def waiting_of(events: TracedEvents, reads: Ints) -> HostWaiting:
+    """Return what the host waits for; ``reads`` are the operators that read from the device."""
+    columns, scope = events.columns, events.scope
+    is_mark = columns.is_of("user_annotation")
+    waits = columns.named(WAITS_FOR_BATCH.search, is_mark)
+    captured = covered(union(*captures_of(columns)), columns.begin_ns, columns.begin_ns + 1) > 0
+    allocations = is_allocation(columns) & events.in_scope & ~captured
+    reads = reads[events.in_scope[reads]]
+    return HostWaiting(
+        tuple(covered(span_of(columns, waits), *scope.bounds).tolist()),
+        tuple(columns.names[i] for i in dict.fromkeys(columns.name.compress(waits).tolist())),
+        scope.within(_worker_start(columns)),
+        scope.within(span_of(columns, allocations)),
+        int(allocations.sum()),
+        int(columns.length_ns[allocations].max(initial=0)),
+        scope.within(span_of(columns, reads)),
+        tuple(sorted(calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
+        {name: scope.within(span_of(columns, columns.named(name.__eq__, is_mark))) for name in SIDE_WORK},
+    )
+
+
+def pageable_copies(events: TracedEvents) -> TracedModuleCalls:
+    """Return the copies to a device from memory that is not pinned, in the scope; those at once count once."""
+    columns, scope = events.columns, events.scope
+    rows = np.flatnonzero(columns.named(_FROM_PAGEABLE.search, columns.is_of("gpu_memcpy")))
+    ends_ns = np.maximum(columns.end_ns, columns.begin_ns + 1)  # older traces have copies of 0 us
+    rows = rows[covered(scope.windows, columns.begin_ns[rows], ends_ns[rows]) > 0]
+    return TracedModuleCalls("", len(rows), scope.within(span_of(columns, rows)))

@@ -1,34 +1,26 @@
 """The idle times of devices: their causes, the names around them, and what holds up the host in a stall."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
-from training_profiler.trace_analysis.device_activity import (
-    OneDevice,
-)
+from training_profiler.trace_analysis.events import OneDevice, TracedEvents
 from training_profiler.trace_analysis.gaps import (
     HOST_STALL,
     LEAST_SLOW_CALL_NS,
     NO_IDLE_TIME,
     Around,
     Gap,
+    HostTime,
     edge_gaps,
     long_gaps,
 )
-from training_profiler.trace_analysis.launches import ROUNDING_NS, Launches, LostLaunches, is_section
+from training_profiler.trace_analysis.launches import ROUNDING_NS, is_section
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace_analysis.scope import Scope, step_of
-from training_profiler.trace_analysis.timeline import (
-    NOTHING,
-    Intervals,
-    covered,
-    main_thread,
-    union,
-)
+from training_profiler.trace_analysis.timeline import Intervals, bounds_of, covered, main_thread, span_of, step_at
 
 MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause
 
@@ -49,37 +41,34 @@ MOST_OPERATORS: Final = 2
 AGAIN: Final = 0.5  # of a stall; an operator that later stalls for so long, and loads nothing then, does so each time
 
 
-def stalls_of(columns: Columns, gaps: list[Gap], launches: Launches) -> list[Stall]:
+def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
     """Return for each gap what holds up the host; ``NO_STALL`` for gaps of other causes."""
-    duration = columns.end_ns - columns.begin_ns
-    is_long = duration >= MAIN_PART * LEAST_SLOW_CALL_NS
+    columns, calls = events.columns, events.launches.call
+    is_long = columns.length_ns >= MAIN_PART * LEAST_SLOW_CALL_NS
     long = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime") & is_long)
     main = main_thread(columns)
     sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
-    is_first_run = _is_first_run(columns, launches)
+    is_first_run = _is_first_run(events)
     active: dict[tuple[int, ...], Intervals] = {}
     found = []
     for gap in gaps:
         if gap.cause != HOST_STALL:
             found.append(NO_STALL)
             continue
-        call = NONE if gap.next_row == NONE else int(launches.call[gap.next_row])
+        call = NONE if gap.next_row == NONE else int(calls[gap.next_row])
         threads = (main,) if call == NONE else (main, int(columns.thread[call]))
         on_threads = long[np.isin(columns.thread[long], threads)]
-        section = _name(columns, _innermost(columns, sections, gap))
+        section = columns.name_of(_innermost(columns, sections, gap))
         row = _innermost(columns, on_threads, gap)
         if row == NONE:  # without an operator, nothing shows that a kernel was loaded
             if threads not in active:
-                active[threads] = _active(columns, threads)
+                is_active = columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads)
+                active[threads] = span_of(columns, is_active)
             found.append(_of_several(columns, on_threads, active[threads], gap, section))
             continue
         is_first = call != NONE and bool(is_first_run[gap.next_row]) and _contains(columns, row, call)
-        found.append(Stall(_name(columns, row), is_first, section))
+        found.append(Stall(columns.name_of(row), is_first, section))
     return _without_habits(found, gaps)
-
-
-def _name(columns: Columns, row: int) -> str:
-    return "" if row == NONE else columns.names[columns.name[row]]
 
 
 def _inside(columns: Columns, rows: Ints, gap: Gap) -> Ints:
@@ -92,13 +81,7 @@ def _innermost(columns: Columns, rows: Ints, gap: Gap) -> int:
     main = rows[_inside(columns, rows, gap) >= MAIN_PART * gap.length_ns]
     is_operator = columns.is_of("cpu_op")[main]
     most = main[is_operator] if is_operator.any() else main
-    return int(most[(columns.end_ns - columns.begin_ns)[most].argmin()]) if len(most) else NONE
-
-
-def _active(columns: Columns, threads: tuple[int, ...]) -> Intervals:
-    """Return when an operator or a call was open on one of these threads."""
-    which = columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads)
-    return union(columns.begin_ns[which], columns.end_ns[which])
+    return int(most[columns.length_ns[most].argmin()]) if len(most) else NONE
 
 
 def _of_several(columns: Columns, long: Ints, active: Intervals, gap: Gap, section: str) -> Stall:
@@ -111,19 +94,20 @@ def _of_several(columns: Columns, long: Ints, active: Intervals, gap: Gap, secti
     for row in long[_inside(columns, long, gap) > 0].tolist():  # in order of time
         if columns.end_ns[row] > until_ns:
             begin_ns, end_ns = max(until_ns, int(columns.begin_ns[row])), min(gap.end_ns, int(columns.end_ns[row]))
-            outer[_name(columns, row)] += max(0, end_ns - begin_ns)
+            outer[columns.name_of(row)] += max(0, end_ns - begin_ns)
             until_ns = int(columns.end_ns[row])
     names = tuple(name for name, ns in outer.most_common(MOST_OPERATORS) if ns)
     return Stall("", False, section, True, names)
 
 
-def _is_first_run(columns: Columns, launches: Launches) -> Bools:
+def _is_first_run(events: TracedEvents) -> Bools:
     """Return which events are the first run of a kernel, or fill its workspace: the same operator launched both."""
+    columns, operator = events.columns, events.launches.operator
     kernels = np.flatnonzero(columns.is_of("kernel"))
     is_first = np.zeros(len(columns.begin_ns), np.bool_)
     is_first[kernels[np.unique(columns.name[kernels], return_index=True)[1]]] = True  # rows are in order of time
-    operators = launches.operator[is_first]
-    fills = columns.is_of("gpu_memset") & np.isin(launches.operator, operators[operators != NONE])
+    operators = operator[is_first]
+    fills = columns.is_of("gpu_memset") & np.isin(operator, operators[operators != NONE])
     return is_first | fills
 
 
@@ -198,66 +182,54 @@ class IdleTimes(NamedTuple):
 
 
 def idle_times(
-    columns: Columns,
-    around: Around,
-    devices: tuple[OneDevice, ...],
-    launches: Launches,
-    lost: LostLaunches,
-    communicates: Bools,
-    scope: Scope,
+    events: TracedEvents, devices: tuple[OneDevice, ...], unseen: Intervals
 ) -> tuple[list[tuple[Gap, bool]], CodePlaces]:
     """Return the idle times of all devices in order of time, and where in the code time and gaps are.
 
     Each idle time comes with whether it lies between two works: a gap.
     """
-    steps = scope.windows if scope.is_steps else NOTHING
+    around = Around(events, unseen, HostTime(events.columns))
     idle: list[tuple[Gap, bool]] = []
     for device in devices:
-        busy, index = device.device.busy, device.index
-        idle += [(gap, True) for gap in long_gaps(columns, busy, around, launches, communicates, index)]
-        idle += [(edge, False) for edge in edge_gaps(columns, busy, around, launches, lost, index, steps)]
+        idle += [(gap, True) for gap in long_gaps(around, device)]
+        idle += [(edge, False) for edge in edge_gaps(around, device)]
     idle.sort(key=lambda found: (found[0].begin_ns, found[0].device))
     is_counted = np.array([is_between and gap.cause not in NO_IDLE_TIME for gap, is_between in idle], np.bool_)
-    return idle, code_places(columns, launches, [gap for gap, _ in idle], is_counted)
+    return idle, code_places(events, [gap for gap, _ in idle], is_counted)
 
 
-def attributed(
-    columns: Columns, idle: list[tuple[Gap, bool]], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
-) -> IdleTimes:
-    """Return the idle times with the names around them."""
+def attributed(events: TracedEvents, idle: list[tuple[Gap, bool]], reads: Ints, code: CodePlaces) -> IdleTimes:
+    """Return the idle times with the names around them; ``reads`` are the operators that read from the device."""
+    columns, launches, scope = events.columns, events.launches, events.scope
     long = [gap for gap, _ in idle]
-    begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
+    begins, ends = bounds_of(long)
     order = np.argsort(columns.end_ns[reads])
-    read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
-    read = np.searchsorted(read_ends, begins, side="right")  # the first read that ends after the gap begins
-    follows = np.append(read_begins, np.iinfo(np.int64).max)[read] <= begins
-
-    def name(row: int) -> str:
-        return "" if row == NONE else columns.names[columns.name[row]]
-
-    def name_by(of_work: Ints, row: int) -> str:
-        return "" if row == NONE else name(int(of_work[row]))
-
+    read = np.searchsorted(columns.end_ns[reads][order], begins, side="right")  # the first that ends after the begin
+    follows = np.append(columns.begin_ns[reads][order], np.iinfo(np.int64).max)[read] <= begins
     labels = ("", *(step.name for step in scope.parts))
-    in_scope_ns = covered(scope.windows, begins, ends).tolist()
-    stalls = stalls_of(columns, long, launches)
     nowhere = (NOWHERE,) * len(long)
-    modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
-    found: dict[str, list[AttributedGap]] = {"gaps": [], "edges": []}
-    by_cause: dict[str, int] = defaultdict(int)
+    found: dict[bool, list[AttributedGap]] = {True: [], False: []}
+    by_cause: Counter[str] = Counter()
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
-        idle, step_of(scope.parts, begins).tolist(), modules, lines, follows.tolist(), in_scope_ns, stalls, strict=True
+        idle,
+        step_at(scope.parts, begins).tolist(),
+        code.gap_modules or nowhere,
+        code.gap_lines or nowhere,
+        follows.tolist(),
+        covered(scope.windows, begins, ends).tolist(),
+        stalls_of(events, long),
+        strict=True,
     ):
         for cause, share in gap.shares:
             by_cause[cause] += round(share * within_ns)
-        row = gap.next_row
-        operator, section = name_by(launches.operator, row), name_by(launches.section, row)
-        found["gaps" if is_between else "edges"].append(
+        work = gap.next_row
+        by, section = (NONE if work == NONE else int(of[work]) for of in (launches.operator, launches.section))
+        found[is_between].append(
             AttributedGap(
                 gap,
-                name(row),
-                operator,
-                section,
+                columns.name_of(work),
+                columns.name_of(by),
+                columns.name_of(section),
                 labels[step + 1],
                 module.name,
                 line.name,
@@ -268,4 +240,4 @@ def attributed(
                 stall,
             )
         )
-    return IdleTimes(tuple(found["gaps"]), tuple(found["edges"]), dict(by_cause))
+    return IdleTimes(tuple(found[True]), tuple(found[False]), dict(by_cause))

@@ -5,54 +5,8 @@ share of kernel time that is unclassified.
 """
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Final
-
-_CONDITION: Final = re.compile(r"\\b|\^|\(\?<!\w+\)|\(\?<=\\?\w\)")  # on what is before an alternative
-_CONDITIONS: Final = re.compile(rf"({_CONDITION.pattern})*")
-_CHOICE: Final = re.compile(r"\((\w[^()]*)\)(?![*+?{])")
-_SET: Final = re.compile(r"\[(\w+)\](?![*+?{])")
-_PLAIN: Final = re.compile(r"\w(?![*+?{])")
-
-
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Return the pattern of names. Its groups are not to be asked for, and it has no brackets in sets of characters."""
-    return re.compile("|".join(found for each in _alternatives(pattern) for found in _rewritten(each)))
-
-
-def _alternatives(pattern: str) -> Iterator[str]:
-    """Yield what is between those | that are in no group."""
-    depth = begin = 0
-    for found in re.finditer(r"\\.|[()|]", pattern):
-        if found[0] == "|" and not depth:
-            yield pattern[begin : found.start()]
-            begin = found.end()
-        depth += (found[0] == "(") - (found[0] == ")")
-    yield pattern[begin:]
-
-
-def _rewritten(alternative: str) -> Iterator[str]:
-    """Yield alternatives that together find the same, and begin with a plain character if that is possible."""
-    found = _CONDITIONS.match(alternative)
-    conditions = found[0] if found else ""
-    rest = alternative[len(conditions) :]
-    choice = _CHOICE.match(rest) or _SET.match(rest)
-    if choice:
-        for each in choice[1].split("|") if choice.re is _CHOICE else choice[1]:
-            yield from _rewritten(conditions + each + rest[choice.end() :])
-    elif conditions and _PLAIN.match(rest):
-        yield rest[0] + "".join(_later(each, rest[0]) for each in _CONDITION.findall(conditions)) + rest[1:]
-    else:
-        yield alternative
-
-
-def _later(condition: str, first: str) -> str:
-    """Return the condition as it is after the first character, a letter, a digit or _."""
-    if condition == r"\b":
-        return rf"(?<!\w{first})"
-    return rf"(?<![\s\S]{first})" if condition == "^" else f"{condition[:-1]}{first})"
-
 
 COMMUNICATION: Final = "communication"
 ATTENTION: Final = "attention"
@@ -166,17 +120,17 @@ _OTHER_CORE_NAMES: Final = (
     r"|nchwtonhwc|nhwctonchw|reduce_wgrad|scalepackedtensor|cudnn::ops|conv_?depthwise|grouped_direct"
 )
 # MIOpen's batched_transpose_* convert between the default layout and NHWC or NDHWC (its batched_transpose_sol.hpp).
-_MIOPEN_LAYOUT: Final = compiled(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
+_MIOPEN_LAYOUT: Final = re.compile(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
 _TO_NCHW: Final = "nhwctonchw"
-_LAYOUT: Final = compiled(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
+_LAYOUT: Final = re.compile(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.
-_ROWS: Final = [(kind, compiled(pattern.lower())) for kind, pattern in ROWS]
-_FLASH: Final = compiled(_FLASH_NAMES.lower())
-_NOT_FLASH: Final = compiled(_NOT_FLASH_NAMES.lower())
-_TENSOR_CORE: Final = compiled(_TENSOR_CORE_NAMES.lower())
-_NO_TENSOR_CORE: Final = compiled(_ON_OTHER_CORES)
-_OTHER_CORE: Final = compiled(_OTHER_CORE_NAMES)
+_ROWS: Final = [(kind, re.compile(pattern.lower())) for kind, pattern in ROWS]
+_FLASH: Final = re.compile(_FLASH_NAMES.lower())
+_NOT_FLASH: Final = re.compile(_NOT_FLASH_NAMES.lower())
+_TENSOR_CORE: Final = re.compile(_TENSOR_CORE_NAMES.lower())
+_NO_TENSOR_CORE: Final = re.compile(_ON_OTHER_CORES)
+_OTHER_CORE: Final = re.compile(_OTHER_CORE_NAMES)
 
 
 @cache

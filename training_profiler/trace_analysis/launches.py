@@ -8,9 +8,88 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.graphs import captured_calls, captures_of
 from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct, order_of
 from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
+
+LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's
+
+
+def captures_of(columns: Columns) -> tuple[Ints, Ints]:
+    """Return the begins and ends of graph captures, in order of time; ns. What is launched meanwhile does not run."""
+    begins, ends = (
+        columns.named(pattern.search, columns.is_of("cuda_runtime"))
+        for pattern in (runtime_calls.BEGIN_CAPTURE, runtime_calls.END_CAPTURE)
+    )
+    begin_ns, end_ns = columns.begin_ns[begins], np.sort(columns.end_ns[ends])
+    after = np.searchsorted(end_ns, begin_ns)
+    # A capture that the recording does not see end lasts until its end.
+    return begin_ns, np.append(end_ns, columns.end_ns.max())[after]
+
+
+def is_graph_launch(columns: Columns) -> Bools:
+    """Return which events are calls that replay a graph."""
+    return columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
+
+
+def replayed_share(columns: Columns, call: Ints) -> float:
+    """Return the share of the device's work, by time, that replays of graphs launched; ``call`` launched each event."""
+    works = np.flatnonzero(columns.is_gpu())
+    length_ns = columns.length_ns[works]
+    is_replayed = (call[works] != NONE) & is_graph_launch(columns)[call[works]]
+    return float(length_ns[is_replayed].sum() / length_ns.sum()) if length_ns.sum() else 0.0
+
+
+def captured_calls(columns: Columns, call: Ints) -> Ints:
+    """Return for each piece of work of a replayed graph the call that was captured; -1 for none, and all other events.
+
+    ``call`` is the call that launched each event, the replay. ROCm records which kernel a call launches: the names
+    decide. Without names a replay and a capture belong together if they have the same number of calls and no other
+    capture has it.
+    """
+    joined = np.full(len(call), NONE, np.int64)
+    is_call = columns.is_of("cuda_runtime")
+    replays = np.flatnonzero(is_graph_launch(columns))
+    begin_ns, end_ns = captures_of(columns)
+    if not len(replays) or not len(begin_ns):
+        return joined
+    makes_node = columns.named(
+        lambda name: runtime_calls.LAUNCH_KERNEL.search(name) or runtime_calls.COPY_OR_FILL.search(name), is_call
+    )
+    captured = [
+        np.flatnonzero(makes_node & (columns.begin_ns >= begin) & (columns.begin_ns < end))
+        for begin, end in zip(begin_ns.tolist(), end_ns.tolist(), strict=True)
+    ]
+    works = np.flatnonzero(np.isin(call, replays) & columns.is_gpu())
+    for replay in distinct(call[works]).tolist():
+        of_replay = works[call[works] == replay]  # in order of time
+        pairs = _captured_of(columns, captured, of_replay)
+        if pairs is not None:
+            joined[pairs[0]] = pairs[1]
+    return joined
+
+
+def _captured_of(columns: Columns, captured: Sequence[Ints], works: Ints) -> tuple[Ints, Ints] | None:
+    """Return the works that have a captured call, and these calls; None if no capture or more than one fits."""
+    named = [pairs for calls in captured if (pairs := _by_name(columns, calls, works)) is not None]
+    if named:
+        return max(named, key=lambda pairs: len(pairs[0]))
+    fitting = [calls for calls in captured if len(calls) == len(works) and not (columns.launches[calls] != NONE).any()]
+    return (works, fitting[0]) if len(fitting) == 1 else None
+
+
+def _by_name(columns: Columns, calls: Ints, works: Ints) -> tuple[Ints, Ints] | None:
+    names = columns.launches[calls].tolist()
+    pairs, at = [], 0
+    for work in works.tolist():
+        found = next((i for i in range(at, min(len(names), at + 3)) if names[i] == columns.name[work]), None)
+        if found is not None:
+            pairs.append((work, int(calls[found])))
+            at = found + 1
+    if len(pairs) < LEAST_MATCHED * len(works):
+        return None
+    rows, launched = np.array(pairs, np.int64).T
+    return rows, launched
+
 
 # If a trace rounds begin and duration to whole us, an inner event may end up to 2 us after the outer one.
 ROUNDING_NS: Final = 2000
@@ -37,7 +116,7 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
     An event that begins within another and ends later (by more than rounding) is its sibling: annotations can overlap.
     """
     parent = np.full(len(columns.begin_ns), NONE, np.int64)
-    self_ns = np.where(which, columns.end_ns - columns.begin_ns, 0)
+    self_ns = np.where(which, columns.length_ns, 0)
     rows = _in_order(columns, np.flatnonzero(which))
     inside, depth = _walked(columns, rows)
     has_parent = np.flatnonzero(inside >= 0)
@@ -191,6 +270,11 @@ class Launches:
     operator: Ints  # the innermost operator around the call
     section: Ints  # the innermost annotation around the call, steps excluded; host events have one too
 
+    @property
+    def by(self) -> Ints:
+        """The call, or the operator where no call is known."""
+        return np.where(self.call != NONE, self.call, self.operator)
+
     def calls_of(self, rows: Ints) -> Ints:
         """Return what launched each of these works; -1 if that is unknown, and for a row of -1."""
         return np.where(rows == NONE, NONE, self.call[rows])
@@ -224,10 +308,10 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     without = gpu_rows[operator[gpu_rows] == NONE]
     operator[without] = _matched(external, is_operator, without)
     sections = sections_of(columns, nesting)
-    section = sections.copy()
-    by = np.where(has_call, call, operator)[gpu_rows]
-    section[gpu_rows] = np.where(by >= 0, sections[by], NONE)
-    return Launches(call, operator, section)
+    launches = Launches(call, operator, sections.copy())
+    by = launches.by[gpu_rows]
+    launches.section[gpu_rows] = np.where(by >= 0, sections[by], NONE)
+    return launches
 
 
 def _is_id_of_calls(columns: Columns, operators: Ints, gpu_rows: Ints, call_rows: Ints) -> bool:
@@ -318,7 +402,7 @@ def is_section(columns: Columns) -> Bools:
 def sections_of(columns: Columns, nesting: Nesting) -> Ints:
     """Return the innermost annotation around each event, or the event itself if it is one; -1 for none.
 
-    Events on autograd's own threads belong to the current section of the training thread.
+    TracedEvents on autograd's own threads belong to the current section of the training thread.
     """
     which = is_section(columns)
     innermost = nearest(nesting, which)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,18 @@ def union(begin_ns: Ints, end_ns: Ints) -> Intervals:
     np.greater(begin_ns[1:], end_ns[:-1], out=is_first[1:])
     firsts = np.flatnonzero(is_first)
     return Intervals(begin_ns[firsts], end_ns[np.append(firsts[1:], len(begin_ns)) - 1])
+
+
+def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
+    """Return when any of these events was open: events that overlap, on one thread or several, count once."""
+    rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
+    return union(columns.begin_ns[rows], columns.end_ns[rows])
+
+
+def bounds_of(parts: Sequence[Any]) -> tuple[Ints, Ints]:
+    """Return the begins and the ends of steps, gaps or other parts of the time."""
+    begins, ends = np.array([(part.begin_ns, part.end_ns) for part in parts], np.int64).reshape(-1, 2).T
+    return begins, ends
 
 
 def together(a: Intervals, b: Intervals) -> Intervals:
@@ -82,6 +94,11 @@ class Timeline:
 
     begin_ns: Ints
     row: Ints
+
+    def spent(self) -> tuple[Ints, Ints]:
+        """Return the rows that are open, one after another, and for how long each is the innermost."""
+        is_open = self.row[:-1] != NONE  # the last is the end
+        return self.row[:-1][is_open], np.diff(self.begin_ns)[is_open]
 
     def at(self, at_ns: Ints) -> Ints:
         """Return the row that is open at each time; -1 for none."""
@@ -159,9 +176,9 @@ def _close(at: list[int], row: list[int], open_rows: list[int], open_ends: list[
     row.append(open_rows[-1])
 
 
-def step_at(begins_ns: Sequence[int] | Ints, ends_ns: Sequence[int] | Ints, at_ns: Ints) -> Ints:
+def step_at(parts: Sequence[Any], at_ns: Ints) -> Ints:
     """Return the index of the step that each time is in; -1 for none. Steps are in order of their begin."""
-    begins, ends = np.asarray(begins_ns, np.int64), np.asarray(ends_ns, np.int64)
+    begins, ends = bounds_of(parts)
     if not len(begins):
         return np.full(len(at_ns), NONE, np.int64)
     place = np.searchsorted(begins, at_ns, side="right") - 1

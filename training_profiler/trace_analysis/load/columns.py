@@ -74,8 +74,6 @@ CATEGORIES: Final = {
 }
 CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
-FEW_NAMES: Final = 0.02  # of events: it takes less time to look at all names than to find out which are used
-FEW_WANTED: Final = 200  # names
 MOST_16_BITS: Final = 2**16
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"
@@ -122,6 +120,13 @@ def ranked(values: Ints) -> tuple[Ints, Ints]:
     index = np.empty(ascending[-1] - least + 1, np.int64)
     index[ascending - least] = np.arange(len(ascending))
     return ascending, index[values - least]
+
+
+def summed(group: Ints, values: Ints, size: int) -> Ints:
+    """Return the exact sum of the values of each group from 0 to ``size``."""
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group, values)
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +208,18 @@ class Columns:
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
     lost_halves: int  # of device work: begins without an end, and ends without a begin
     notes: tuple[str, ...]  # what of the file could not be read
-    # What was asked of the same columns before; arrays are not to be changed. Names of categories are by the id of the
-    # array in ``_of_categories``; ``_by_name`` is empty, or the rows by name and where those of each name begin.
+    # What was asked of the same columns before; arrays are not to be changed.
     _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _names_of_categories: dict[int, Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _by_name: list[Ints] = field(default_factory=list, init=False, repr=False, compare=False)
-    _of_names: dict[Callable[[str], Any], tuple[Bools, Bools]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _of_names: dict[Callable[[str], Any], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def length_ns(self) -> Ints:
+        """How long each event lasts."""
+        return self.end_ns - self.begin_ns
+
+    def name_of(self, row: int) -> str:
+        """Return the name of the event in a row; "" for -1."""
+        return "" if row == NONE else self.names[self.name[row]]
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories; the array cannot be changed."""
@@ -234,44 +243,18 @@ class Columns:
         """Return which events are marked steps."""
         return self.named(_is_name_of_step, self.is_of("user_annotation"))
 
-    def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None, *, takes_long: bool = False) -> Bools:
-        """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true.
-
-        A function that ``takes_long`` is only asked of names that these events have.
-        """
-        if is_wanted not in self._of_names:
-            self._of_names[is_wanted] = np.zeros(len(self.names), np.bool_), np.zeros(len(self.names), np.bool_)
-        table, is_decided = self._of_names[is_wanted]
-        is_used = self._names_among(among, exactly=takes_long)
-        for i in np.flatnonzero(is_used & ~is_decided).tolist():
+    def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
+        """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true, asked once a name."""
+        rows = np.arange(len(self.name)) if among is None else np.flatnonzero(among)
+        names = self.name[rows]
+        # The last is of events without a name.
+        table, is_decided = self._of_names.setdefault(is_wanted, np.zeros((2, len(self.names) + 1), np.bool_))
+        is_decided[NONE] = True
+        is_new = np.zeros(len(is_decided), np.bool_)
+        is_new[names] = True
+        for i in np.flatnonzero(is_new & ~is_decided).tolist():
             table[i] = bool(is_wanted(self.names[i]))
-        is_decided |= is_used
-        wanted = np.flatnonzero(table & is_used)
-        if len(wanted) > FEW_WANTED:
-            has_name = np.append(table, False)[self.name]
-        else:  # of most functions: looking up the name of each event takes longer
-            has_name = np.zeros(len(self.name), np.bool_)
-            for i in wanted.tolist():
-                has_name[self._rows_of_name(i)] = True
-        return has_name if among is None else has_name & among
-
-    def _rows_of_name(self, i: int) -> Ints:
-        if not self._by_name:  # begins with the rows that have none
-            numbers = self.name + 1
-            rows = order_of(numbers, len(self.names) + 1)
-            self._by_name.extend((rows, np.cumsum(np.bincount(numbers, minlength=len(self.names) + 1))))
-        rows, bounds = self._by_name
-        return rows[bounds[i] : bounds[i + 1]]
-
-    def _names_among(self, among: Bools | None, *, exactly: bool) -> Bools:
-        """Return which names the events of ``among`` have; all, where these are few and are not to be known exactly."""
-        is_kept = any(among is of_categories for of_categories in self._of_categories.values())
-        if among is None or (not is_kept and not exactly and len(self.names) < FEW_NAMES * len(self.name)):
-            return np.ones(len(self.names), np.bool_)
-        known = self._names_of_categories.get(id(among)) if is_kept else None
-        if known is None:
-            known = np.zeros(len(self.names), np.bool_)
-            known[self.name.compress(among)] = True
-            if is_kept:
-                self._names_of_categories[id(among)] = known
-        return known
+        is_decided |= is_new
+        has_name = np.zeros(len(self.name), np.bool_)
+        has_name[rows] = table[names]
+        return has_name

@@ -14,7 +14,17 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.text import printable
 from training_profiler.base.units import counted
 from training_profiler.tables.sections import SAMPLED_LINE
-from training_profiler.trace_analysis.load.arguments import MTIA_WORK, Arguments, Categories, integer_or_none, integers
+from training_profiler.trace_analysis.load.arguments import (
+    MTIA_WORK,
+    Arguments,
+    Categories,
+    InexactTimeError,
+    TimeProblemError,
+    integer_or_none,
+    integers,
+    pairs_of,
+    times_ns,
+)
 from training_profiler.trace_analysis.load.chunks import NoPiecesError
 from training_profiler.trace_analysis.load.columns import (
     CATEGORY_IDS,
@@ -34,7 +44,6 @@ from training_profiler.trace_analysis.load.columns import (
     numbered,
 )
 from training_profiler.trace_analysis.load.reader import Args, RawTrace, TraceEvent, read_events, read_parts
-from training_profiler.trace_analysis.load.times import InexactTimeError, TimeProblemError, pairs_of, times_ns
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations, takewhile
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.base.table import shortened, table, with_details, wrapped
 from training_profiler.trace_analysis import kernel_names
@@ -10,11 +10,14 @@ from training_profiler.trace_analysis.compare import (
     RECORDING,
     STEP,
     BranchDifference,
+    CallPath,
     TraceComparison,
     TraceDifference,
     WorkDifference,
 )
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
+    gpu_name,
+    in_ms,
     kernel,
     ms,
     ms_number,
@@ -23,8 +26,6 @@ from training_profiler.trace_analysis.report.formats import (
     warnings_of,
     without_text,
 )
-from training_profiler.trace_analysis.step_work import Path as CallPath
-from training_profiler.trace_analysis.trace_json import gpu_name
 
 MOST_ROWS: Final = 8  # of each table of operators and kernels
 MOST_UNIT: Final = 50  # characters of an annotation's name
@@ -97,15 +98,7 @@ def _work(name: str, differences: Sequence[WorkDifference]) -> str:
     if not shown:
         return f"{title}: no difference of {us(LEAST_NS)} or more"
     is_kernel = name == "kernels"
-    rows = [
-        (
-            kernel_names.kind_of(row.name) if is_kernel else row.name,
-            ms_number(row.before_ns),
-            ms_number(row.after_ns),
-            *_change(row, counts=row.counts),
-        )
-        for row in shown
-    ]
+    rows = [(kernel_names.kind_of(row.name) if is_kernel else row.name, *_times(row, row.counts)) for row in shown]
     details = [
         ": ".join(filter(None, (_counts(row.counts, counted), kernel(row.name) if is_kernel else row.shapes)))
         for row in shown
@@ -129,8 +122,7 @@ def _tree(branches: Sequence[BranchDifference], where: str) -> str:
             outer = [path for path in shown if path == branch.path[: len(path)] and path != branch.path]
             between = branch.path[len(max(outer, key=len, default=())) : -1]
             total: TraceDifference = getattr(branch, f"{where}_total")
-            times = (ms_number(total.before_ns), ms_number(total.after_ns))
-            rows.append(("  " * len(outer) + branch.path[-1], *times, *_change(total, counts=branch.counts)))
+            rows.append(("  " * len(outer) + branch.path[-1], *_times(total, branch.counts)))
             details.append(_branch(between, own[branch.path], total, branch.counts))
     more = len(differs) - MOST_ROWS
     text = with_details(table(("", *_HEADERS), rows), details)
@@ -159,6 +151,10 @@ def _counts(counts: tuple[float, float], counted: str) -> str:
     return "" if before == after else f"{counted} {before:g} before, {after:g} after"
 
 
+def _times(row: TraceDifference, counts: tuple[float, float]) -> tuple[str, ...]:
+    return ms_number(row.before_ns), ms_number(row.after_ns), *_change(row, counts=counts)
+
+
 def _change(row: TraceDifference, unit: str = "", counts: tuple[float, float] | None = None) -> tuple[str, str, str]:
     sign = "+" if row.change_ns >= 0 else ""
     band = "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
@@ -172,3 +168,41 @@ def _verdict(row: TraceDifference, counts: tuple[float, float] | None) -> str:
             return "gone" if counts[0] else "new"
         less, more = "less", "more"  # a kernel that runs less often is not faster
     return {None: "", True: "noise", False: less if row.change_ns < 0 else more}[row.is_noise]
+
+
+def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
+    """Return all figures of a comparison; unknown ones are None."""
+    before, after = comparison.utilization
+    return {
+        "before": comparison.before.path.name,
+        "after": comparison.after.path.name,
+        "gpus": [gpu_name(comparison.before), gpu_name(comparison.after)],
+        "per": comparison.unit,
+        "operator_calls_in_both_pct": 100 * comparison.alike,
+        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
+        "differences": [{"name": row.name} | _times_data(row) for row in comparison.differences],
+        "call_tree": [_branch_data(row, comparison.has_gpu) for row in comparison.call_tree],
+    } | {key: [_work_data(row) for row in rows] for key, rows in comparison.work.items()}
+
+
+def _times_data(row: TraceDifference) -> dict[str, Any]:
+    return {
+        "before_ms": in_ms(row.before_ns),
+        "after_ms": in_ms(row.after_ns),
+        "difference_ms": in_ms(row.change_ns),
+        "noise_band_ms": None if row.band_ns is None else in_ms(row.band_ns),
+        "is_noise": row.is_noise,
+    }
+
+
+def _work_data(row: WorkDifference) -> dict[str, Any]:
+    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
+    return {"name": row.name, "shapes": row.shapes or None} | counts | _times_data(row)
+
+
+def _branch_data(row: BranchDifference, has_gpu: bool) -> dict[str, Any]:
+    times = {"host_self": row.host_self, "host_total": row.host_total}
+    if has_gpu:
+        times |= {"device_self": row.device_self, "device_total": row.device_total}
+    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
+    return {"path": list(row.path)} | counts | {part: _times_data(difference) for part, difference in times.items()}

@@ -1,14 +1,13 @@
 """The view of the critical path: what carries the steps, and what a step would take after changes."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import Link, Path, critical_path
-from training_profiler.trace_analysis.critical_path.what_if import WhatIf, outcomes
-from training_profiler.trace_analysis.load.columns import NONE
-from training_profiler.trace_analysis.report.formats import kernel, ms, percent
+from training_profiler.trace_analysis.critical_path import Link, Path, critical_path, outcomes
+from training_profiler.trace_analysis.path_graph import Graph
+from training_profiler.trace_analysis.report.figures import kernel, listing, ms, percent
 
 MOST_LINKS: Final = 15
 MOST_JUMPS: Final = 5
@@ -23,24 +22,29 @@ def render_critical_path(graph: Graph | str | None) -> str:
     """Return the view as text, or why the trace has none."""
     if graph is None or isinstance(graph, str):
         return wrapped(f"The critical path of this trace is unknown: {graph or 'it was not computed'}.")
-    path = critical_path(graph)
-    if not path.wall_ns:
-        return "Nothing in this trace takes time."
-    parts = [_title(path, len(graph.sides)), _kinds(path), _links(path), *_what_if(path, outcomes(graph, path))]
-    return "\n\n".join(parts)
+    return _path(graph) or "Nothing in this trace takes time."
 
 
 def render_path_over_ranks(graph: Graph | str) -> str:
     """Return the path over all ranks as text with its heading, or why there is none."""
-    heading = "=== Critical path over ranks ===\n"
     if isinstance(graph, str):
-        return heading + wrapped(f"The critical path over ranks is unknown: {graph}.") + "\n"
+        body = wrapped(f"The critical path over ranks is unknown: {graph}.")
+    else:
+        body = _path(graph) or "Nothing in these traces takes time."
+    return f"=== Critical path over ranks ===\n{body}\n"
+
+
+def _path(graph: Graph) -> str:
+    """Return the path and what changes would bring; "" if nothing takes time."""
     path = critical_path(graph)
     if not path.wall_ns:
-        return f"{heading}Nothing in these traces takes time.\n"
-    tables = [_ranks(path), *([_jumps(path)] if path.jumps else []), _kinds(path), _links(path)]
-    parts = [_title(path, len(graph.sides)), *tables, *_what_if(path, outcomes(graph, path))]
-    return heading + "\n\n".join(parts) + "\n"
+        return ""
+    of_ranks = [_sums(path, {f"rank {rank}": ns for rank, ns in path.ranks_ns.items()})] if graph.is_of_ranks else []
+    of_ranks += [_jumps(path)] if graph.is_of_ranks and path.jumps else []
+    kinds = _sums(path, path.kinds_ns | {"all": path.wall_ns})
+    return "\n\n".join(
+        [_title(path, len(graph.sides)), *of_ranks, kinds, _links(path, graph.is_of_ranks), *_what_if(graph, path)]
+    )
 
 
 def _title(path: Path, ranks: int) -> str:
@@ -55,52 +59,36 @@ def _title(path: Path, ranks: int) -> str:
     return wrapped(f"What determines the length of {what}{after}: {ms(path.wall_ns)}{each}")
 
 
-def _ranks(path: Path) -> str:
-    rows = [(f"rank {rank}", ms(ns), percent(ns / path.wall_ns)) for rank, ns in path.ranks_ns.items()]
+def _sums(path: Path, times_ns: Mapping[str, int]) -> str:
+    rows = [(what, ms(ns), percent(ns / path.wall_ns)) for what, ns in times_ns.items()]
     return table(("on the path", "time", "share"), rows)
 
 
 def _jumps(path: Path) -> str:
-    rows = [
-        (kernel(jump.name), f"rank {jump.waiting}", f"rank {jump.waited_for}", jump.count)
-        for jump in path.jumps[:MOST_JUMPS]
-    ]
-    more = len(path.jumps) - len(rows)
-    text = table(("the path leaves a collective", "of", "for", "times"), rows, left=(0, 1, 2))
-    return text + (f"\n({more} more; --json has all)" if more > 0 else "")
+    return listing(
+        ("the path leaves a collective", "of", "for", "times"),
+        path.jumps,
+        lambda jump: (kernel(jump.name), f"rank {jump.waiting}", f"rank {jump.waited_for}", jump.count),
+        MOST_JUMPS,
+        left=(0, 1, 2),
+    )
 
 
-def _kinds(path: Path) -> str:
-    rows = [(kind, ms(ns), percent(ns / path.wall_ns)) for kind, ns in path.kinds_ns.items()]
-    return table(("on the path", "time", "share"), [*rows, ("all", ms(path.wall_ns), percent(1.0))])
-
-
-def _links(path: Path) -> str:
-    shown = [
-        (kernel(link.name) or NO_NAME, *_rank(link), link.kind, ms(link.ns), percent(link.ns / path.wall_ns))
-        for link in path.links[:MOST_LINKS]
-    ]
-    more = len(path.links) - len(shown)
-    is_of_ranks = bool(path.links) and path.links[0].rank != NONE
+def _links(path: Path, is_of_ranks: bool) -> str:
     headers = ("longest", *(("rank",) if is_of_ranks else ()), "kind", "time", "share")
-    text = table(headers, shown, left=(0, headers.index("kind")))
-    return text + (f"\n({more} more; --json has all)" if more > 0 else "")
+
+    def row_of(link: Link) -> tuple[object, ...]:
+        rank = (link.rank,) if is_of_ranks else ()
+        return kernel(link.name) or NO_NAME, *rank, link.kind, ms(link.ns), percent(link.ns / path.wall_ns)
+
+    return listing(headers, path.links, row_of, MOST_LINKS, left=(0, headers.index("kind")))
 
 
-def _rank(link: Link) -> tuple[int, ...]:
-    return () if link.rank == NONE else (link.rank,)
-
-
-def _what_if(path: Path, found: list[WhatIf]) -> list[str]:
-    each = 1 if path.step_ns is None else path.steps
+def _what_if(graph: Graph, path: Path) -> list[str]:
+    each, of = (1, "it takes") if path.step_ns is None else (path.steps, "a step takes")
     rows = []
-    for change, wall_ns in ((outcome.change, outcome.wall_ns) for outcome in found):
-        what = f"{change.what}: {kernel(change.name)}" if change.name else change.what
-        rows.append((what, ms(wall_ns / each), _change(wall_ns / path.wall_ns - 1)))
-    of = "it takes" if path.step_ns is None else "a step takes"
+    for found in outcomes(graph, path):
+        name = f": {kernel(found.change.name)}" if found.change.name else ""
+        change = percent(round(found.wall_ns / path.wall_ns - 1, 3) + 0.0)  # without a sign if it rounds to nothing
+        rows.append((f"{found.change.what}{name}", ms(found.wall_ns / each), change))
     return [table(("if", of, "change"), rows), wrapped(ASSUMED)]
-
-
-def _change(share: float) -> str:
-    """Return a change as a percentage, with a sign unless it rounds to nothing."""
-    return percent(round(share, 3) + 0.0)

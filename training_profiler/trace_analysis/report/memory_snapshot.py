@@ -6,7 +6,7 @@ from typing import Final
 from training_profiler.base.table import shortened, table, wrapped
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis.memory_snapshot import Held, MemoryPeak, SnapshotOfDevice
-from training_profiler.trace_analysis.report.formats import amount, percent
+from training_profiler.trace_analysis.report.figures import amount, percent
 
 MOST_PLACES: Final = 12
 MOST_FAILED: Final = 3

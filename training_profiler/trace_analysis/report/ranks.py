@@ -12,18 +12,19 @@ from training_profiler.base.units import counted
 from training_profiler.findings.finding import Finding
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
     finding_lines,
     ms,
     not_checked_lines,
     one_step_lines,
     percent,
-    us,
+    saving_ms,
     warnings_of,
 )
+from training_profiler.trace_analysis.report.views import PARTS
+from training_profiler.trace_analysis.report.work import MOST_LATE, communication_over_ranks
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace import Trace
-from training_profiler.trace_analysis.trace_json import saving_ms
 
 LEAST_SHARE: Final = 0.05  # of the traces' mean time, that the waiting takes
 LEAST_LONGER: Final = 0.25  # of the waiting, that something must take longer on the late rank to explain it
@@ -73,9 +74,6 @@ def _longer(traces: Sequence[Trace], rank: int, waiting_ns: float) -> str:
     return f"Rank {rank} has {ms(more_ns[what])} more of {what}" if more_ns[what] >= LEAST_LONGER * waiting_ns else ""
 
 
-MOST_LATE: Final = 3  # ranks that a line names
-
-
 def render_ranks(
     traces: Sequence[Trace], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> str:
@@ -107,12 +105,13 @@ def _names(traces: Sequence[Trace]) -> dict[Path, str]:
 
 def _overview(traces: Sequence[Trace]) -> str:
     names = _names(traces)
-    keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
     for trace in sorted(traces, key=lambda trace: trace.rank or 0) if are_ranks(traces) else traces:
         wall_ns = trace.scope.wall_ns
         is_known = trace.has_gpu and wall_ns
-        shares = [sum(getattr(part, key) for part in trace.scope.parts) / wall_ns if is_known else None for key in keys]
+        shares = [
+            sum(getattr(part, key) for part in trace.scope.parts) / wall_ns if is_known else None for key in PARTS
+        ]
         rows.append(
             (
                 names[trace.path],
@@ -122,46 +121,9 @@ def _overview(traces: Sequence[Trace]) -> str:
                 *(percent(share) for share in shares),
             )
         )
-    headers = (
-        "",
-        "steps",
-        "time",
-        "device\nbusy",
-        "compute",
-        "exposed\ncommunication",
-        "exposed\ncopies",
-        "idle",
-    )
+    headers = ("", "steps", "time", "device\nbusy", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
     warned = [line for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]
     return "\n".join([table(headers, rows), *warned])
-
-
-def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
-    """Return for each kind of collective the time of transfer and of waiting for the last rank."""
-    rows = [
-        (
-            collective.kind,
-            collective.count,
-            us(collective.transfer_ns),
-            us(collective.waiting_ns),
-            percent(_waiting_share(collective)),
-            _late(collective),
-        )
-        for collective in over_ranks
-    ]
-    return table(("mean per run\nover ranks", "runs", "transfer", "waiting", "waiting\nshare", "waited for"), rows)
-
-
-def _late(collective: RankCollective) -> str:
-    """Return the ranks that the others wait for, with their share of the waiting if several do."""
-    if len(collective.late) < 2:
-        return f"rank {collective.late[0][0] if collective.late else collective.latest_rank}"
-    return "ranks " + ", ".join(f"{rank} ({share:.0%})" for rank, share in collective.late[:MOST_LATE])
-
-
-def _waiting_share(collective: RankCollective) -> float:
-    total_ns = collective.waiting_ns + collective.transfer_ns
-    return collective.waiting_ns / total_ns if collective.waiting_ns else 0.0
 
 
 def _recommendations(

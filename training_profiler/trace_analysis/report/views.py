@@ -10,27 +10,22 @@ from training_profiler.findings.check import check_lines
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.idle_times import AttributedGap
-from training_profiler.trace_analysis.report.bus_bandwidth import bus_bandwidth
-from training_profiler.trace_analysis.report.code import code
+from training_profiler.trace_analysis.report import work
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
-from training_profiler.trace_analysis.report.formats import (
+from training_profiler.trace_analysis.report.figures import (
     amount,
     finding_lines,
+    gap_causes,
     kernel,
     ms,
     not_checked_lines,
     one_step_lines,
     percent,
-    us,
     warnings_of,
     without_text,
 )
-from training_profiler.trace_analysis.report.ranks import communication_over_ranks
-from training_profiler.trace_analysis.report.roofline import roofline
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
-from training_profiler.trace_analysis.tables import operator_rows
 from training_profiler.trace_analysis.trace import Trace
-from training_profiler.trace_analysis.trace_json import gap_causes
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
@@ -51,6 +46,7 @@ VIEWS: Final = (
     "checklist",
     "recommendations",
 )
+PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
 
 
 def render_view(
@@ -61,23 +57,25 @@ def render_view(
     thresholds: Mapping[str, float] = THRESHOLDS,
 ) -> str:
     """Return one of ``VIEWS`` as text, with its heading."""
-    if name == "operators":
-        body = _operators(analysis, sort)
-    elif name == "communication":
-        body = _communication(analysis, over_ranks)
-    elif name == "recommendations":
-        body = _recommendations(analysis, thresholds)
-    else:
-        body = _RENDERERS[name](analysis)
-    return f"=== {name.replace('-', ' ').capitalize()} ===\n{body}\n"
+    views: dict[str, Callable[[], str]] = {
+        "overview": lambda: _overview(analysis),
+        "operators": lambda: work.operators(analysis, sort),
+        "code": lambda: work.code(analysis),
+        "kernels": lambda: work.kernels(analysis),
+        "roofline": lambda: work.roofline(analysis),
+        "trace": lambda: _trace(analysis),
+        "memory": lambda: _memory(analysis),
+        "communication": lambda: work.communication(analysis, over_ranks),
+        CRITICAL_PATH: lambda: render_critical_path(analysis.graph),
+        "checklist": lambda: "\n".join(check_lines(checks(analysis), WIDTH)),
+        "recommendations": lambda: _recommendations(analysis, thresholds),
+    }
+    return f"=== {name.replace('-', ' ').capitalize()} ===\n{views[name]()}\n"
 
 
 def _overview(analysis: Trace) -> str:
     lines = [*_title(analysis), ""]
-    if analysis.steps:
-        lines += [_steps(analysis), ""]
-    else:
-        lines += [wrapped(_without_steps(analysis)), ""]
+    lines += [_steps(analysis) if analysis.steps else wrapped(_without_steps(analysis)), ""]
     if len(analysis.devices) > 1:
         lines += [_devices(analysis), ""]
     if analysis.has_gpu:
@@ -97,7 +95,7 @@ def _overview(analysis: Trace) -> str:
     if loading.count:
         lines.append(f"DataLoader: {ms(loading.total_ns)} in {counted(loading.count, 'wait')} for a batch")
     if analysis.host_collectives:
-        lines.append(wrapped(_on_host(analysis), rest="  "))
+        lines.append(wrapped(work.on_host(analysis), rest="  "))
     if analysis.step_variation is not None:
         lines.append(wrapped(_variation(analysis), rest="  "))
         pace = analysis.pace_variation
@@ -124,12 +122,6 @@ def _variation(analysis: Trace) -> str:
     return f"{said} (coefficient of variation)"
 
 
-def _on_host(analysis: Trace) -> str:
-    """Return the collectives that the host runs, in threads of their own: they may overlap with all else."""
-    calls = [f"{call.name} {ms(call.total_ns)} in {counted(call.count, 'call')}" for call in analysis.host_collectives]
-    return f"Communication by threads of the host: {', '.join(calls)}"
-
-
 def _without_steps(analysis: Trace) -> str:
     repeated = analysis.scope.repetition
     recurs = f" {shortened(repeated.name, MOST_MARK)} recurs {repeated.count} times." if repeated else ""
@@ -153,7 +145,7 @@ def _steps(analysis: Trace) -> str:
     if not analysis.has_gpu:
         return table(("step", "wall"), [(step.name, ms(step.wall_ns)) for step in analysis.steps])
     headers = ("step", "wall", "compute", "exposed\ncommunication", "exposed\ncopies", "idle")
-    keys = ("wall_ns", "compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
+    keys = ("wall_ns", *PARTS)
     rows: list[Sequence[object]] = [
         (step.name, *(ms(getattr(step, key)) for key in keys)) for step in analysis.steps[:MOST_ROWS]
     ]
@@ -165,66 +157,17 @@ def _steps(analysis: Trace) -> str:
 
 def _devices(analysis: Trace) -> str:
     """Return the devices of the file one by one; the table of steps takes them together."""
-    keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = [
         (
             f"device {device.index}",
             ms(device.device.busy.total_ns),
             percent(device.utilization_in_steps),
-            *(ms(sum(getattr(step, key) for step in device.steps)) for key in keys),
+            *(ms(sum(getattr(step, key) for step in device.steps)) for key in PARTS),
         )
         for device in analysis.devices
     ]
     headers = ("", "busy", "of\nsteps", "compute", "exposed\ncomm.", "exposed\ncopies", "idle")
     return table(headers, rows)
-
-
-def _operators(analysis: Trace, sort: str) -> str:
-    found = operator_rows(analysis, sort)
-    details = [
-        ", ".join(str(part) for part in (row["section"] and f"in {row['section']}", row["shapes"]) if part)
-        for row in found.rows[:MOST_ROWS]
-    ]
-    more = len(found.rows) - len(details)
-    text = with_details(found.text(most=MOST_ROWS), details)
-    return text + (f"\n({more} more; --json has all)" if more > 0 else "")
-
-
-def _kernels(analysis: Trace) -> str:
-    kernels = analysis.kernels
-    if not kernels.count:
-        return "This trace contains no kernels."
-    shown = kernels.rows[:MOST_ROWS]
-    rows = [
-        (
-            row.kind,
-            row.calls,
-            ms(row.total_ns),
-            percent(row.total_ns / max(1, kernels.total_ns)),
-            us(row.mean_ns),
-            percent(row.occupancy),
-            "" if row.blocks_per_sm is None else f"{row.blocks_per_sm:.1f}",
-        )
-        for row in shown
-    ]
-    headers = ("kernel", "calls", "total", "share", "mean", "occupancy", "blocks/SM")
-    lines = [
-        with_details(table(headers, rows), [kernel(row.name) for row in shown]),
-        "",
-        f"{counted(kernels.count, 'kernel')}, {ms(kernels.total_ns)} in total",
-        f"Under 10 us: {kernels.short_count} kernels, {percent(kernels.short_share)} of the time",
-        f"Under 100 us: {percent(kernels.below_100us_share)} of the time",
-        f"Tensor cores, by name: {percent(kernels.tensor_core_share)} of kernel time",
-        f"Flash or fused attention: {ms(kernels.flash_ns)}",
-    ]
-    if kernels.launch_known_count:
-        lines.append(
-            f"Shorter than the call that launched them: {kernels.launch_bound_count} of {kernels.launch_known_count}"
-        )
-    by_kind = ", ".join(f"{kind} {percent(ns / max(1, kernels.total_ns))}" for kind, ns in kernels.by_kind_ns.items())
-    lines += [wrapped(f"By kind: {by_kind}", rest="  ")]
-    lines += [f"Unclassified: {percent(kernels.unclassified_share)} of kernel time"]
-    return "\n".join(lines)
 
 
 def _trace(analysis: Trace) -> str:
@@ -303,54 +246,9 @@ def _memory(analysis: Trace) -> str:
     return table(headers, rows, name=3)
 
 
-def _communication(analysis: Trace, over_ranks: Sequence[RankCollective]) -> str:
-    if not analysis.collectives:
-        return _no_communication(analysis)
-    rows = [
-        (
-            row.kind,
-            row.count,
-            amount(row.bytes),
-            ms(row.total_ns),
-            percent(row.hidden_ns / row.total_ns if row.total_ns else None),
-        )
-        for row in analysis.collectives
-    ]
-    lines = [table(("collective", "count", "sent", "time", "hidden behind compute"), rows)]
-    lines += ["", bus_bandwidth(analysis.bus_bandwidths)]
-    if over_ranks:
-        lines += ["", communication_over_ranks(over_ranks)]
-    return "\n".join(lines)
-
-
-def _no_communication(analysis: Trace) -> str:
-    if analysis.host_collectives:
-        return wrapped(_on_host(analysis))
-    if not analysis.has_gpu or analysis.kernels.are_known:
-        return "This trace contains no communication."
-    unknown = percent(analysis.kernels.unclassified_share)
-    return f"No kernel is known to communicate; {unknown} of kernel time is of unknown kind."
-
-
-def _checklist(analysis: Trace) -> str:
-    return "\n".join(check_lines(checks(analysis), WIDTH))
-
-
 def _recommendations(analysis: Trace, thresholds: Mapping[str, float]) -> str:
     lines = [line for finding in recommendations(analysis, thresholds) for line in finding_lines(finding, analysis)]
     missing = not_checked(analysis)
     if not lines:
         lines = ["No bottleneck found." if not missing else "The rules that could run found no bottleneck."]
     return "\n".join([*one_step_lines([analysis]), *lines, *not_checked_lines(missing)])
-
-
-_RENDERERS: Final[Mapping[str, Callable[[Trace], str]]] = {
-    "overview": _overview,
-    "code": code,
-    "kernels": _kernels,
-    "roofline": roofline,
-    "trace": _trace,
-    "memory": _memory,
-    CRITICAL_PATH: lambda analysis: render_critical_path(analysis.graph),
-    "checklist": _checklist,
-}

@@ -1,26 +1,154 @@
-"""Rules about the device: kernels, precision, attention, the optimizer, communication."""
+"""Rules about the device: memory and the balance of a step, then kernels, precision, copies, communication."""
 
 from typing import Final
 
 from training_profiler.base.table import shortened
-from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis import kernel_names, operators
-from training_profiler.trace_analysis.checklist import uses_math_attention
-from training_profiler.trace_analysis.parallelism import advice
-from training_profiler.trace_analysis.phases import OPTIMIZER
-from training_profiler.trace_analysis.rules.needs import CAPABILITY, CUDA_KERNELS, DEVICE, HOST, LOOP, WHOLE
-from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
+from training_profiler.trace_analysis.checklist import memory_share, phase_share, uses_math_attention
+from training_profiler.trace_analysis.communication import advice
+from training_profiler.trace_analysis.events import HOST
+from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.registry import (
+    CAPABILITY,
+    CUDA_KERNELS,
+    DEVICE,
+    LOOP,
+    MEMORY,
+    OPERATORS,
+    OPTIMIZER_KERNELS,
+    PHASES,
+    RESERVED,
     RULES,
     TENSOR_CORES_SINCE,
+    WHOLE,
     can_compile,
     computed_ns,
+    has_backward,
     has_optimizer,
     share_of_scope,
 )
 from training_profiler.trace_analysis.trace import Trace
+
+MUCH_RESERVED: Final = 0.50  # of a device's memory
+
+
+@RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN, needs=(MEMORY,))
+def memory_grows(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag memory that is higher after every step than after the one before."""
+    growing = [memory for memory in analysis.memory if memory.grows]
+    if not growing:
+        return None
+    memory = growing[0]
+    rise = memory.step_end_bytes[-1] - memory.step_end_bytes[1]
+    where = "the host" if memory.device == HOST else f"device {memory.device}"
+    return Finding(
+        "memory-grows",
+        f"Allocated memory of {where} grows with every step "
+        f"({rise / BYTES_PER_MIB:.1f} MiB over the last {len(memory.step_end_bytes) - 2})",
+        {"bytes": rise, "threshold": threshold, "device": memory.device},
+        0.0,
+        "Look for tensors that are kept with their graph; keep .detach() or .item() of them instead",
+    )
+
+
+@RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN, needs=(MEMORY,))
+def fragmentation(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation.
+
+    Where most of the device's memory is free, none of it is missing.
+    """
+    for memory in analysis.memory:
+        if memory.unused_at_peak_bytes is None or not memory.reserved_peak_bytes:
+            continue
+        total = analysis.device_bytes.get(int(memory.device))
+        if total is not None and memory.reserved_peak_bytes <= MUCH_RESERVED * total:
+            continue
+        part = memory.unused_at_peak_bytes / memory.reserved_peak_bytes
+        if part > threshold and memory.unused_at_peak_bytes > BYTES_PER_GIB:
+            return Finding(
+                "fragmentation",
+                f"{part:.0%} of the reserved memory of device {memory.device} is unused at peak allocation",
+                {"part": part, "threshold": threshold, "bytes": memory.unused_at_peak_bytes},
+                0.0,
+                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes constant",
+            )
+    return None
+
+
+@RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,), work="products", has_conversions=True)
+def backward_slow(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a backward pass that takes over three times the forward pass, on the device."""
+    phases = analysis.phases.times_ns
+    if phases is None or not phases[FORWARD] or phases[BACKWARD] / phases[FORWARD] <= threshold:
+        return None
+    ratio = phases[BACKWARD] / phases[FORWARD]
+    return Finding(
+        "backward-slow",
+        f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: {USUAL_BACKWARD}x)",
+        {"ratio": ratio, "threshold": threshold},
+        (phases[BACKWARD] - USUAL_BACKWARD * phases[FORWARD]) / NS_PER_S,
+        "Check for recomputation and for autograd functions without a fused backward",
+    )
+
+
+def _phase_is_heavy(analysis: Trace, threshold: float, phase: str, code: str, subject: str, fix: str) -> Finding | None:
+    """Return a finding if the phase takes too much of step time on the device."""
+    share, times_ns = phase_share(analysis, phase), analysis.phases.times_ns
+    if share is None or share <= threshold or times_ns is None:
+        return None
+    message = f"{subject} takes {share:.1%} of {analysis.scope.time} on the device"
+    evidence = {"share_of_step": share, "threshold": threshold}
+    return Finding(code, message, evidence, times_ns[phase] / 2 / NS_PER_S, fix)  # a realistic change saves half of it
+
+
+@RULES.rule("optimizer-heavy", threshold=0.15, needs=(PHASES,), work="optimizer")
+def optimizer_heavy(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag an optimizer that takes over 15 % of step time on the device."""
+    fix = "Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches"
+    return _phase_is_heavy(analysis, threshold, OPTIMIZER, "optimizer-heavy", "The optimizer", fix)
+
+
+@RULES.rule("forward-dominates", threshold=0.60, needs=(PHASES,), work="products", has_conversions=True)
+def forward_dominates(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a forward pass that takes over 60 % of step time on the device."""
+    compiled = " or torch.compile" if can_compile(analysis) else ""
+    fix = f"Use mixed precision{compiled}; check for computations that the loss does not need"
+    return _phase_is_heavy(analysis, threshold, FORWARD, "forward-dominates", "The forward pass", fix)
+
+
+@RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
+def memory_high(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag reserved memory over 90 % of the device's memory. Servers of language models reserve it on purpose."""
+    part = memory_share(analysis)
+    if part is None or part <= threshold or (analysis.is_serving and not has_backward(analysis)):
+        return None
+    risk = "; it may run out" if part > 0.98 else ""
+    return Finding(
+        "gpu-memory-high",
+        f"{part:.0%} of the device's memory is reserved{risk}",
+        {"part": part, "threshold": threshold},
+        0.0,
+        f"Use smaller batches{', gradient checkpointing' if has_backward(analysis) else ''} or mixed precision",
+    )
+
+
+@RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN, needs=(RESERVED,))
+def memory_low(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag reserved memory under half of the device's memory."""
+    part = memory_share(analysis)
+    if part is None or part >= threshold:
+        return None
+    return Finding(
+        "gpu-memory-low",
+        f"{f'Only {part:.0%}' if part >= 0.01 else 'Under 1%'} of the device's memory is reserved",
+        {"part": part, "threshold": threshold},
+        0.0,
+        f"Use larger batches, if the {'training' if has_backward(analysis) else 'program'} allows it",
+    )
+
 
 LEAST_KERNELS: Final = 20  # fewer show nothing of a program
 MOST_NAMES: Final = 3  # that a finding lists
@@ -69,7 +197,7 @@ def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST), work="copies")
+@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, OPERATORS), work="copies")
 def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` for over 10 % of the device's busy time in which it does nothing else."""
     ns, calls = analysis.conversions.total_ns, analysis.conversions.count
@@ -137,7 +265,7 @@ def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, HOST), work="products")
+@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, OPERATORS), work="products")
 def math_attention(analysis: Trace, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]

@@ -18,9 +18,14 @@ from training_profiler.trace_analysis.gaps import (
     UNKNOWN,
 )
 from training_profiler.trace_analysis.idle_times import AttributedGap
-from training_profiler.trace_analysis.rules.needs import BATCHES, DEVICE, DIRECTIONS, HOST, THREE_STEPS, WHOLE
 from training_profiler.trace_analysis.rules.registry import (
+    BATCHES,
+    DEVICE,
+    DIRECTIONS,
+    OPERATORS,
     RULES,
+    THREE_STEPS,
+    WHOLE,
     can_compile,
     gap_ns,
     has_optimizer,
@@ -133,7 +138,7 @@ def _fewer_launches(analysis: Trace) -> str:
     return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
-@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
+@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
     found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
@@ -173,7 +178,7 @@ def _stall_text(place: AttributedGap) -> str:
     return f"{place.ns_of(HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 
-@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
+@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
     ns = gap_ns(analysis, LAUNCH_BOUND, PYTHON)
@@ -191,7 +196,7 @@ def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, HOST), is_measured=True)
+@RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def reads(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
     share = share_of_scope(analysis, analysis.waiting.read_ns)
@@ -209,7 +214,7 @@ def reads(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, HOST), is_measured=True)
+@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
     ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
@@ -248,7 +253,7 @@ def pageable(analysis: Trace, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("allocations", threshold=0.01, needs=(HOST,), is_measured=True)
+@RULES.rule("allocations", threshold=0.01, needs=(OPERATORS,), is_measured=True)
 def allocations(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
     ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations

@@ -7,7 +7,7 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.rules import balance, device, host  # noqa: F401
+from training_profiler.trace_analysis.rules import device, host  # noqa: F401
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace import Trace
 

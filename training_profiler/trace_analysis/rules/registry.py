@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-from training_profiler.findings.registry import Registry, Rule
+from training_profiler.findings.registry import Need, Registry, Rule
+from training_profiler.trace_analysis.checklist import memory_share
 from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
-from training_profiler.trace_analysis.load.columns import NONE
 from training_profiler.trace_analysis.trace import Trace
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
@@ -91,9 +91,43 @@ def reads_gap_ns(analysis: Trace, *causes: str) -> int:
     chosen = [
         place
         for place in analysis.idle_times
-        if place.follows_read
-        and place.gap.next_row != NONE  # after the last work there is none that a read could delay
+        if place.follows_read and place.next_name  # after the last work there is none that a read could delay
     ]
     among = [cause for cause in _AFTER_READ if not causes or cause in causes]
     chosen_ns = sum(place.ns_of(*among) for place in chosen) // max(1, len(analysis.devices))
     return min(chosen_ns, analysis.waiting.read_ns)
+
+
+DEVICE: Final[Need[Trace]] = Need("work of a device", lambda analysis: analysis.has_gpu)
+WHOLE: Final[Need[Trace]] = Need("device work that is whole", lambda analysis: analysis.is_whole)
+OPERATORS: Final[Need[Trace]] = Need("operators of the host", lambda analysis: bool(analysis.operators))
+DIRECTIONS: Final[Need[Trace]] = Need(
+    "the direction of copies", lambda analysis: analysis.transfers.exposed_ns is not None
+)
+BATCHES: Final[Need[Trace]] = Need(
+    'waits for batches ("enumerate(DataLoader)" or a section data_loading)',
+    lambda analysis: bool(analysis.waiting.data_names),
+)
+LOOP: Final[Need[Trace]] = Need(
+    "steps (profiler.step()), or an annotation that recurs with the loop",
+    lambda analysis: analysis.scope.repetitions > 0,
+)
+THREE_STEPS: Final[Need[Trace]] = Need(
+    "three steps (profiler.step())", lambda analysis: analysis.step_variation is not None
+)
+CUDA_KERNELS: Final[Need[Trace]] = Need(
+    "kernels of CUDA or HIP, whose names show whether they update many tensors at once",
+    lambda analysis: analysis.has_graphs,
+)
+OPTIMIZER_KERNELS: Final[Need[Trace]] = Need(
+    "kernels that an optimizer launched", lambda analysis: analysis.phases.optimizer_kernels > 0
+)
+PHASES: Final[Need[Trace]] = Need("a backward pass on a device", lambda analysis: analysis.phases.times_ns is not None)
+CAPABILITY: Final[Need[Trace]] = Need(
+    "the compute capability of an NVIDIA device", lambda analysis: analysis.compute_capability is not None
+)
+MEMORY: Final[Need[Trace]] = Need("memory events (profile_memory=True)", lambda analysis: bool(analysis.memory))
+RESERVED: Final[Need[Trace]] = Need(
+    "memory events (profile_memory=True) and the size of the device's memory",
+    lambda analysis: memory_share(analysis) is not None,
+)

@@ -1,30 +1,28 @@
-"""The figures of a trace as plain data, for ``training-profiler trace --json``; ms are floats of exact nanoseconds."""
+"""The figures of a trace: plain data for ``--json`` (ms are floats of exact nanoseconds), and how text writes them."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from training_profiler.base.units import NS_PER_MS, NS_PER_S
+from training_profiler.base.table import table, with_details, wrapped
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_S, NS_PER_US, bytes_text
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
-from training_profiler.trace_analysis.compare import BranchDifference, TraceComparison, TraceDifference, WorkDifference
-from training_profiler.trace_analysis.critical_path.graph import Graph
-from training_profiler.trace_analysis.critical_path.path import Jump, Link, critical_path
-from training_profiler.trace_analysis.critical_path.what_if import WhatIf, outcomes
-from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
+from training_profiler.trace_analysis.communication import BusBandwidth
+from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
+from training_profiler.trace_analysis.events import OneDevice, Scope, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.host_activity import TracedModuleCalls
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.load.columns import NONE
-from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, sorted_by
-from training_profiler.trace_analysis.roofline import Rate
+from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
-from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.trace import Trace
 
 MOST_GAPS: Final = 5
@@ -42,7 +40,7 @@ DIGITS: Final = 3  # of steps' lengths in ms
 NS_DIGITS: Final = 3  # of savings, which are ns and halves of them
 
 
-def ms(ns: float) -> float:
+def in_ms(ns: float) -> float:
     """Return nanoseconds as milliseconds."""
     return ns / NS_PER_MS
 
@@ -70,60 +68,59 @@ def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dic
         "n_events": analysis.events,
         "n_gpu_events": analysis.gpu_events,
         "n_kernels": kernels.count,
-        "span_ms": ms(analysis.span_ns),
-        "busy_ms": ms(analysis.device.busy.total_ns) if analysis.has_gpu else None,
+        "span_ms": in_ms(analysis.span_ns),
+        "busy_ms": in_ms(analysis.device.busy.total_ns) if analysis.has_gpu else None,
         "idle_pct": 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns)
         if analysis.has_gpu and analysis.span_ns
         else None,
-        "steps": [[step.name, round(ms(step.wall_ns), DIGITS)] for step in analysis.steps],
+        "steps": [[step.name, round(in_ms(step.wall_ns), DIGITS)] for step in analysis.steps],
         "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
         "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
         "devices": [_device(device) for device in analysis.devices],
         "step_variation_pct": _percent(analysis.step_variation),
-        "compute_union_ms": ms(analysis.device.compute.total_ns),
-        "comm_union_ms": ms(communication_ns),
-        "comm_exposed_ms": ms(analysis.exposed_communication_ns),
+        "compute_union_ms": in_ms(analysis.device.compute.total_ns),
+        "comm_union_ms": in_ms(communication_ns),
+        "comm_exposed_ms": in_ms(analysis.exposed_communication_ns),
         "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
-        "kernel_sum_ms": ms(kernels.total_ns),
+        "kernel_sum_ms": in_ms(kernels.total_ns),
         "kernels_lt10us": kernels.short_count,
         "kernels_lt10us_time_pct": _percent(kernels.short_share),
         "kernels_lt100us_time_pct": _percent(kernels.below_100us_share),
         "kernels_shorter_than_launch": kernels.launch_bound_count,
         "kernels_with_launch": kernels.launch_known_count,
-        "flash_kernel_ms": ms(kernels.flash_ns),
-        "attention_kernel_ms": ms(kernels.attention_ns),
+        "flash_kernel_ms": in_ms(kernels.flash_ns),
+        "attention_kernel_ms": in_ms(kernels.attention_ns),
         "tensorcore_named_pct": _percent(kernels.tensor_core_share),
         "unclassified_pct": _percent(kernels.unclassified_share),
-        "kernel_kinds_ms": {kind: ms(ns) for kind, ns in kernels.by_kind_ns.items()},
-        "largest_gaps_ms": [ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
-        "gaps_lt30us_ms": ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
-        "gaps_ge30us_ms": ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
+        "kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()},
+        "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
+        "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
+        "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
         "gap_causes_ms": gap_causes(analysis),
         "gaps": [_gap(analysis, place) for place in analysis.gaps],
         "memcpy": {
-            calls.name: {"n": calls.count, "ms": ms(calls.total_ns), "bytes": calls.bytes} for calls in analysis.copies
+            calls.name: {"n": calls.count, "ms": in_ms(calls.total_ns), "bytes": calls.bytes}
+            for calls in analysis.copies
         },
         "syncs": _calls(analysis.synchronizations),
         "allocations": _calls(analysis.allocations),
         "host_communication": _calls(analysis.host_collectives),
-        "dataloader": {"n": analysis.data_loading.count, "ms": ms(analysis.data_loading.total_ns)},
+        "dataloader": {"n": analysis.data_loading.count, "ms": in_ms(analysis.data_loading.total_ns)},
         "gpu_events_without_launch": kernels.without_launch,
         "top_kernels": [
-            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": ms(kernel.total_ns), "kind": kernel.kind}
+            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": in_ms(kernel.total_ns), "kind": kernel.kind}
             for kernel in kernels.rows[:MOST_KERNELS]
         ],
         "streams": analysis.streams,
         "operators": [_operator(operator, analysis.has_gpu) for operator in sorted_by(analysis.operators, sort)],
         "communication": [asdict(collective) for collective in analysis.collectives],
         "memory": [asdict(memory) for memory in analysis.memory],
-        "checklist": [check._asdict() for check in checks(analysis)],
-        "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
-        **_limits(analysis),
+        **_judgement(analysis, thresholds),
     }
 
 
 def _calls(found: Iterable[TracedModuleCalls]) -> dict[str, dict[str, Any]]:
-    return {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in found}
+    return {calls.name: {"n": calls.count, "ms": in_ms(calls.total_ns)} for calls in found}
 
 
 def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
@@ -132,16 +129,16 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
         return None if graph is None else {"why_not": graph}
     path = critical_path(graph)
     of_ranks = {
-        "ranks_ms": {rank: ms(ns) for rank, ns in path.ranks_ns.items()},
+        "ranks_ms": {rank: in_ms(ns) for rank, ns in path.ranks_ns.items()},
         "jumps": [jump_data(jump) for jump in path.jumps],
     }
     return (of_ranks if graph.is_of_ranks else {}) | {
         "why_not": None,
         "steps": path.steps or None,
-        "wall_ms": ms(path.wall_ns),
-        "earlier_ms": ms(path.earlier_ns),
-        "recording_ms": ms(path.recording_ns),
-        "kinds_ms": {kind: ms(ns) for kind, ns in path.kinds_ns.items()},
+        "wall_ms": in_ms(path.wall_ns),
+        "earlier_ms": in_ms(path.earlier_ns),
+        "recording_ms": in_ms(path.recording_ns),
+        "kinds_ms": {kind: in_ms(ns) for kind, ns in path.kinds_ns.items()},
         "links": [link_data(link) for link in path.links],
         "what_if": [outcome_data(found) for found in outcomes(graph, path)],
     }
@@ -149,7 +146,7 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
 
 def link_data(link: Link) -> dict[str, Any]:
     """Return a link of the critical path."""
-    data = {"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": ms(link.ns)}
+    data = {"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": in_ms(link.ns)}
     return data if link.rank == NONE else {"rank": link.rank} | data
 
 
@@ -168,7 +165,7 @@ def outcome_data(found: WhatIf) -> dict[str, Any]:
     return {
         "change": found.change.what,
         "name": found.change.name[:MOST_NAME] or None,
-        "wall_ms": ms(found.wall_ns),
+        "wall_ms": in_ms(found.wall_ns),
     }
 
 
@@ -178,14 +175,14 @@ def gap_causes(analysis: Trace) -> dict[str, float]:
     for place in analysis.gaps:
         for cause, share in place.gap.shares:
             causes[cause] += share * place.gap.length_ns
-    return {cause: ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
+    return {cause: in_ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
 
 
 def saving_ms(finding: Finding) -> float | None:
     """Return the saving of a finding over all recorded steps, in ms; None if unknown."""
     if RULES[finding.code].saving is Saving.UNKNOWN:
         return None
-    return ms(round(finding.potential_saving_s * NS_PER_S, NS_DIGITS))
+    return in_ms(round(finding.potential_saving_s * NS_PER_S, NS_DIGITS))
 
 
 def _recommendation(finding: Finding) -> dict[str, Any]:
@@ -222,18 +219,20 @@ def _device(device: OneDevice) -> dict[str, Any]:
     return {
         "device": device.index,
         "gpu": device.name or None,
-        "busy_ms": ms(device.device.busy.total_ns),
+        "busy_ms": in_ms(device.device.busy.total_ns),
         "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
         "step_parts_ns": _steps(device.steps),
     }
 
 
-def _limits(analysis: Trace) -> dict[str, Any]:
-    """Return what shares are of, the idle time outside of gaps, and what of the trace is missing or cannot be right."""
+def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    """Return checks and findings, what shares are of, and what of the trace is missing or cannot be right."""
     return {
+        "checklist": [check._asdict() for check in checks(analysis)],
+        "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
         "not_checked": not_checked(analysis),
-        "recording_ms": ms(analysis.recording_ns) if analysis.has_gpu else None,
-        "not_recorded_ms": ms(analysis.unseen_ns) if analysis.has_gpu else None,
+        "recording_ms": in_ms(analysis.recording_ns) if analysis.has_gpu else None,
+        "not_recorded_ms": in_ms(analysis.unseen_ns) if analysis.has_gpu else None,
         "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),
@@ -246,7 +245,7 @@ def _limits(analysis: Trace) -> dict[str, Any]:
 def _scope(scope: Scope) -> dict[str, Any]:
     return {
         "what": "steps" if scope.is_steps else "recording",
-        "ms": ms(scope.wall_ns),
+        "ms": in_ms(scope.wall_ns),
         "recurs": scope.repetition and scope.repetition.name,
         "times": scope.repetitions or None,
     }
@@ -255,8 +254,8 @@ def _scope(scope: Scope) -> dict[str, Any]:
 def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
     return {
         "device": place.gap.device,
-        "at_ms": ms(place.gap.begin_ns - analysis.begin_ns),
-        "ms": ms(place.gap.length_ns),
+        "at_ms": in_ms(place.gap.begin_ns - analysis.begin_ns),
+        "ms": in_ms(place.gap.length_ns),
         "cause": place.gap.cause,
         "covered_pct": 100 * place.gap.share_of(place.gap.cause),
         "next": place.next_name[:MOST_NAME] or None,
@@ -280,7 +279,7 @@ def rate_data(rate: Rate) -> dict[str, Any]:
         "dtype": rate.dtype or None,
         "device": rate.device or None,
         "calls": rate.calls,
-        "device_ms": ms(rate.device_ns),
+        "device_ms": in_ms(rate.device_ns),
         "flops": rate.flops,
         "least_bytes": rate.bytes,
         "tflop_per_s": rate.tflops,
@@ -305,7 +304,7 @@ def _code(analysis: Trace) -> dict[str, Any]:
 
 def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the times of a place of the code."""
-    return {"name": place.name} | times_data(place, has_gpu) | {"gaps_ms": ms(place.idle_ns) if has_gpu else None}
+    return {"name": place.name} | times_data(place, has_gpu) | {"gaps_ms": in_ms(place.idle_ns) if has_gpu else None}
 
 
 def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
@@ -315,7 +314,7 @@ def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
         "message_bytes": row.message_bytes,
         "group_size": row.group_size,
         "runs": row.count,
-        "total_ms": ms(row.total_ns),
+        "total_ms": in_ms(row.total_ns),
         "mean_gb_per_s": row.mean_gb_s,
         "best_gb_per_s": row.best_gb_s,
         "link_gb_per_s": None if row.link is None else row.link.gb_s,
@@ -333,46 +332,114 @@ def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the calls and the times of an operator or a place; device times are None without a device."""
     return {
         "calls": of.calls,
-        "host_self_ms": ms(of.host_self_ns),
-        "host_total_ms": ms(of.host_total_ns),
-        "device_self_ms": ms(of.device_self_ns) if has_gpu else None,
-        "device_total_ms": ms(of.device_total_ns) if has_gpu else None,
+        "host_self_ms": in_ms(of.host_self_ns),
+        "host_total_ms": in_ms(of.host_total_ns),
+        "device_self_ms": in_ms(of.device_self_ns) if has_gpu else None,
+        "device_total_ms": in_ms(of.device_total_ns) if has_gpu else None,
     }
 
 
-def comparison_data(comparison: TraceComparison) -> dict[str, Any]:
-    """Return all figures of a comparison; unknown ones are None."""
-    before, after = comparison.utilization
-    return {
-        "before": comparison.before.path.name,
-        "after": comparison.after.path.name,
-        "gpus": [gpu_name(comparison.before), gpu_name(comparison.after)],
-        "per": comparison.unit,
-        "operator_calls_in_both_pct": 100 * comparison.alike,
-        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
-        "differences": [{"name": row.name} | _times(row) for row in comparison.differences],
-        "call_tree": [_branch(row, comparison.has_gpu) for row in comparison.call_tree],
-    } | {key: [_work(row) for row in rows] for key, rows in comparison.work.items()}
+Item = TypeVar("Item")
+BYTES_PER_KIB: Final = 1024
+_NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
+_LONG: Final = 1200  # characters; names of kernels can have many thousands
 
 
-def _times(row: TraceDifference) -> dict[str, Any]:
-    return {
-        "before_ms": ms(row.before_ns),
-        "after_ms": ms(row.after_ns),
-        "difference_ms": ms(row.change_ns),
-        "noise_band_ms": None if row.band_ns is None else ms(row.band_ns),
-        "is_noise": row.is_noise,
-    }
+def ms_number(ns: float) -> str:
+    """Return a time in ms, without its unit."""
+    return f"{ns / NS_PER_MS:.3f}"
 
 
-def _work(row: WorkDifference) -> dict[str, Any]:
-    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
-    return {"name": row.name, "shapes": row.shapes or None} | counts | _times(row)
+def ms(ns: float) -> str:
+    """Return a time in ms, with its unit."""
+    return f"{ms_number(ns)} ms"
 
 
-def _branch(row: BranchDifference, has_gpu: bool) -> dict[str, Any]:
-    times = {"host_self": row.host_self, "host_total": row.host_total}
-    if has_gpu:
-        times |= {"device_self": row.device_self, "device_total": row.device_total}
-    counts = {"count_before": row.counts[0], "count_after": row.counts[1]}
-    return {"path": list(row.path)} | counts | {part: _times(difference) for part, difference in times.items()}
+def us(ns: float) -> str:
+    """Return a time in us, with its unit."""
+    return f"{ns / NS_PER_US:.1f} us"
+
+
+def percent(share: float | None) -> str:
+    """Return a share of 0 to 1 as a percentage; "" for None."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def amount(count: int | None) -> str:
+    """Return an amount of bytes with its unit; "" for None."""
+    if count is None:
+        return ""
+    if abs(count) < BYTES_PER_KIB:
+        return f"{count} B"
+    return bytes_text(count) if abs(count) >= BYTES_PER_MIB / 10 else f"{count / BYTES_PER_KIB:.1f} KiB"
+
+
+def kernel(name: str) -> str:
+    """Return the name of a kernel without the prefixes that all kernels of torch have."""
+    return _NOISE.sub("", name[:_LONG])
+
+
+def listing(
+    headers: Sequence[str],
+    items: Sequence[Item],
+    row_of: Callable[[Item], Sequence[object]],
+    most: int,
+    *,
+    detail_of: Callable[[Item], str] | None = None,
+    left: Sequence[int] = (0,),
+    more: str = "more; --json has all",
+) -> str:
+    """Return a table of the first items, each with a detail below it, and how many more there are."""
+    shown, left_out = items[:most], len(items) - most
+    text = table(headers, [row_of(item) for item in shown], left)
+    text = with_details(text, [detail_of(item) for item in shown] if detail_of else [])
+    return text + (f"\n({left_out} {more})" if left_out > 0 else "")
+
+
+def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[str]:
+    """Return a finding with its saving, and its fix below; ``traces`` names the traces it holds for."""
+    saving = saving_text(finding, analysis)
+    return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
+
+
+def saving_text(finding: Finding, analysis: Trace) -> str:
+    """Return what a change could save, as a sentence that follows the finding; "" if that is unknown."""
+    saved_ms = saving_ms(finding)
+    if saved_ms is None:
+        return ""
+    saved = f"{saved_ms:.1f} ms or more" if RULES[finding.code].saves_at_least else f"up to {saved_ms:.1f} ms"
+    return f" Could save {saved} of {analysis.scope.extent}."
+
+
+def without_text(analysis: Trace) -> str:
+    """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
+    if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
+        return ""
+    parts = (
+        f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
+        f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",
+    )
+    said = " and ".join(filter(None, parts))
+    return f", {percent(analysis.utilization)} without {said}" if said else ""
+
+
+def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which rules could not run, a line for what each of them needs."""
+    if not missing:
+        return []
+    lines = [wrapped(f"- {what}: {', '.join(codes)}", "  ", "    ") for what, codes in missing.items()]
+    return ["", "Not checked, because the trace lacks:", *lines]
+
+
+def warnings_of(analysis: Trace, of: str = "") -> list[str]:
+    """Return why figures cannot be trusted, and what of the file could not be read; ``of`` names the trace."""
+    lines = [wrapped(f"{of}Incomplete: {doubt.message}.", rest="  ") for doubt in analysis.doubts]
+    return lines + [wrapped(f"{of}File: {note}.", rest="  ") for note in analysis.notes]
+
+
+def one_step_lines(traces: Sequence[Trace]) -> list[str]:
+    """Return that findings are of a single step, if all of these traces have no more."""
+    if not all(trace.is_one_step for trace in traces):
+        return []
+    one = "One step is" if len(traces) == 1 else "One step of each trace is"
+    return [wrapped(f"{one} marked: whether others are like it is not known. Record three or more."), ""]

@@ -12,10 +12,9 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis.communication import Runs, RunsOf, matched_runs
-from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works
-from training_profiler.trace_analysis.critical_path.graph import OTHER_RANK, Edge, Graph, replayed_exactly
-from training_profiler.trace_analysis.critical_path.host_links import HostPieces
 from training_profiler.trace_analysis.load.columns import NONE, Ints, distinct
+from training_profiler.trace_analysis.path_graph import OTHER_RANK, Edge, Graph, replayed_exactly
+from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
 
 # All ranks leave these at about the same time: none has its result before the last one has sent.
 LEFT_TOGETHER: Final = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))

@@ -13,29 +13,25 @@ import numpy as np
 
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.completeness import Doubt, not_recorded
-from training_profiler.trace_analysis.critical_path.device_links import (
+from training_profiler.trace_analysis.events import Scope, TracedEvents
+from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
+from training_profiler.trace_analysis.launches import is_graph_launch
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.path_links import (
     LONG_AGO,
-    Works,
-    device_links,
-    event_waits,
-    unseen_waits,
-    with_fitted_ends,
-)
-from training_profiler.trace_analysis.critical_path.host_links import (
     Handover,
     HostPieces,
     Wait,
+    Works,
+    device_links,
+    event_waits,
     handovers_of,
     host_pieces,
+    unseen_waits,
     waits_of,
+    with_fitted_ends,
 )
-from training_profiler.trace_analysis.gaps import IN_GRAPH
-from training_profiler.trace_analysis.graphs import is_graph_launch
-from training_profiler.trace_analysis.launches import Launches, Nesting
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
-from training_profiler.trace_analysis.recording_time import started_ns
-from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import main_thread
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
@@ -108,36 +104,27 @@ class Graph:
         return self.sides[int(self.side[item])].begin_ns
 
 
-def graph_of(
-    columns: Columns,
-    nesting: Nesting,
-    launches: Launches,
-    communicates: Bools,
-    scope: Scope,
-    doubts: Sequence[Doubt],
-) -> Graph | str:
+def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     """Return the graph, or why the trace does not have what it needs."""
+    columns, scope = events.columns, events.scope
     main = main_thread(columns)
     rows = np.flatnonzero(columns.is_gpu())
     rows = rows[np.lexsort((columns.end_ns[rows], columns.begin_ns[rows]))]
-    calls = launches.call[rows]
+    calls = events.launches.call[rows]
     missing = _missing(columns, main, rows, calls, doubts) or _apart(scope)
     if missing:
         return missing
-    pieces = host_pieces(columns, nesting)
+    pieces = host_pieces(columns, events.nesting)
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
-    works = _works(columns, rows, calls, communicates)
+    works = _works(columns, rows, calls, events.communicates)
     bounds = _bounds(columns, pieces, main, scope)
     since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
         return since_ns
     waits = waits_of(columns, works, calls)
-    handovers = handovers_of(columns, nesting, pieces, main)
-    phase = np.concatenate([_phases(columns, nesting, launches, of) for of in (pieces.row, calls)])
-    recording_ns = bounds[0] - scope.parts[0].begin_ns if scope.is_steps else 0
-    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds, since_ns, phase, recording_ns)
-    graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
+    handovers = handovers_of(columns, events.nesting, pieces, main)
+    graph = _Builder(events, pieces, works, waits, handovers, main, bounds).graph(calls, since_ns)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
 
@@ -197,17 +184,17 @@ def _since(works: Works, begin_ns: int, end_ns: int) -> int | str:
     return not_recorded(later_ns) if later_ns > MOST_BEHIND * (last_ns - since_ns) else since_ns
 
 
-def _phases(columns: Columns, nesting: Nesting, launches: Launches, rows: Ints) -> Ints:
+def _phases(events: TracedEvents, rows: Ints) -> Ints:
     """Return the phase of host events; -1 for none. A forward pass without a mark is what operators and calls do."""
-    phase = phase_of(columns, nesting, launches, rows)
-    is_active = columns.is_of("cpu_op", "cuda_runtime")[rows] | (phase != PHASES.index(FORWARD))
+    phase = phase_of(events, rows)
+    is_active = events.columns.is_of("cpu_op", "cuda_runtime")[rows] | (phase != PHASES.index(FORWARD))
     has_backward = (phase[rows != NONE] == PHASES.index(BACKWARD)).any()
     return np.where(is_active & (rows != NONE) & has_backward, phase, NONE)
 
 
 def _apart(scope: Scope) -> str:
     """Return that there is other time between the steps, if so."""
-    begin, end = scope.parts[0].begin_ns, max(part.end_ns for part in scope.parts)
+    begin, end = scope.parts[0].begin_ns, scope.end_ns
     apart = end - begin - scope.windows.total_ns > MOST_BETWEEN_STEPS * (end - begin)
     return "its steps do not follow one another" if scope.is_steps and apart else ""
 
@@ -228,25 +215,22 @@ class _Builder:
 
     def __init__(
         self,
-        columns: Columns,
+        events: TracedEvents,
         pieces: HostPieces,
         works: Works,
         waits: Sequence[Wait],
         handovers: Sequence[Handover],
         main: int,
         bounds: tuple[int, int],
-        since_ns: int,
-        phase: Ints,
-        recording_ns: int,
     ) -> None:
-        self._columns, self._pieces, self._works = columns, pieces, works
-        self._waits, self._handovers = waits, handovers
-        self._main, self._bounds, self._since_ns, self._phase = main, bounds, since_ns, phase
-        self._recording_ns = recording_ns
+        self._events, self._columns, self._pieces, self._works = events, events.columns, pieces, works
+        self._waits, self._handovers, self._main, self._bounds = waits, handovers, main, bounds
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
-    def graph(self, communicates: Bools, steps: int) -> Graph:
+    def graph(self, calls: Ints, since_ns: int) -> Graph:
+        """Return the graph of a path that begins at ``since_ns``; ``calls`` launched the works."""
+        scope = self._events.scope
         works, rows = self._works, self._works.row
         points = len(self._thread)
         follows = np.diff(self._thread, prepend=NONE) == 0
@@ -260,11 +244,12 @@ class _Builder:
         order = np.lexsort((np.arange(len(at)), np.concatenate([rank, np.zeros(len(rows), np.int64)]), is_work, at))
         begin, end = self._bounds
         launched = (works.called_ns >= begin) & (works.called_ns < end)
+        recording_ns = begin - scope.parts[0].begin_ns if scope.is_steps else 0
         return Graph(
             self._columns.names,
             self._pieces,
             works,
-            communicates[rows],
+            self._events.communicates[rows],
             self._columns.name[rows],
             ~self._columns.is_of("kernel")[rows],
             self._thread,
@@ -278,9 +263,9 @@ class _Builder:
             frozenset(fixed | waits.keys()),
             order.tolist(),
             [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
-            steps,
-            self._phase,
-            (Side(NONE, self._since_ns, self._main, self._since_ns - begin, self._recording_ns),),
+            len(self._events.steps),
+            np.concatenate([_phases(self._events, of) for of in (self._pieces.row, calls)]),
+            (Side(NONE, since_ns, self._main, since_ns - begin, recording_ns),),
             np.zeros(len(at), np.int64),
             np.zeros(len(self._columns.threads), np.int64),
         )
@@ -318,7 +303,7 @@ class _Builder:
             point = self._point(self._columns.thread[wait.call], self._columns.end_ns[wait.call])
             own[point] = min(own[point], wait.own_ns)
             self._edges[point] += [(len(self._thread) + work, delay, RETURN) for work, delay in wait.works]
-            names[point] = self._columns.names[self._columns.name[wait.call]]
+            names[point] = self._columns.name_of(wait.call)
             if wait.is_removable and begin <= self._at[point] <= end:
                 removable.add(point)
         return names, removable

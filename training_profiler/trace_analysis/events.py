@@ -1,0 +1,339 @@
+"""What every analysis of a trace begins with: its events, what is within what, what launched what, and its steps."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+
+from training_profiler.base.units import NS_PER_MS, counted
+from training_profiler.tables.sections import DATA_LOADING, OPTIMIZER_STEP
+from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis.launches import launches_of, lost_launches, nesting_of
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
+from training_profiler.trace_analysis.timeline import (
+    Intervals,
+    Timeline,
+    bounds_of,
+    covered,
+    main_thread,
+    span_of,
+    step_at,
+    together,
+    union,
+)
+
+# How torch marks a wait for a batch, and our own sections.
+WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """When one device, or any device of the file, was active."""
+
+    compute: Intervals  # kernels without communication
+    communication: Intervals
+    copies: Intervals  # copies and fills
+    busy: Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One step on the device: four parts that add up to its window."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    compute_ns: int
+    exposed_communication_ns: int  # not covered by compute
+    exposed_copies_ns: int  # covered by neither
+    idle_ns: int
+
+    @property
+    def wall_ns(self) -> int:
+        """The length of the step."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    """The activity of one device of the file."""
+
+    index: int
+    name: str
+    device: Device
+    steps: tuple[StepParts, ...]
+
+    @property
+    def utilization_in_steps(self) -> float | None:
+        """The share of the steps in which it was busy; None without steps."""
+        return utilization(self.steps)
+
+
+def utilization(steps: Sequence[StepParts]) -> float | None:
+    """Return the share of the steps in which the device was busy; None without steps."""
+    wall_ns = sum(step.wall_ns for step in steps)
+    return 1 - sum(step.idle_ns for step in steps) / wall_ns if wall_ns else None
+
+
+def is_communication(columns: Columns) -> Bools:
+    """Return which events are kernels that communicate."""
+    return columns.named(kernel_names.communicates, columns.is_of("kernel"))
+
+
+def is_communication_apart(columns: Columns, communicates: Bools) -> bool:
+    """Return whether nothing else runs on the streams that communicate."""
+    is_kernel = columns.is_of("kernel")
+    streams = columns.device * (int(columns.stream.max(initial=0)) + 2) + columns.stream
+    return not np.isin(streams[is_kernel & ~communicates], streams[communicates]).any()
+
+
+def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
+    """Return the activity of all devices, or of the one whose events ``is_current`` selects."""
+    is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()
+    is_kernel = columns.is_of("kernel") & is_current
+    compute = span_of(columns, is_kernel & ~communicates)
+    communication = span_of(columns, communicates & is_current)
+    copies = span_of(columns, is_current & ~is_kernel)
+    return Device(compute, communication, copies, together(together(compute, communication), copies))
+
+
+def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
+    """Return each active device of the file, by index; ``everything`` is all of them together."""
+    is_gpu = columns.is_gpu()
+    used = distinct(columns.device[is_gpu]).tolist()
+    devices = []
+    for index in used:
+        device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
+        devices.append(OneDevice(index, columns.name_of_device(index), device, step_parts(columns, device)))
+    return tuple(devices)
+
+
+def step_parts(columns: Columns, device: Device) -> tuple[StepParts, ...]:
+    """Return the parts of each step that the profiler marked on the host; they add up to it exactly."""
+    rows = np.flatnonzero(columns.is_step())
+    names = [columns.names[i] for i in columns.name[rows].tolist()]
+    return parts_of(device, names, columns.begin_ns[rows], columns.end_ns[rows])
+
+
+def parts_of(device: Device, labels: Sequence[str], begin_ns: Ints, end_ns: Ints) -> tuple[StepParts, ...]:
+    """Return the parts of each window; they add up to it exactly."""
+    both = together(device.compute, device.communication)  # these two, then also copies, then all of the window
+    ends_of_parts = [covered(claimed, begin_ns, end_ns) for claimed in (device.compute, both, device.busy)]
+    numbers = np.stack([begin_ns, end_ns, *np.diff([*ends_of_parts, end_ns - begin_ns], axis=0, prepend=0)])
+    return tuple(StepParts(label, *row) for label, row in zip(labels, numbers.T.tolist(), strict=True))
+
+
+OPTIMIZER_MARK: Final = "Optimizer.step#"
+LEAST_RUNS: Final = 3  # of an annotation that is taken for one repetition of the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """An annotation of the training thread that recurs, as the loop does; it divides a trace without steps."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The windows that rules look at, each with its parts on the device."""
+
+    parts: tuple[StepParts, ...]
+    is_steps: bool
+    repetition: Repetition | None  # only looked for without steps
+
+    @property
+    def wall_ns(self) -> int:
+        """The total length of the windows."""
+        return sum(part.wall_ns for part in self.parts)
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the last window."""
+        return max(part.end_ns for part in self.parts)
+
+    @property
+    def utilization(self) -> float | None:
+        """The share of the windows in which a device was busy; None if they have no length."""
+        return utilization(self.parts)
+
+    @property
+    def repetitions(self) -> int:
+        """How many steps or other repetitions of the loop the windows contain; 0 if unknown."""
+        return len(self.parts) if self.is_steps else self.repetition.count if self.repetition else 0
+
+    @property
+    def time(self) -> str:
+        """What shares are of, in words."""
+        return "step time" if self.is_steps else "the recording"
+
+    @property
+    def extent(self) -> str:
+        """The windows in words: "6 steps"."""
+        return counted(len(self.parts), "step") if self.is_steps else f"{self.wall_ns / NS_PER_MS:.1f} ms recorded"
+
+    @property
+    def windows(self) -> Intervals:
+        """The time of all windows, each moment once."""
+        return union(*self.bounds)
+
+    @property
+    def bounds(self) -> tuple[Ints, Ints]:
+        """The begins and the ends of the windows."""
+        return bounds_of(self.parts)
+
+    def within(self, intervals: Intervals) -> int:
+        """Return the length of the intervals within the windows."""
+        return int(covered(intervals, self.windows.begin_ns, self.windows.end_ns).sum())
+
+
+def scope_of(columns: Columns, device: Device, steps: tuple[StepParts, ...], begin_ns: int, end_ns: int) -> Scope:
+    """Return the marked steps, or the recording from ``begin_ns`` to ``end_ns`` if no step is marked."""
+    if steps:
+        return Scope(steps, True, None)
+    whole = parts_of(device, [""], np.array([begin_ns], np.int64), np.array([end_ns], np.int64))
+    return Scope(whole, False, _repetition(columns))
+
+
+def _repetition(columns: Columns) -> Repetition | None:
+    """Return the annotation that recurs with the loop: updates first, then batches, then whatever takes longest."""
+    rows = np.flatnonzero(columns.is_of("user_annotation") & (columns.thread == main_thread(columns)))
+    counts = np.bincount(columns.name[rows], minlength=len(columns.names))
+    lengths = summed(columns.name[rows], columns.length_ns[rows], len(columns.names))
+    often = [i for i in distinct(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
+    if not often:
+        return None
+
+    def rank(i: int) -> tuple[int, int]:
+        name = columns.names[i]
+        is_update = name.startswith(OPTIMIZER_MARK) or name == OPTIMIZER_STEP
+        return 2 if is_update else 1 if WAITS_FOR_BATCH.search(name) else 0, int(lengths[i])
+
+    best = max(often, key=rank)
+    return Repetition(columns.names[best], int(counts[best]))
+
+
+HOST: Final = "host"
+STEPS_NEEDED: Final = 3  # for growth: the first of a window may still fill caches
+GROWS_BY: Final = 0.02  # of what is allocated, from the second step to the last, and in every step
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of an allocator, in bytes; None if unknown."""
+
+    device: str  # "host", "0", "1"
+    events: int
+    peak_bytes: int  # allocated; above the level at the first event if the trace has only changes
+    is_peak_relative: bool
+    peak_at_ns: int
+    peak_step: str  # "" outside of steps
+    peak_section: str
+    reserved_peak_bytes: int | None
+    unused_at_peak_bytes: int | None  # reserved and not allocated, at the peak
+    step_end_bytes: tuple[int, ...]  # allocated at the ends of steps
+    grows: bool  # with every step after the first
+
+
+def memory_of(columns: Columns, steps: Sequence[StepParts], sections: Timeline) -> list[DeviceMemory]:
+    """Return the memory of each allocator, devices first; empty if memory was not recorded."""
+    memory = columns.memory
+    kinds = np.where(memory.device_type == 0, -1, memory.device)
+    return [
+        _of_allocator(columns, kinds == kind, HOST if kind < 0 else str(kind), steps, sections)
+        for kind in sorted(set(kinds.tolist()), key=lambda kind: (kind < 0, kind))
+    ]
+
+
+def _of_allocator(
+    columns: Columns, which: Bools, device: str, steps: Sequence[StepParts], sections: Timeline
+) -> DeviceMemory:
+    memory = columns.memory
+    at_ns = memory.at_ns[which]
+    recorded = memory.allocated[which]
+    is_recorded = bool((recorded >= 0).all())
+    level = recorded if is_recorded else np.cumsum(memory.change[which])
+    peak = int(level.argmax())
+    section = int(sections.at(at_ns[peak : peak + 1])[0])
+    reserved = memory.reserved[which]
+    has_reserved = is_recorded and device != HOST and bool((reserved >= 0).all()) and bool(reserved.any())
+    ends = tuple(int(level[i - 1]) for i in np.searchsorted(at_ns, [step.end_ns for step in steps], "right") if i)
+    return DeviceMemory(
+        device=device,
+        events=len(at_ns),
+        peak_bytes=int(level[peak]),
+        is_peak_relative=not is_recorded,
+        peak_at_ns=int(at_ns[peak]),
+        peak_step=next((step.name for step in steps if step.begin_ns <= at_ns[peak] < step.end_ns), ""),
+        peak_section="" if section < 0 else columns.names[columns.name[section]],
+        reserved_peak_bytes=int(reserved.max()) if has_reserved else None,
+        unused_at_peak_bytes=int(reserved[peak] - level[peak]) if has_reserved else None,
+        step_end_bytes=ends,
+        grows=_grows(ends, int(level[peak])),
+    )
+
+
+def _grows(ends: Sequence[int], peak: int) -> bool:
+    later = ends[1:]
+    if len(later) < STEPS_NEEDED:
+        return False
+    rises = all(after > before for before, after in pairwise(later))
+    return rises and later[-1] - later[0] > GROWS_BY * max(1, peak)
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _of(ask: "Callable[[TracedEvents], _Answer]") -> cached_property[_Answer]:
+    """Return a question about the events, which is answered once."""
+    return cached_property(ask)
+
+
+class TracedEvents:
+    """The events of a trace, with what several analyses ask of them; times in ns."""
+
+    def __init__(self, columns: Columns, path: Path) -> None:
+        self.path = path
+        self.columns = columns
+
+    # Which operators, annotations and calls are within which.
+    nesting = _of(
+        lambda events: nesting_of(events.columns, events.columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
+    )
+    # The call, operator and section that launched each work.
+    launches = _of(lambda events: launches_of(events.columns, events.nesting))
+    # The launches of kernels that are not recorded.
+    lost = _of(lambda events: lost_launches(events.columns, events.launches))
+    # Which events are kernels that communicate.
+    communicates = _of(lambda events: is_communication(events.columns))
+    # The number of works of devices.
+    gpu_events = _of(lambda events: int(events.columns.is_gpu().sum()))
+    # The activity of all devices of the file together.
+    device = _of(lambda events: device_of(events.columns, events.communicates))
+    # The steps that the profiler marked.
+    steps = _of(lambda events: step_parts(events.columns, events.device))
+    # What shares are of: the steps, or the whole recording if none is marked.
+    scope = _of(lambda events: scope_of(events.columns, events.device, events.steps, *events.extent))
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the trace contains device work."""
+        return self.gpu_events > 0
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """The begin of the first device work and the end of the last; of all events without device work."""
+        which = self.columns.is_gpu() if self.has_gpu else np.ones(len(self.columns.begin_ns), np.bool_)
+        return int(self.columns.begin_ns[which].min()), int(self.columns.end_ns[which].max())
+
+    @cached_property
+    def in_scope(self) -> Bools:
+        """Which events begin in steps. Without steps, all do: the call that launched the first work precedes it."""
+        begins = self.columns.begin_ns
+        return step_at(self.steps, begins) != NONE if self.steps else np.ones(len(begins), np.bool_)

@@ -9,7 +9,6 @@ it ended.
 """
 
 import gc
-import importlib.util
 import json
 import os
 import runpy
@@ -22,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -187,7 +187,7 @@ class AnewFinder:
         if name != PACKAGE:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        spec = find_spec(name)
         assert spec is not None
         assert spec.loader is not None
         execute = spec.loader.exec_module

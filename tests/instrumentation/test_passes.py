@@ -14,8 +14,9 @@ class Iterator:
 def test_iterators_keep_their_passes_until_they_begin_again():
     passes, one, other = Passes(), Iterator(), Iterator()
     first, second = passes.of(one, True), passes.of(other, False)  # the other is found midway
-    assert (passes.of(one, False), passes.of(other, False)) == (first, second)
     assert passes.latest is second
+    assert (passes.of(other, False), passes.of(one, False)) == (second, first)
+    assert passes.latest is first
     first.kind = PassPhase.TRAINING
     again = passes.of(one, True)
     assert again is not first

@@ -38,7 +38,7 @@ instrumentation/loop_detection/phase_detector.py | instrumentation/test_loaders.
 + False and 0 != self._evaluated
 instrumentation/loop_detection/phase_detector.py | instrumentation/test_phase_detector.py instrumentation/test_loops.py
 - return self.is_open and (latest is None or latest.kind is not _UNKNOWN)
-+ return self.is_open
++ return self.is_open and latest is None
 instrumentation/loop_detection/loader_passes.py | instrumentation/test_passes.py
 - if latest is not None and not is_first and latest.iterator() is iterator:
 + if latest is not None and latest.iterator() is iterator:
@@ -65,7 +65,7 @@ statistics/trend.py | aggregation/test_trend.py
 + ordered[middle - 1] + ordered[middle])
 statistics/change_point.py | aggregation/test_change_point.py
 - return 0 < CLEAR_CUT * usual < step
-+ return CLEAR_CUT * usual < step
++ return 0 < usual < step
 sampling/cgroup.py | sampling/test_cgroup.py
 - return limit if limit is not None and limit < NO_LIMIT else None
 + return limit
@@ -73,8 +73,8 @@ sampling/cgroup.py | sampling/test_cgroup.py
 - return max(0, used - int(inactive))
 + return used
 sampling/host.py | sampling/test_host.py
-- return times.children_user + times.children_system
-+ return times.children_user
+- return sum(busy for busy, _ in readings), sum(whole for _, whole in readings)
++ return sum(busy for busy, _ in readings), sum(busy for busy, _ in readings)
 recording/data_loader.py | recording/test_data_loader.py
 - return None if None in samples else sum(count or 0 for count in samples)
 + return sum(count or 0 for count in samples)
@@ -118,14 +118,14 @@ runtime/health.py | runtime/test_health.py reports/test_cost.py
 - return sorted(rounds)[CALIBRATION_ROUNDS // 2]
 + return sorted(rounds)[-1]
 runtime/health.py | runtime/test_health.py reports/test_cost.py
-- return f"{count} {what}{'' if count == 1 else 's'}"
-+ return f"{count} {what}s"
+- return near + (far - near) * min(1.0, max(0.0, part))
++ return near
 settings/settings.py | test_settings.py
 - if most is not None and number > most:
 + if False:
-base/text.py | test_text.py sinks/test_console_streams.py reports/test_console_reports.py
-- return text.encode(encoding, "backslashreplace").decode(encoding)
-+ return text
+base/text.py | test_text.py
+- return shown if len(shown) <= most and len(text) <= most else shown[: most - 1] + "…"
++ return shown
 device/device_time.py | device/test_device_time.py
 - elif begin.device != end.device:
 + elif False:
@@ -141,15 +141,15 @@ sinks/metrics.py | sinks/test_metrics.py
 sinks/metrics.py | sinks/test_metrics.py
 - .strip("_.")[:MAX_PLAIN_NAME] or NAMELESS
 + [:MAX_PLAIN_NAME]
-trials/statistics.py | trials/test_statistics.py trials/test_interleaved.py
-- return self.low > -FUTILE_BELOW
-+ return self.low > FUTILE_BELOW
 trials/statistics.py | trials/test_statistics.py
-- return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
-+ return not self.low <= 0 <= self.high
-loader_workers/collector.py | loader_workers/test_collector.py
-- while len(self._latest) > MOST_FILES:
+- if whole <= 0 or float(near[1:] @ near[:-1]) < _DEPENDENT_FROM * whole:
++ if True:
+trials/statistics.py | trials/test_statistics.py
+- while len(logs) >= 2 * _FEWEST_GROUPS:
 + while False:
+loader_workers/collector.py | loader_workers/test_collector.py
+- self.counts.use_workers(added([self._earlier, *known, waiting]))
++ self.counts.use_workers(added([self._earlier, *known]))
 """
 
 

@@ -155,7 +155,7 @@ TRAININGS = {
     "a pass for statistics in each step": Loop(
         3 * "dDD;fbu" + "/", COUNTS | {"data_loading": 9, "first_fetch": 4}, 3 * [8.0]
     ),
-    "a pass that is only read is no evaluation": Loop(
+    "a pass that is only read is not an evaluation": Loop(
         EPOCH + 4 * "D" + ";" + EPOCH,
         epochs(2) | {"data_loading": 10, "first_fetch": 3},
         [7.0, 7.0, 7.0, 9.0, 7.0, 7.0],

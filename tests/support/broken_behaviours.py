@@ -1,6 +1,6 @@
 """Forty broken behaviours of the package: the tests of each row must fail, or they have lost their power.
 
-Run by hand, before and after a change of tests: ``python -m tests.support.broken_behaviours [word ...]``; words choose
+Run manually, before and after a change of tests: ``python -m tests.support.broken_behaviours [word ...]``; words choose
 rows. A row is applied to a copy of the tree. Its text must be in the package exactly once: in the file
 named, or, if the code has moved, in any other.
 """

@@ -169,14 +169,14 @@ def become(words: list[str], cwd: str, environment: dict[str, str], is_profiled:
     sys.argv, sys.orig_argv, sys.path[0] = words, [sys.executable, *words], os.path.dirname(words[0])
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if not is_bootstrap(path)]
     sys.path[1:2] = given
-    sys.meta_path.insert(0, AnewFinder())
+    sys.meta_path.insert(0, AgainFinder())
     if is_profiled:
         start_profiler()
     runpy.run_path(words[0], run_name="__main__")
 
 
-class AnewFinder:
-    """Lets a program import the package anew, and gives it the modules that the server has imported."""
+class AgainFinder:
+    """Lets a program import the package again, and gives it the modules that the server has imported."""
 
     def __init__(self) -> None:
         package = sys.modules.pop(PACKAGE)
@@ -192,11 +192,11 @@ class AnewFinder:
         assert spec.loader is not None
         execute = spec.loader.exec_module
 
-        def execute_anew(package: ModuleType) -> None:
+        def execute_again(package: ModuleType) -> None:
             vars(package).update(self._modules)
             execute(package)
 
-        spec.loader.exec_module = execute_anew  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_again  # type: ignore[method-assign]
         return spec
 
 

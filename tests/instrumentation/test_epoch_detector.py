@@ -10,110 +10,90 @@ class Iterator:
     """An iterator, held weakly."""
 
 
-def a_pass(begin_ns: int, *, loader: int = 1, fetches: int = 10, samples: int | None = 40, has_ended: bool = True):
-    iterator = Iterator()
-    one = LoaderPass(iterator)
-    one.kind, one.loader_id, one.begin_ns = PassPhase.TRAINING, loader, begin_ns
-    one.fetches, one.samples, one.has_ended = fetches, samples, has_ended
-    return one, iterator
+class Passes:
+    """Passes over loaders; ``boundaries`` are what each of them began, and their iterators are kept."""
+
+    def __init__(self):
+        self.epochs, self.boundaries, self.iterators = EpochDetector(), [], []
+
+    def begin(self, begin_ns, *, loader=1, fetches=10, samples=40, has_ended=True, kind=PassPhase.TRAINING, **named):
+        self.iterators.append(Iterator())
+        one = LoaderPass(self.iterators[-1])
+        one.kind, one.loader_id, one.begin_ns = kind, loader, begin_ns
+        one.fetches, one.samples, one.has_ended = fetches, samples, has_ended
+        self.boundaries.append(self.epochs.next_boundary(one, **named))
+        return one
 
 
-def test_epoch_lasts_from_its_pass_to_the_next():
-    (first, _), (second, _) = a_pass(100), a_pass(900)
-    epochs = EpochDetector()
-    assert epochs.next_boundary(first) == EpochBoundary(100, 1, None, None)
-    assert epochs.next_boundary(second) == EpochBoundary(900, 2, 10, 40)
-    assert epochs.last() == (10, 40, True)
+@pytest.fixture
+def passes():
+    return Passes()
 
 
-def test_same_pass_changes_nothing():
-    (first, _), epochs = a_pass(100), EpochDetector()
-    assert not epochs.is_same(first)
-    epochs.next_boundary(first)
-    assert epochs.is_same(first)
-    assert epochs.next_boundary(first) is None
+FIRST, SECOND = EpochBoundary(100, 1, None, None), EpochBoundary(900, 2, 10, 40)
+
+
+def test_epoch_lasts_from_its_pass_to_the_next(passes):
+    passes.begin(100)
+    second = passes.begin(900)
+    assert passes.boundaries == [FIRST, SECOND]
+    assert passes.epochs.is_same(second)
+    assert passes.epochs.next_boundary(second) is None
+    assert passes.epochs.last() == (10, 40, True)
 
 
 @pytest.mark.parametrize("kind", [PassPhase.UNKNOWN, PassPhase.EVALUATION])
-def test_evaluation_pass_is_not_an_epoch(kind):
-    (first, _), (other, _), (second, _) = a_pass(100), a_pass(500, loader=2), a_pass(900)
-    other.kind = kind
-    epochs = EpochDetector()
-    assert [epochs.next_boundary(one) for one in (first, other, second)][1:] == [None, EpochBoundary(900, 2, 10, 40)]
+def test_evaluation_pass_is_not_an_epoch(passes, kind):
+    passes.begin(100)
+    passes.begin(500, loader=2, kind=kind)
+    passes.begin(900)
+    assert passes.boundaries == [FIRST, None, SECOND]
 
 
-def test_alternating_loaders_have_no_epochs():
-    (main, kept), (aux, _), epochs = (
-        a_pass(100, has_ended=False),
-        a_pass(101, loader=2, has_ended=False),
-        EpochDetector(),
-    )
-    assert epochs.next_boundary(main) is not None
-    assert epochs.next_boundary(aux) is None
-    assert epochs.is_off
-    assert epochs.last() is None
-    assert epochs.is_same(main)
-    del kept
+@pytest.mark.parametrize(
+    "two",
+    [
+        ({"has_ended": False}, {"has_ended": False, "loader": 2}),  # in turns
+        ({}, {"loader": 2}),  # one after the other
+        ({"loader": 0}, {"loader": 0}),  # unknown ones
+    ],
+)
+def test_passes_of_two_loaders_make_no_epochs(passes, two):
+    first = passes.begin(100, **two[0])
+    passes.begin(900, **two[1])
+    assert passes.boundaries[1] is None
+    assert passes.epochs.is_off
+    assert passes.epochs.last() is None
+    assert passes.epochs.is_same(first)
 
 
-def test_a_training_that_goes_on_with_another_loader_has_clear_epochs_until_then():
-    passes, epochs = [a_pass(100), a_pass(200), a_pass(300), a_pass(400, loader=2)], EpochDetector()
-    found = [epochs.next_boundary(one) for one, _ in passes]
-    assert [boundary is not None for boundary in found] == [True, True, True, False]
-    assert epochs.unclear_after == 2  # what followed the third cannot be divided from the other loader's
-    assert epochs.is_off
+def test_concurrent_loaders_have_no_epochs(passes):
+    passes.begin(100, is_alone=False)
+    assert passes.boundaries == [None]
+    assert passes.epochs.is_off
 
 
-def test_concurrent_loaders_have_no_epochs():
-    (first, _), epochs = a_pass(100), EpochDetector()
-    assert epochs.next_boundary(first, is_alone=False) is None
-    assert epochs.is_off
+def test_a_training_that_goes_on_with_another_loader_has_clear_epochs_until_then(passes):
+    for at_ns, loader in ((100, 1), (200, 1), (300, 1), (400, 2)):
+        passes.begin(at_ns, loader=loader)
+    assert [boundary is not None for boundary in passes.boundaries] == [True, True, True, False]
+    assert passes.epochs.unclear_after == 2  # what followed the third cannot be divided from the other loader's
+    assert passes.epochs.is_off
 
 
-def test_successive_different_loaders_have_no_epochs():
-    (first, _), (other, _), epochs = a_pass(100), a_pass(900, loader=2), EpochDetector()
-    epochs.next_boundary(first)
-    assert epochs.next_boundary(other) is None
-    assert epochs.is_off
+@pytest.mark.parametrize(("fetches", "boundary"), [(10, SECOND), (1, None)])
+def test_aborted_pass_is_an_epoch_if_its_iterator_is_gone_after_several_batches(passes, fetches, boundary):
+    passes.begin(100, has_ended=False, fetches=fetches)
+    passes.iterators.clear()
+    passes.begin(900, fetches=fetches)
+    assert passes.boundaries[1] == boundary
+    assert passes.epochs.is_off == (boundary is None)
 
 
-def test_aborted_pass_is_an_epoch_if_its_iterator_is_gone():
-    (first, iterator), (second, _), epochs = a_pass(100, has_ended=False), a_pass(900), EpochDetector()
-    epochs.next_boundary(first)
-    del iterator
-    assert epochs.next_boundary(second) == EpochBoundary(900, 2, 10, 40)
-
-
-def test_new_iterator_per_batch_makes_no_epochs():
-    (first, iterator), (second, _) = a_pass(100, fetches=1, has_ended=False), a_pass(900, fetches=1, has_ended=False)
-    epochs = EpochDetector()
-    epochs.next_boundary(first)
-    del iterator
-    assert epochs.next_boundary(second) is None
-    assert epochs.is_off
-
-
-def test_unknown_loader_makes_no_epochs():
-    (first, _), (second, _), epochs = a_pass(100, loader=0), a_pass(900, loader=0), EpochDetector()
-    epochs.next_boundary(first)
-    assert epochs.next_boundary(second) is None
-    assert epochs.is_off
-
-
-def test_unfinished_first_pass_is_not_an_epoch():
-    (first, iterator), epochs = a_pass(100, has_ended=False), EpochDetector()
-    epochs.next_boundary(first)
-    assert epochs.last() is None
-    del iterator
-
-
-def test_unfinished_later_pass_is_an_incomplete_epoch():
-    (first, _), (second, iterator), epochs = (
-        a_pass(100),
-        a_pass(900, fetches=3, samples=12, has_ended=False),
-        EpochDetector(),
-    )
-    epochs.next_boundary(first)
-    epochs.next_boundary(second)
-    assert epochs.last() == (3, 12, False)
-    del iterator
+def test_unfinished_last_pass_is_an_incomplete_epoch_unless_it_is_the_first(passes):
+    passes.begin(50, has_ended=False)
+    assert passes.epochs.last() is None
+    passes = Passes()
+    passes.begin(100)
+    passes.begin(900, fetches=3, samples=12, has_ended=False)
+    assert passes.epochs.last() == (3, 12, False)

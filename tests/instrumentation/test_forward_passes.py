@@ -1,59 +1,7 @@
 import sys
 
-from tests.support.fake_training import EPOCH, FakeModule, Loss
+from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection.module_calls import MAX_USUAL_CALLS
-
-
-def test_loss_extends_the_forward_pass(training, model, optimizer, loader):
-    loss, penalty = Loss(training), Loss(training)
-    for batch in loader:
-        model(batch)
-        loss(batch)
-        penalty(batch)
-        training.backward()
-        training.update(optimizer)
-    stats = training.finish()
-    assert stats.counts == EPOCH
-    assert stats.total_s["forward_pass"] == 3 * 4.0
-
-
-def test_time_between_model_and_loss_is_forward_pass(training, model):
-    loss = Loss(training)
-    model(0)
-    training.spend(0.5)
-    loss(0)
-    training.backward()
-    stats = training.finish()
-    assert stats.counts["forward_pass"] == 1
-    assert stats.total_s["forward_pass"] == 3.5
-
-
-def test_separate_loss_adds_time_to_the_forward_pass(training, model, optimizer):
-    loss = Loss(training)
-    for _ in range(2):
-        model(0)
-        with training.run.section("augment"):
-            training.spend(1)
-        loss(0)
-        training.backward()
-        training.update(optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_pass"] == 2
-    assert stats.total_s["forward_pass"] == 6.0
-    assert stats.self_s["augment"] == 2.0
-
-
-def test_frozen_encoder_adds_time_to_the_forward_pass(training, model, optimizer):
-    encoder = FakeModule(training, requires_grad=False, seconds=5)
-    model(0)  # finds the trainable module
-    for _ in range(2):
-        encoder(0)
-        model(0)
-        training.backward()
-        training.update(optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_pass"] == 3
-    assert stats.total_s["forward_pass"] == 16.0
 
 
 def test_frozen_network_optimizing_an_image_has_forward_passes(training, optimizer):
@@ -67,15 +15,6 @@ def test_frozen_network_optimizing_an_image_has_forward_passes(training, optimiz
         training.update(optimizer)
     stats = training.finish()
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-
-
-def test_each_model_call_is_a_forward_pass(training, model, optimizer):
-    for _ in range(3):
-        model(0)
-        model(1)
-        training.backward()
-        training.update(optimizer)
-    assert training.finish().counts["forward_pass"] == 6
 
 
 def test_inner_calls_are_not_forward_passes(training, optimizer):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer
+from tests.support.fake_training import FakeLoader, FakeModule
 from training_profiler.instrumentation.loop_detection.callers import MAX_FRAMES, Callers, Purpose, purpose_of_name
 from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
@@ -47,18 +47,6 @@ def test_what_is_collected_before_updates_is_part_of_the_step(training, model, o
     assert stats.step_s == [21.0, 6.0, 6.0] * 2
 
 
-def test_calls_at_the_top_level_of_a_script_are_forward_passes_without_gradients(training, model, optimizer):
-    for _ in range(3):
-        with training.no_grad():
-            for _ in range(4):
-                model(0)
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 12
-    assert not {"rollout", "validation_epoch"} & stats.counts.keys()
-    assert stats.step_s == [14.0] * 3
-
-
 def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", sys)
     for _ in range(3):
@@ -80,19 +68,6 @@ def test_targets_are_part_of_the_step_and_not_of_the_rollout(training, model, op
     assert stats.counts["forward_without_grad"] == 15
     assert stats.total_s["rollout"] == 3 * (4 * 2 + 3 * 1)
     assert stats.step_s == [23.0] * 3
-
-
-def test_targets_of_the_second_update_of_a_batch_are_part_of_its_step(training, model):
-    critic, actor_optimizer, critic_optimizer = FakeModule(training), FakeOptimizer(), FakeOptimizer()
-    for batch in FakeLoader(training, 3):
-        learn(training, critic, critic_optimizer, batch)
-        with training.no_grad():
-            critic(batch)
-        learn(training, model, actor_optimizer, batch)
-    stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 3
-    assert "validation_epoch" not in stats.counts
-    assert stats.step_s == [15.0] * 3
 
 
 def test_evaluation_by_its_name_is_none_of_the_rollouts(training, model, optimizer):

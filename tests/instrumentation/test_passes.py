@@ -11,35 +11,17 @@ class Iterator:
     pass
 
 
-def test_iterator_keeps_its_pass():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, True)
-    assert passes.of(iterator, False) is begun
-    assert passes.latest is begun
-
-
-def test_iterator_found_midway_has_a_pass():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, False)
-    assert passes.of(iterator, False) is begun
-
-
-def test_restarted_iterator_begins_another_pass():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, True)
-    begun.kind = PassPhase.TRAINING
-    again = passes.of(iterator, True)
-    assert again is not begun
-    assert again.kind is PassPhase.UNKNOWN
-    assert passes.of(iterator, False) is again
-
-
-def test_alternating_iterators_keep_their_passes():
+def test_iterators_keep_their_passes_until_they_begin_again():
     passes, one, other = Passes(), Iterator(), Iterator()
-    first, second = passes.of(one, True), passes.of(other, True)
-    assert passes.of(one, False) is first
-    assert passes.of(other, False) is second
+    first, second = passes.of(one, True), passes.of(other, False)  # the other is found midway
     assert passes.latest is second
+    assert (passes.of(other, False), passes.of(one, False)) == (second, first)
+    assert passes.latest is first
+    first.kind = PassPhase.TRAINING
+    again = passes.of(one, True)
+    assert again is not first
+    assert again.kind is PassPhase.UNKNOWN
+    assert passes.of(one, False) is again
 
 
 def test_reused_iterator_address_begins_a_pass():

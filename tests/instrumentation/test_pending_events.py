@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from tests.support.recording import FakeClock
@@ -6,7 +8,8 @@ from training_profiler.recording.event_codes import DISCARDED, EPOCH_BEGIN, LOOP
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST
 
-A, B, C, V = 1, 2, 3, 9  # codes; V encloses others
+A, B, C, V = 1, 2, 3, 9  # codes; V encloses others; "x" after an exit: it is discarded
+CODES = {"A": A, "B": B, "C": C, "V": V}
 
 
 class RecordedEvents:
@@ -19,11 +22,11 @@ class RecordedEvents:
         self.drained = []
         self.recorder.on_full = self.drain
 
-    def record(self, *events):
-        """Record events given as (ns, code)."""
-        for ns, code in events:
+    def record(self, text):
+        """Record events given as "1A 2-A"."""
+        for ns, code in parsed(text):
             self.clock.now_ns = ns
-            self.pending.record(code)
+            assert self.pending.record(code) == ns
 
     def drain(self):
         thread_id = self.recorder.thread_id()
@@ -35,6 +38,12 @@ class RecordedEvents:
         return pairs(self.pending.events)
 
 
+def parsed(text):
+    """Return (ns, code) of each event in a text such as "1A 2-A"."""
+    found = (re.fullmatch(r"(\d+)(-?)([ABCV])(x?)", word).groups() for word in text.split())
+    return [(int(ns), (-1 if minus else 1) * CODES[letter] - DISCARDED * bool(x)) for ns, minus, letter, x in found]
+
+
 def pairs(flat):
     return list(zip(flat[::2], flat[1::2], strict=True))
 
@@ -44,168 +53,58 @@ def events() -> RecordedEvents:
     return RecordedEvents()
 
 
-@pytest.fixture
-def drained(events) -> RecordedEvents:
-    """Events of which those before 30 ns have been drained."""
-    events.record((10, A), (20, -A), (30, B), (40, -B), (50, A), (60, -A))
-    events.recorder.watermark_ns = 29
-    events.drain()
-    assert events.kept == [(30, B), (40, -B), (50, A), (60, -A)]
-    return events
+DRAINED = "10A 20-A | 30B 40-B 50A 60-A"  # what is before the bar has been drained
 
 
-def test_record_appends_time_and_code_and_returns_the_time(events):
-    events.clock.now_ns = 7
-    assert events.pending.record(A) == 7
-    assert events.kept == [(7, A)]
+@pytest.mark.parametrize(
+    ("recorded", "call", "arguments", "kept"),
+    [
+        ("1A 2-A", "remove_last", (), "1A"),
+        ("1A 2B", "discard_span", (B,), "1A"),
+        ("1A 2B 3-B", "discard_span", (A,), "1A 2B 3-B 3-Ax"),
+        ("1A 2B 3-B", "remove", (1, A), "2B 3-B"),
+        ("1A 1B 1C 2-C", "remove", (1, B), "1A 1C 2-C"),
+        ("1A 1A 2B", "remove", (1, A), "1A 2B"),
+        (DRAINED, "remove", (10, A), "30B 40-B 50A 60-A 60-Ax"),
+        ("1A 2-A 2B 3-B", "insert_before", (2, (B,), V), "1A 2-A 2V 2B 3-B"),
+        ("2A 2C 2B 3-B", "insert_before", (2, (B, C), V), "2A 2V 2C 2B 3-B"),
+        ("1A 2-A 4B 5-B", "insert_before", (2, (B,), V), "1A 2-A 2V 4B 5-B"),
+        ("1A 2-A 4B 5-B", "insert_before", (3, (B,), C), "1A 2-A 3C 4B 5-B"),
+        (DRAINED, "insert_before", (10, (A,), V), "10V 30B 40-B 50A 60-A"),
+        ("1V 1A 2-A 5B 6-B", "insert_exit", (2, V), "1V 1A 2-A 2-V 5B 6-B"),
+        ("1V 1A 2-A 2B 2C 5-C 6-B", "insert_exit", (2, V), "1V 1A 2-A 2-V 2B 2C 5-C 6-B"),
+        ("1A 2-A 2V 2B 3-B", "insert_exit", (2, V), "1A 2-A 2V 2-V 2B 3-B"),
+        ("1V 2A 3-A", "insert_exit", (3, V), "1V 2A 3-A 3-V"),
+        ("1V 2A 3-A", "insert_exit", (8, V), "1V 2A 3-A 8-V"),
+        (DRAINED, "insert_exit", (25, V), "25-V 30B 40-B 50A 60-A"),
+        ("", "insert_exit", (3, V), "3-V"),
+        ("1A 2-A 3A 4B 5-B 6-A", "recode", (3, {A: C, -A: -C}), "1A 2-A 3C 4B 5-B 6-C"),
+        ("1A 2-A 3A 4-A", "recode", (2, {-A: -C}), "1A 2-C 3A 4-C"),
+        (DRAINED, "recode", (10, {A: C, -A: -C}), "30B 40-B 50C 60-C"),
+        ("1B 2-B 3A 4B 5C 6-C 7-B", "remove_since", (3, A, {B, -B}), "1B 2-B 3A 5C 6-C"),
+        ("3B 3-B 3A 3B 3-B 4A 5-A", "remove_since", (3, A, {A, -A, B, -B}), "3B 3-B 3A"),
+        (DRAINED, "remove_since", (10, A, {A, -A}), "30B 40-B"),
+    ],
+)
+def test_pending_events_are_rewritten(events, recorded, call, arguments, kept):
+    drained, bar, rest = recorded.rpartition("|")
+    events.record(drained + rest)
+    if bar:
+        events.recorder.watermark_ns = parsed(drained)[-1][0]
+        events.drain()
+    getattr(events.pending, call)(*arguments)
+    assert (events.drained, events.kept) == (parsed(drained), parsed(kept))
 
 
 def test_ends_with_compares_the_last_event(events):
     assert not events.pending.ends_with(A)
-    events.record((1, A), (2, -A))
+    events.record("1A 2-A")
     assert events.pending.ends_with(-A)
     assert not events.pending.ends_with(A)
 
 
-def test_remove_last_removes_one_event(events):
-    events.record((1, A), (2, -A))
-    events.pending.remove_last()
-    assert events.kept == [(1, A)]
-
-
-def test_discarding_an_empty_span_removes_it(events):
-    events.record((1, A), (2, B))
-    events.pending.discard_span(B)
-    assert events.kept == [(1, A)]
-
-
-def test_discarding_a_span_marks_its_exit(events):
-    events.record((1, A), (2, B), (3, -B))
-    events.pending.discard_span(A)
-    assert events.kept == [(1, A), (2, B), (3, -B), (3, -A - DISCARDED)]
-
-
-def test_enter_is_removed(events):
-    events.record((1, A), (2, B), (3, -B))
-    events.pending.remove(1, A)
-    assert events.kept == [(2, B), (3, -B)]
-
-
-def test_remove_matches_time_and_code(events):
-    events.record((1, A), (1, B), (1, C), (2, -C))
-    events.pending.remove(1, B)
-    assert events.kept == [(1, A), (1, C), (2, -C)]
-
-
-def test_remove_takes_the_first_of_equal_enters(events):
-    events.record((1, A), (1, A), (2, B))
-    events.pending.remove(1, A)
-    assert events.kept == [(1, A), (2, B)]
-
-
-def test_removing_a_drained_enter_discards_its_span(drained):
-    drained.clock.now_ns = 70
-    drained.pending.remove(10, A)
-    assert drained.kept[-1] == (70, -A - DISCARDED)
-    assert len(drained.kept) == 5
-
-
-def test_insert_before_matches_time_and_code(events):
-    events.record((1, A), (2, -A), (2, B), (3, -B))
-    events.pending.insert_before(2, (B,), V)
-    assert events.kept == [(1, A), (2, -A), (2, V), (2, B), (3, -B)]
-
-
-def test_insert_before_takes_the_first_of_several_codes(events):
-    events.record((2, A), (2, C), (2, B), (3, -B))
-    events.pending.insert_before(2, (B, C), V)
-    assert events.kept == [(2, A), (2, V), (2, C), (2, B), (3, -B)]
-
-
-def test_insertion_without_match_keeps_time_order(events):
-    events.record((1, A), (2, -A), (4, B), (5, -B))
-    events.pending.insert_before(2, (B,), V)
-    events.pending.insert_before(3, (B,), C)
-    assert events.kept == [(1, A), (2, -A), (2, V), (3, C), (4, B), (5, -B)]
-
-
-def test_insertion_before_drained_events_comes_first(drained):
-    drained.pending.insert_before(10, (A,), V)
-    assert drained.kept == [(10, V), (30, B), (40, -B), (50, A), (60, -A)]
-
-
-def test_exit_is_inserted_after_earlier_exits(events):
-    events.record((1, V), (1, A), (2, -A), (5, B), (6, -B))
-    events.pending.insert_exit(2, V)
-    assert events.kept == [(1, V), (1, A), (2, -A), (2, -V), (5, B), (6, -B)]
-
-
-def test_exit_is_inserted_before_enters_of_the_same_time(events):
-    events.record((1, V), (1, A), (2, -A), (2, B), (2, C), (5, -C), (6, -B))
-    events.pending.insert_exit(2, V)
-    assert events.kept == [(1, V), (1, A), (2, -A), (2, -V), (2, B), (2, C), (5, -C), (6, -B)]
-
-
-def test_exit_is_inserted_after_its_own_enter(events):
-    events.record((1, A), (2, -A), (2, V), (2, B), (3, -B))
-    events.pending.insert_exit(2, V)
-    assert events.kept == [(1, A), (2, -A), (2, V), (2, -V), (2, B), (3, -B)]
-
-
-def test_exit_at_the_end_is_appended(events):
-    events.record((1, V), (2, A), (3, -A))
-    events.pending.insert_exit(3, V)
-    events.pending.insert_exit(8, V)
-    assert events.kept == [(1, V), (2, A), (3, -A), (3, -V), (8, -V)]
-
-
-def test_exit_before_drained_events_comes_first(drained):
-    drained.pending.insert_exit(25, V)
-    assert drained.kept == [(25, -V), (30, B), (40, -B), (50, A), (60, -A)]
-
-
-def test_exit_is_inserted_into_empty_events(events):
-    events.pending.insert_exit(3, V)
-    assert events.kept == [(3, -V)]
-
-
-def test_recode_changes_codes_since_a_time(events):
-    events.record((1, A), (2, -A), (3, A), (4, B), (5, -B), (6, -A))
-    events.pending.recode(3, {A: C, -A: -C})
-    assert events.kept == [(1, A), (2, -A), (3, C), (4, B), (5, -B), (6, -C)]
-
-
-def test_recode_since_an_exit_keeps_its_enter(events):
-    events.record((1, A), (2, -A), (3, A), (4, -A))
-    events.pending.recode(2, {-A: -C})
-    assert events.kept == [(1, A), (2, -C), (3, A), (4, -C)]
-
-
-def test_recode_since_drained_events_changes_the_rest(drained):
-    drained.pending.recode(10, {A: C, -A: -C})
-    assert drained.kept == [(30, B), (40, -B), (50, C), (60, -C)]
-    assert drained.drained == [(10, A), (20, -A)]
-
-
-def test_remove_since_removes_later_codes(events):
-    events.record((1, B), (2, -B), (3, A), (4, B), (5, C), (6, -C), (7, -B))
-    events.pending.remove_since(3, A, {B, -B})
-    assert events.kept == [(1, B), (2, -B), (3, A), (5, C), (6, -C)]
-
-
-def test_remove_since_keeps_earlier_events_of_the_same_time(events):
-    events.record((3, B), (3, -B), (3, A), (3, B), (3, -B), (4, A), (5, -A))
-    events.pending.remove_since(3, A, {A, -A, B, -B})
-    assert events.kept == [(3, B), (3, -B), (3, A)]
-
-
-def test_remove_since_a_drained_event_removes_the_rest(drained):
-    drained.pending.remove_since(10, A, {A, -A})
-    assert drained.kept == [(30, B), (40, -B)]
-
-
 def test_events_after_the_watermark_are_not_drained(events):
-    events.record((1, A), (2, -A), (3, B))
+    events.record("1A 2-A 3B")
     events.clock.now_ns = NS_PER_DRAIN
     events.pending.release(2)
     events.drain()
@@ -233,7 +132,7 @@ def test_release_requests_a_drain_of_full_events_at_once(events):
 
 def test_events_after_a_pending_step_end_are_not_released(events):
     events.pending.step_end_ns = lambda: 2
-    events.record((1, A), (2, -A), (3, B))
+    events.record("1A 2-A 3B")
     events.pending.release(3)
     assert events.recorder.watermark_ns == 2
     events.pending.step_end_ns = lambda: None
@@ -277,27 +176,19 @@ def test_loop_begins_within_its_epoch(events):
     assert events.pending.begin_loop(3) == 6
 
 
-def test_nested_spans_right_before_a_moment_have_a_begin(events):
-    events.record((10, A), (12, -A), (20, A), (21, B), (29, -B), (30, -A), (35, C))
-    assert events.pending.with_spans_before(35, C, (A, B)) == 20
-
-
-@pytest.mark.parametrize("following", [[], [(30, C)]])
-def test_a_coarse_clock_changes_nothing(events, following):
-    events.record((20, A), (20, B), (30, -B), (30, -A), *following)
-    assert events.pending.with_spans_before(30, C, (A, B)) == 20
-
-
 @pytest.mark.parametrize(
-    "recorded",
+    ("recorded", "begin_ns"),
     [
-        pytest.param([(20, A), (30, -A)], id="the outer one alone"),
-        pytest.param([(20, A), (21, B), (29, -B), (30, -A), (31, V), (32, -V)], id="others followed"),
-        pytest.param([(20, B), (30, -B)], id="the inner one alone"),
-        pytest.param([(21, -B), (30, -A)], id="the begin was handed out"),
-        pytest.param([], id="nothing"),
+        ("10A 12-A 20A 21B 29-B 30-A 35C", 20),
+        ("20A 20B 35-B 35-A", 20),  # a coarse clock
+        ("20A 20B 35-B 35-A 35C", 20),
+        ("20A 30-A 35C", 35),  # the outer one alone
+        ("20A 21B 29-B 30-A 31V 32-V 35C", 35),  # others followed
+        ("20B 30-B 35C", 35),  # the inner one alone
+        ("21-B 30-A 35C", 35),  # the begin was handed out
+        ("35C", 35),
     ],
 )
-def test_without_these_spans_the_moment_itself_counts(events, recorded):
-    events.record(*recorded, (35, C))
-    assert events.pending.with_spans_before(35, C, (A, B)) == 35
+def test_nested_spans_right_before_a_moment_have_a_begin(events, recorded, begin_ns):
+    events.record(recorded)
+    assert events.pending.with_spans_before(35, C, (A, B)) == begin_ns

@@ -1,174 +1,12 @@
-"""Which fetches and calls belong to an evaluation."""
+"""Which fetches and calls belong to an evaluation, beyond the rows of test_loops.py."""
 
-import pytest
+import itertools
 
-from tests.support.fake_training import FakeLoader, FakeOptimizer, epochs, phases
-
-
-def test_no_grad_around_the_loop_is_evaluation(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        model.eval()
-        with training.no_grad():
-            for batch in val_loader:
-                model(batch)
-        model.train()
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2))
-    assert stats.total_s["validation_epoch"] == 2 * 4 * 2.5
-    assert stats.self_s["validation_epoch/forward_pass"] == 16.0
-    assert stats.step_s == [7.0] * 6
-
-
-def test_no_grad_inside_the_loop_is_evaluation_from_its_first_batch(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        for batch in val_loader:
-            with training.no_grad():
-                model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2))
-    assert stats.total_s["validation_epoch"] == 2 * 4 * 2.5
-    assert stats.step_s == [7.0] * 6
-
-
-def test_eval_mode_with_gradients_is_evaluation(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        model.eval()
-        for batch in val_loader:
-            model(batch)
-        model.train()
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2))
-    assert stats.step_s == [7.0] * 6
-
-
-@pytest.mark.parametrize("is_around", [True, False])
-def test_single_batch_can_be_evaluation(training, model, optimizer, loader, val_loader, is_around):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        if is_around:
-            with training.no_grad():
-                model(next(iter(val_loader)))
-        else:
-            batch = next(iter(val_loader))
-            with training.no_grad():
-                model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(1, times=2))
-    assert stats.total_s["validation_epoch"] == 2 * 2.5
-    assert stats.step_s == [7.0] * 6
-
-
-def test_evaluation_within_an_epoch_is_outside_steps(training, model, optimizer, loader, val_loader):
-    for number, batch in enumerate(loader):
-        model(batch)
-        training.backward()
-        training.update(optimizer)
-        if number == 1:
-            with training.no_grad():
-                model(next(iter(val_loader)))
-    stats = training.finish()
-    assert stats.counts == epochs(1, **phases(1))
-    assert stats.step_s == [7.0, 7.0, 7.0]
-
-
-def test_aborted_evaluation_ends_with_its_last_forward_pass(training, model, optimizer, loader, val_loader):
-    training.train(model, loader, optimizer)
-    with training.no_grad():
-        for number, batch in enumerate(val_loader):
-            model(batch)
-            if number == 1:
-                break
-    training.spend(5)
-    training.train(model, loader, optimizer)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(2))
-    assert stats.total_s["validation_epoch"] == 5.0
-    assert stats.self_s[""] == 5.0
-    assert stats.step_s == [7.0, 7.0, 7.0, 12.0, 7.0, 7.0]
-
-
-def test_evaluation_on_the_training_loader_is_recognized(training, model, optimizer, loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        for batch in loader:
-            with training.no_grad():
-                model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(3, times=2))
-    assert stats.step_s == [7.0] * 6
-
-
-def test_evaluation_before_the_first_step_is_outside_the_loop(training, model, optimizer, loader, val_loader):
-    with training.no_grad():
-        for batch in val_loader:
-            model(batch)
-    training.spend(2)
-    training.train(model, loader, optimizer)
-    stats = training.finish()
-    assert stats.counts == epochs(1, **phases())
-    assert training.loop_begin_s == 12.0
-    assert stats.step_s == [7.0] * 3
-
-
-def test_evaluation_at_the_end_of_the_run_is_recognized(training, model, optimizer, loader, val_loader):
-    training.train(model, loader, optimizer)
-    batch = next(iter(val_loader))
-    with training.no_grad():
-        model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(1, **phases(1))
-    assert stats.total_s["validation_epoch"] == 2.5
-
-
-def test_evaluation_without_training_is_recognized(training, model, val_loader):
-    for batch in val_loader:
-        with training.no_grad():
-            model(batch)
-    stats = training.finish()
-    assert stats.counts == phases()
-    assert training.marks == []
-
-
-def test_evaluation_ends_before_the_checkpoint_that_follows(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        for batch in val_loader:
-            with training.no_grad():
-                model(batch)
-        training.save(4)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2), checkpointing=2)
-    assert stats.total_s["validation_epoch"] == 2 * 10.0
-    assert stats.total_s["checkpointing"] == 8.0
-    assert stats.step_s == [7.0] * 6
-
-
-def test_checkpoint_between_steps_keeps_the_next_batch_in_its_step(training, model, optimizer, loader):
-    for batch in loader:
-        model(batch)
-        training.backward()
-        training.update(optimizer)
-        training.save(4)
-    stats = training.finish()
-    assert stats.counts == epochs(1, checkpointing=3)
-    assert stats.step_s == [7.0] * 3
-
-
-def test_successive_evaluations_are_one(training, model, optimizer, loader, val_loader):
-    test_loader = FakeLoader(training, 2, seconds=0.5)
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        for one in (val_loader, test_loader):
-            with training.no_grad():
-                for batch in one:
-                    model(batch)
-    stats = training.finish()
-    assert stats.counts["validation_epoch"] == 2
-    assert stats.counts["validation_epoch/data_loading"] == stats.counts["validation_epoch/forward_pass"] == 12
-    assert stats.total_s["validation_epoch"] == 2 * 6 * 2.5
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, epochs, phases
+from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES
+from training_profiler.recording.data_loader import LoaderRegistry
 
 
 def test_concurrent_evaluation_loaders_are_recognized(training, model, optimizer, loader, val_loader):
@@ -182,57 +20,7 @@ def test_concurrent_evaluation_loaders_are_recognized(training, model, optimizer
     assert stats.counts["validation_epoch"] == 2
     assert stats.counts["validation_epoch/data_loading"] == 16
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.0
-
-
-def test_restarted_loader_within_evaluation_opens_no_second_one(training, model, optimizer, loader, val_loader):
-    training.train(model, loader, optimizer)
-    for batch in val_loader:
-        support = next(iter(loader))
-        with training.no_grad():
-            model(batch, support)
-    training.train(model, loader, optimizer)
-    stats = training.finish()
-    assert stats.counts["validation_epoch"] == 1
-    assert stats.counts["validation_epoch/data_loading"] == 8
-    assert stats.counts["validation_epoch/forward_pass"] == 4
-    assert stats.total_s["validation_epoch"] == 4 * (0.5 + 1.0 + 2.0)
-    assert stats.step_s == [7.0] * 6
-
-
-def test_evaluation_with_read_ahead_is_recognized(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        training.train(model, loader, optimizer)
-        with training.no_grad():
-            for batch in ahead(val_loader):
-                model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2))
-    assert stats.total_s["validation_epoch"] == 2 * 10.0
-
-
-def ahead(loader):
-    """Yield each batch after the next is fetched."""
-    waiting = []
-    for batch in loader:
-        waiting.append(batch)
-        if len(waiting) > 1:
-            yield waiting.pop(0)
-    yield from waiting
-
-
-def test_training_with_read_ahead_is_training(training, model, optimizer, loader, val_loader):
-    for _ in range(2):
-        for batch in ahead(loader):
-            model(batch)
-            training.backward()
-            training.update(optimizer)
-        for batch in val_loader:
-            with training.no_grad():
-                model(batch)
-    stats = training.finish()
-    assert stats.counts == epochs(2, **phases(4, times=2))
-    # The first step of an epoch fetches two batches, the last none.
-    assert stats.step_s == [8.0, 7.0, 6.0] * 2
+    assert training.detector.phases.with_grad.pop() == (0, 0)
 
 
 def test_manual_epoch_ends_evaluation(training, model, optimizer, loader, val_loader):
@@ -258,3 +46,163 @@ def test_manual_epoch_ends_the_pending_step(training, model):
     training.detector.resolve_pending()
     assert training.steps == 2
     assert training.finish().step_s == [12.0, 12.0]
+
+
+def test_many_frozen_calls_without_loader_are_evaluation(training, model, optimizer):
+    judge = FakeModule(training, requires_grad=False, seconds=1)
+    for _ in range(3):
+        with training.no_grad():
+            for _ in range(MAX_TEACHER_CALLS + 1):
+                judge(0)
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch/forward_pass"] == 3 * (MAX_TEACHER_CALLS + 1)
+    assert stats.counts["validation_epoch"] == 3
+    assert stats.step_s == [6.0] * 3
+
+
+def test_long_evaluation_is_drained_meanwhile(training, model, optimizer, loader):
+    drains = []
+    on_full = training.recorder.on_full
+    training.recorder.on_full = lambda: (drains.append(training.recorder.watermark_ns), on_full())
+    training.train(model, loader, optimizer)
+    drains.clear()
+    model.seconds = 0.25
+    with training.no_grad():
+        for batch in FakeLoader(training, 100, seconds=0.25):
+            model(batch)
+    assert len(drains) == 50
+    assert len(training.pending.events) < 20
+    model.seconds = 2.0
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(100))
+    assert stats.total_s["validation_epoch"] == 50.0
+    assert stats.step_s == [7.0] * 6
+
+
+def test_long_evaluation_without_loader_is_drained_meanwhile(training, optimizer, loader):
+    model = FakeModule(training, seconds=0.25)
+    training.train(model, loader, optimizer)
+    calls = MAX_PENDING // 4 + 1_000
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    assert len(training.pending.events) < MAX_PENDING
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
+    assert stats.total_s["validation_epoch"] == calls / 4
+
+
+def test_long_evaluation_after_unresolved_fetch_is_recognized(training, optimizer, loader):
+    model = FakeModule(training, seconds=0.25)
+    training.train(model, loader, optimizer)
+    next(iter(loader))
+    calls = MAX_PENDING // 4 + 1_000
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    assert len(training.pending.events) < MAX_PENDING
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1
+    assert stats.counts["validation_epoch/forward_pass"] == calls
+
+
+def test_pass_mistaken_for_evaluation_becomes_training_after_some_steps(training, model, optimizer):
+    with training.no_grad():
+        batches = iter(FakeLoader(training, 20))
+        model(next(batches))  # to inspect a first batch
+    for batch in itertools.islice(batches, 10):
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 10
+    assert stats.counts["data_loading"] == 10 - MAX_MISSES - 1
+
+
+def test_gradients_within_an_evaluation_are_no_training(training, optimizer):
+    """A potential computes forces as gradients of its energy in each forward pass, in evaluations as well."""
+
+    def gradient(*_):
+        training.detector.backward_begins()
+        training.clock.advance(1.0)
+        training.detector.backward_ends()
+
+    model = FakeModule(training, work=gradient)
+    for _ in range(3):
+        for _ in range(4):
+            model(0)
+            training.backward()
+            training.update(optimizer)
+        model.eval()
+        with training.no_grad():
+            for _ in range(5):
+                model(0)
+        model.train()
+    stats = training.finish()
+    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 15)
+    assert stats.total_s["validation_epoch"] == 3 * 5 * 3.0
+    assert (stats.counts["forward_pass"], stats.counts["optimizer_step"]) == (12, 12)
+    assert stats.total_s["forward_pass"] == 12 * 3.0
+
+
+def with_grad(training):
+    """Return the number and the seconds of evaluations' forward passes with gradients."""
+    count, spent_ns = training.detector.phases.with_grad.pop()
+    return count, spent_ns / 1e9
+
+
+def test_acting_in_eval_mode_with_gradients_is_part_of_the_step(training, model, optimizer):
+    def select_action():
+        model.eval()
+        model(0)
+        model.train()
+
+    for _ in range(4):
+        for _ in range(3):
+            select_action()
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 16
+    assert "validation_epoch" not in stats.counts
+
+
+def known_loaders(training, *loaders):
+    """Let the passes of these loaders be counted, as those of data loaders are."""
+    registry = LoaderRegistry()
+    counts = {id(loader): registry.add_inferred() for loader in loaders}
+    training.detector.phases.passes.use_loaders(lambda iterator: counts[id(iterator.loader)])
+    return list(counts.values())
+
+
+def test_a_single_batch_of_another_loader_after_the_training_is_evaluation(training, model, optimizer, loader):
+    test_loader = FakeLoader(training, 5)
+    train_counts, test_counts = known_loaders(training, loader, test_loader)
+    training.train(model, loader, optimizer)
+    model(next(iter(test_loader)))
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(1))
+    assert (train_counts.of("train").batches, test_counts.of("val").batches) == (3, 1)
+    assert with_grad(training)[0] == 1
+
+
+def test_a_batch_that_a_run_ended_in_is_training_of_its_loader(training, model, optimizer, loader):
+    known_loaders(training, loader)
+    training.train(model, loader, optimizer)
+    model(next(iter(loader)))  # and the program ends, perhaps because the loss is not a number
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert stats.counts["forward_pass"] == 4
+
+
+def test_a_training_that_fails_at_its_first_batch_has_no_evaluation(training, model, loader):
+    known_loaders(training, loader)
+    model(next(iter(loader)))
+    assert "validation_epoch" not in training.finish().counts

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import re
 import sys
+from functools import cache
 from threading import Event, Thread
 
 import pytest
@@ -110,6 +111,8 @@ TRACERS = {
     "fake tensors": shapes_by_fake_tensors,
 }
 every_tracer = pytest.mark.parametrize("trace", TRACERS.values(), ids=TRACERS)
+# A strict export takes seconds; tests/system/test_tracing.py compares those.
+QUICK = {name: trace for name, trace in TRACERS.items() if name != "export, strict"}
 
 
 class Training:
@@ -150,8 +153,8 @@ def moments(training, do):
     do()
 
 
-@every_tracer
-def test_a_tracer_makes_what_it_makes_without_us(trace):
+@pytest.mark.parametrize("trace", QUICK.values(), ids=QUICK)
+def test_a_tracer_makes_what_it_makes_without_us_and_nothing_of_it_is_recorded(trace):
     """Of the model that is trained and of another, with stacks; no frame of ours is on that of a call."""
     model, other = Model(), Model()
     alone = {}
@@ -160,28 +163,27 @@ def test_a_tracer_makes_what_it_makes_without_us(trace):
             model.train(is_training)
             alone[is_training] = [trace(each) for each in (model, other, model)]
     model.train()
+
+    def compare(model):
+        model.modules_on_stack.clear()
+        assert [trace(each) for each in (model, other, model)] == alone[torch.is_grad_enabled()]
+        if trace is not shapes_by_fake_tensors:  # nothing keeps a stack of these
+            assert not any(name.startswith("training_profiler") for name in model.modules_on_stack)
+
+    assert recorded_with(compare, model) == recorded_without_traces()
+
+
+def recorded_with(do, model=None):
     with instrumented_torch() as instrumented:
-
-        def compare():
-            model.modules_on_stack.clear()
-            assert [trace(each) for each in (model, other, model)] == alone[torch.is_grad_enabled()]
-            if trace is not shapes_by_fake_tensors:  # nothing keeps a stack of these
-                assert not any(name.startswith("training_profiler") for name in model.modules_on_stack)
-
-        moments(Training(instrumented, model), compare)
-        assert instrumented.instrumentation.missing == {}
-
-
-@every_tracer
-def test_nothing_of_a_trace_is_recorded(trace):
-    assert recorded_with(trace) == recorded_with(lambda model: None)
-
-
-def recorded_with(do):
-    with instrumented_torch() as instrumented:
-        training = Training(instrumented)
+        training = Training(instrumented, model)
         moments(training, lambda: do(training.model))
+        assert instrumented.instrumentation.missing == {}
         return instrumented.steps, instrumented.counts()
+
+
+@cache
+def recorded_without_traces():
+    return recorded_with(lambda model: None)
 
 
 @every_tracer
@@ -295,7 +297,7 @@ def test_a_mode_that_was_entered_before_the_patches_may_be_left_after():
 
 def test_a_trace_by_a_function_that_was_imported_before_the_patches_is_not_recorded():
     trace = torch.jit.trace
-    assert recorded_with(lambda model: trace(model, X)) == recorded_with(lambda model: None)
+    assert recorded_with(lambda model: trace(model, X)) == recorded_without_traces()
 
 
 def square_gradient(x):

@@ -9,9 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
-from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
-from training_profiler.recording.step_count import StepCount
 
 
 class Figures(NamedTuple):
@@ -53,26 +51,6 @@ class FakeTraining:
     def _end_step(self, at_ns: int) -> None:
         self.recorder.mark(STEP_END, at_ns)
         self.recorder.release(at_ns)
-
-    def let_steps_end_quietly(self) -> StepCount:
-        """Have steps end as in a session that has something to do at few of them; return the number of steps."""
-        count, self.asked = StepCount(), 0
-
-        def asked(at_ns: int) -> None:
-            self.asked += 1
-            count.end_step()
-            self._end_step(at_ns)
-            self.ask_session(count.steps + 10, at_ns + 1_000_000)
-
-        self.ends = StepEnds(self.recorder, asked)
-        self.ends.follow(self.detector.phases.passes)
-        self.detector.end_step = self.ends
-        self._step_count = count
-        return count
-
-    def ask_session(self, before: int, until_ns: int) -> None:
-        """Have the session asked at this step, or at this time."""
-        self.recorder.be_quiet(self._step_count, before, until_ns)
 
     @property
     def steps(self) -> int:

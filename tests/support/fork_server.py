@@ -1,9 +1,11 @@
-"""Runs programs in forks of a process that has imported torch, which takes longer than most programs of the tests.
+"""Runs programs in forks of a process that has imported what they import, which takes longer than most programs do.
 
-What an interpreter does before the first line of a program is left out, so tests of start-up, of the import of torch,
-of tracebacks and of options of the interpreter start one. ``ForkServer`` is the side of the tests; this file run as a
-script is the other. For each program it gets one message, with the descriptors of the program's streams, and answers
-through a pipe of the program's own: a line with its process number, and a line with how it ended.
+That is torch, unless it is left out, and the modules of the profiler; the package itself is imported by the program,
+for then it reads the switch. What an interpreter does before the first line of a program is left out, so tests of
+start-up, of the import of torch, of tracebacks and of options of the interpreter start one. ``ForkServer`` is the side
+of the tests; this file run as a script is the other. For each program it gets one message, with the descriptors of the
+program's streams, and answers through a pipe of the program's own: a line with its process number, and a line with how
+it ended.
 """
 
 import gc
@@ -18,10 +20,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 ROOT = "RECTIFIED_FLOW_PROFILE_ROOT"
+PACKAGE = "training_profiler"
 MESSAGE_BYTES = 1 << 17
 HIGHEST_DESCRIPTOR = 1 << 12
 Stream = int | IO[str] | IO[bytes]
@@ -99,14 +105,14 @@ class ForkedProgram:
 
 
 class ForkServer:
-    """A process that forks for each program. It ends with this process."""
+    """A process that forks for each program, with torch or without. It ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_torch: bool = True) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ROOT[:-5])}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
-            env={**environment, "OMP_NUM_THREADS": "1"},
+            [sys.executable, __file__, str(theirs.fileno()), *["torch"] * has_torch],
+            env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -160,11 +166,38 @@ def become(words: list[str], cwd: str, environment: dict[str, str], is_profiled:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv, sys.path[0] = words, os.path.dirname(words[0])
-    sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if not is_bootstrap(path)]
+    sys.argv, sys.orig_argv, sys.path[0] = words, [sys.executable, *words], os.path.dirname(words[0])
+    given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if not is_bootstrap(path)]
+    sys.path[1:2] = given
+    sys.meta_path.insert(0, AgainFinder())
     if is_profiled:
         start_profiler()
     runpy.run_path(words[0], run_name="__main__")
+
+
+class AgainFinder:
+    """Lets a program import the package again, and gives it the modules that the server has imported."""
+
+    def __init__(self) -> None:
+        package = sys.modules.pop(PACKAGE)
+        self._modules = {name: value for name, value in vars(package).items() if isinstance(value, ModuleType)}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return how the package is imported, at its first import."""
+        if name != PACKAGE:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def execute_again(package: ModuleType) -> None:
+            vars(package).update(self._modules)
+            execute(package)
+
+        spec.loader.exec_module = execute_again  # type: ignore[method-assign]
+        return spec
 
 
 def is_bootstrap(path: str) -> bool:
@@ -237,13 +270,14 @@ class Server:
         os.close(ending)
 
 
-def serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket, has_torch: bool) -> None:
     """Run programs until the tests close their end."""
-    # The packages of the profiler without the profiler, and what the first optimizer imports.
-    import msgspec  # noqa: F401
-    import numpy  # noqa: F401
     import tabulate  # noqa: F401
-    import torch._dynamo  # noqa: F401
+
+    import training_profiler.runtime.process  # noqa: F401
+
+    if has_torch:
+        import torch._dynamo  # noqa: F401 - what the first optimizer imports
 
     gc.freeze()  # otherwise the last collection of each program goes through all of torch
     program = Server(requests).next_program()
@@ -252,4 +286,4 @@ def serve(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), "torch" in sys.argv[2:])

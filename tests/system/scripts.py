@@ -126,22 +126,35 @@ def run(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outc
 
 
 @cache
-def fork_server() -> ForkServer:
-    """Return the process that has imported torch for the tests of this process."""
-    server = ForkServer()
+def fork_server(has_torch: bool = True) -> ForkServer:
+    """Return the process that has imported the profiler's modules, and torch, for the tests of this process."""
+    server = ForkServer(has_torch)
     atexit.register(server.close)
     return server
 
 
-def start_forked(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> ForkedProgram:
+def start_forked(
+    cwd: Path, text: str, profile: str | None = "1", *, has_torch: bool = True, **options: Any
+) -> ForkedProgram:
     """Start ``text`` as a script that begins after the import of torch, in its own process group."""
     variables: Mapping[str, str] = options.pop("variables", {})
-    return fork_server().start([str(write_script(cwd, text))], cwd, environment(profile, **variables), **options)
+    server = fork_server(has_torch)
+    return server.start([str(write_script(cwd, text))], cwd, environment(profile, **variables), **options)
 
 
 def run_forked(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outcome:
     """Run ``text`` to its end as a script that begins after the import of torch."""
     return finish(start_forked(cwd, text, profile, **options), cwd)
+
+
+def start_without_torch(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> ForkedProgram:
+    """Start ``text`` as a script in a fork without torch, in its own process group."""
+    return start_forked(cwd, text, profile, has_torch=False, **options)
+
+
+def run_without_torch(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outcome:
+    """Run ``text`` to its end as a script in a fork without torch."""
+    return finish(start_without_torch(cwd, text, profile, **options), cwd)
 
 
 def wait_for(process: "subprocess.Popen[str] | ForkedProgram", line: str) -> str:

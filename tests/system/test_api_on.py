@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import run
+from tests.system.scripts import run_forked, run_without_torch
 
 API = "from training_profiler import *\n"
 
@@ -18,14 +18,14 @@ def test_script_with_only_sections_gets_one_final_summary(tmp_path: Path) -> Non
                 with profile_section("attention"):
                     pass
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.summaries, outcome.stderr) == (0, 1, "")
     assert outcome.report["sections"]["forward_pass"]["count"] == 4
     assert outcome.report["sections"]["attention"]["parent"] == "forward_pass"
 
 
 def test_script_without_any_call_leaves_nothing(tmp_path: Path) -> None:
-    outcome = run(tmp_path, API + "print(is_profiling_enabled())")
+    outcome = run_without_torch(tmp_path, API + "print(is_profiling_enabled())")
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "True\n", "", [])
 
 
@@ -100,7 +100,7 @@ def test_decorated_functions_keep_their_results_names_and_kinds(tmp_path: Path) 
             figures = snapshot().sections.get(name)
             print(name, figures.count if figures else 0)
     """
-    on, off = run(tmp_path, script), run(tmp_path, script, profile="0")
+    on, off = run_without_torch(tmp_path, script), run_without_torch(tmp_path, script, profile="0")
     assert on.printed.splitlines()[:5] == [
         "7 double Doc.",
         "[0, 1, ['a', 'b']]",
@@ -122,7 +122,7 @@ def test_recursion_counts_every_span_and_its_wall_time_once(tmp_path: Path) -> N
 
         assert fib(10) == 55
     """
-    report = run(tmp_path, script).report
+    report = run_without_torch(tmp_path, script).report
     assert report["sections"]["recursion"]["count"] == 177
     assert report["sections"]["recursion"]["self_s"] <= report["wall_s"]
     assert sum(section["self_s"] for section in report["sections"].values()) == pytest.approx(report["wall_s"])
@@ -149,7 +149,7 @@ def test_sections_of_many_threads_are_all_counted(tmp_path: Path) -> None:
         for thread in threads: thread.join()
         print(threading.active_count())
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     sections = outcome.report["sections"]
     assert outcome.status == 0
     assert sections["shared"]["count"] == 32_000
@@ -176,7 +176,7 @@ def test_reports_of_intervals_epochs_and_run_come_in_order(tmp_path: Path) -> No
         stop_training_profiling()
         print(snapshot().steps, is_profiling_enabled())
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     titles = [line for line in outcome.stdout.splitlines() if line.startswith(("=== ", "8 "))]
     assert titles == [
         "=== Profiling Report (Step 4) ===",
@@ -202,7 +202,7 @@ def test_second_start_applies_new_settings_to_the_same_run(tmp_path: Path) -> No
         start_training_profiling(log_every=2)
         profile_step(); profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.summaries == 1
     assert outcome.report["steps"] == 3
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
@@ -210,12 +210,12 @@ def test_second_start_applies_new_settings_to_the_same_run(tmp_path: Path) -> No
 
 def test_second_stop_does_nothing(tmp_path: Path) -> None:
     script = "start_training_profiling(); profile_step(); stop_training_profiling(); stop_training_profiling()"
-    outcome = run(tmp_path, API + script)
+    outcome = run_without_torch(tmp_path, API + script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
 
 
 def test_stop_without_a_run_prints_nothing_and_disables_profiling(tmp_path: Path) -> None:
-    outcome = run(tmp_path, API + "stop_training_profiling()\nwith profile_section('a'): profile_step()")
+    outcome = run_without_torch(tmp_path, API + "stop_training_profiling()\nwith profile_section('a'): profile_step()")
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])
 
 
@@ -230,7 +230,7 @@ def test_stop_and_start_make_two_runs(tmp_path: Path) -> None:
             stop_training_profiling()
             with profile_section("forward_pass"): pass  # in no run
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.summaries == 2
 
     reports = [json.loads((folder / "report.json").read_text()) for folder in outcome.folders]
@@ -257,7 +257,7 @@ def test_profiled_loader_forwards_every_attribute(tmp_path: Path) -> None:
         (figures,) = snapshot().loaders
         print(figures.name, figures.batches, figures.samples, snapshot().sections["data_loading"].count)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_forked(tmp_path, script)
     assert outcome.stderr == ""
     assert outcome.printed.startswith("train 9 23 9\n")
 
@@ -272,7 +272,7 @@ def test_profiled_loader_passes_errors_on(tmp_path: Path) -> None:
         for batch in profile_dataloader(batches()):
             profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.status == 1
     assert outcome.stderr.endswith("ValueError: bad sample\n")
     assert outcome.report["loaders"][0]["batches"] == 1
@@ -289,7 +289,7 @@ def test_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> No
         except KeyError:
             print("passed")
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.printed.startswith("passed\n") or "\npassed\n" in outcome.stdout
     assert outcome.report["sections"]["forward_pass"]["count"] == 1
     assert outcome.report["health"]["dropped"] == 0
@@ -303,7 +303,7 @@ def test_the_import_leaves_garbage_collection_as_it_was(tmp_path: Path, collects
         import training_profiler
         print(gc.isenabled())
     """
-    assert run(tmp_path, script).stdout == f"{collects}\n"
+    assert run_without_torch(tmp_path, script).stdout == f"{collects}\n"
 
 
 def test_no_garbage_is_collected_while_modules_of_the_profiler_are_imported(tmp_path: Path) -> None:
@@ -315,4 +315,4 @@ def test_no_garbage_is_collected_while_modules_of_the_profiler_are_imported(tmp_
         gc.callbacks.clear()
         print(2 in generations, len(generations) < 20)
     """
-    assert run(tmp_path, script).stdout == "False True\n"
+    assert run_without_torch(tmp_path, script).stdout == "False True\n"

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import TIMEOUT_S, Outcome, environment, report_command, run, small_files, write_script
+from tests.system.scripts import (
+    TIMEOUT_S,
+    Outcome,
+    environment,
+    report_command,
+    run,
+    run_without_torch,
+    small_files,
+    write_script,
+)
 
 LOOP = """
 for step in range(3):
@@ -38,7 +47,7 @@ def f(): return 1
 assert f() == 1
 """
     )
-    outcome = run(tmp_path, script + LOOP)
+    outcome = run_without_torch(tmp_path, script + LOOP)
     assert_trained(outcome)
     assert outcome.stderr == ""
     sections = outcome.report["sections"]
@@ -55,7 +64,7 @@ for i in range(100_000):
     with profile_section(f"batch {i}"): pass
 """
     )
-    outcome = run(tmp_path, script + LOOP)
+    outcome = run_without_torch(tmp_path, script + LOOP)
     assert_trained(outcome)
     sections = outcome.report["sections"]
     assert len(sections) <= 510
@@ -105,7 +114,7 @@ assert list(profile_dataloader([1, 2], name=3)) == [1, 2]
 profile_section("a").__exit__(None, None, None)
 """
     )
-    outcome = run(tmp_path, script + LOOP)
+    outcome = run_without_torch(tmp_path, script + LOOP)
     assert_trained(outcome)
     assert outcome.stderr == ""
     assert [epoch["number"] for epoch in outcome.report["epochs"]] == [2]
@@ -114,7 +123,9 @@ profile_section("a").__exit__(None, None, None)
 @pytest.mark.parametrize("folder", ["a_file", "a_file/below", "/proc/no_such_place"])
 def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, folder: str) -> None:
     (tmp_path / "a_file").write_text("kept")
-    outcome = run(tmp_path, f"from training_profiler import *\nstart_training_profiling(1, dir={folder!r})\n" + LOOP)
+    outcome = run_without_torch(
+        tmp_path, f"from training_profiler import *\nstart_training_profiling(1, dir={folder!r})\n" + LOOP
+    )
     assert_trained(outcome)
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
     assert "- switched off: run folder (" in outcome.stdout
@@ -126,7 +137,7 @@ def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, fo
 def test_disk_full_in_mid_run_is_reported_and_the_journal_stays_readable(tmp_path: Path) -> None:
     script = f"{small_files(8000)}\n"
     loop = LOOP.replace("range(3)", "range(60)")
-    outcome = run(tmp_path, START + script + loop)
+    outcome = run_without_torch(tmp_path, START + script + loop)
     assert_trained(outcome)
     assert "=== Final Profiling Summary (60 steps) ===" in outcome.stdout
     assert "- switched off: run folder (OSError: [Errno 27] File too large)" in outcome.stdout
@@ -137,7 +148,7 @@ def test_disk_full_in_mid_run_is_reported_and_the_journal_stays_readable(tmp_pat
 
 
 def test_disk_full_from_the_start_is_reported(tmp_path: Path) -> None:
-    outcome = run(tmp_path, f"{small_files(0)}\n" + START + LOOP)
+    outcome = run_without_torch(tmp_path, f"{small_files(0)}\n" + START + LOOP)
     assert_trained(outcome)
     assert "- switched off: run folder (OSError: " in outcome.stdout
 
@@ -153,7 +164,7 @@ CLOSED = {
 @pytest.mark.parametrize("how", CLOSED)
 def test_unwritable_stdout_disables_only_the_console(tmp_path: Path, how: str) -> None:
     script = CLOSED[how] + START + LOOP.replace("print", "str")
-    on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
+    on, off = run_without_torch(tmp_path, script), run_without_torch(tmp_path, script, profile=None)
     assert on.status == off.status
     assert on.report["steps"] == 3
     if how != "descriptor":  # the journal may have this descriptor number by now
@@ -204,7 +215,7 @@ for _ in range(5):
     profile_section("left open").__enter__()
 """
     )
-    outcome = run(tmp_path, script + LOOP)
+    outcome = run_without_torch(tmp_path, script + LOOP)
     assert_trained(outcome)
     report = outcome.report
     assert report["sections"]["forward_pass"]["count"] == 3
@@ -214,7 +225,7 @@ for _ in range(5):
 
 def test_enters_without_exit_use_bounded_memory(tmp_path: Path) -> None:
     script = START + "for _ in range(50_000): profile_section('left open').__enter__()\n"
-    outcome = run(tmp_path, script + LOOP)
+    outcome = run_without_torch(tmp_path, script + LOOP)
     assert_trained(outcome)
     assert outcome.report["health"]["dropped"] > 0
     assert outcome.report["health"]["disabled"] == []
@@ -234,7 +245,7 @@ def test_clock_that_stops_or_steps_back_harms_nothing(tmp_path: Path, clock: str
 
 
 def test_moving_clock_is_not_mentioned_in_health(tmp_path: Path) -> None:
-    assert "the clock has not moved" not in run(tmp_path, START + LOOP).stdout
+    assert "the clock has not moved" not in run_without_torch(tmp_path, START + LOOP).stdout
 
 
 def test_failing_log_handler_harms_nothing(tmp_path: Path) -> None:
@@ -246,7 +257,7 @@ class Failing(logging.Handler):
 logging.getLogger().addHandler(Failing())
 """
     variables = {"RECTIFIED_FLOW_PROFILE_DIR": "/proc/no_such_place"}
-    assert_trained(run(tmp_path, script + START + LOOP, variables=variables))
+    assert_trained(run_without_torch(tmp_path, script + START + LOOP, variables=variables))
 
 
 def test_warnings_as_errors_harm_nothing(tmp_path: Path) -> None:
@@ -257,13 +268,13 @@ def test_warnings_as_errors_harm_nothing(tmp_path: Path) -> None:
 
 def test_deleted_run_folder_harms_nothing(tmp_path: Path) -> None:
     script = "import os, shutil\n" + START + "shutil.rmtree('runs')\n" + LOOP
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert_trained(outcome)
 
 
 def test_chdir_keeps_all_files_of_a_run_together(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    outcome = run(tmp_path, "import os\n" + START + "os.chdir('elsewhere')\n" + LOOP)
+    outcome = run_without_torch(tmp_path, "import os\n" + START + "os.chdir('elsewhere')\n" + LOOP)
     assert_trained(outcome)
     assert sorted(path.name for path in outcome.folder.iterdir()) == [
         "meta.json",

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.system.scripts import environment, run, write_script
+from tests.system.scripts import environment, run_without_torch, write_script
 
 LOOP = """
 from training_profiler import *
@@ -55,13 +55,13 @@ class Tee:
 real, sys.stdout = sys.stdout, Tee()
 """
     rest = "\nprint([text.splitlines()[1] for text in sys.stdout.writes[1:]], sys.stdout.writes[0], file=real)"
-    outcome = run(tmp_path, script + LOOP + rest)
+    outcome = run_without_torch(tmp_path, script + LOOP + rest)
     assert re.fullmatch(re.escape(f"{TITLES} ") + OPENING + r"\n", outcome.stdout)
 
 
 def test_report_keeps_its_place_in_the_scripts_output(tmp_path: Path) -> None:
     script = LOOP.replace("    for _", "    print('before', end='')\n    for _") + "print('after')\n"
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert re.match(OPENING + re.escape("before\n=== Profiling Report (Step 2) ==="), outcome.stdout)
     assert outcome.stdout.endswith("\nafter\n")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.system.scripts import report_command, run
+from tests.system.scripts import report_command, run_without_torch
 
 DEVICE = """
 import os, time
@@ -58,7 +58,7 @@ def lines_of(text: str, word: str) -> list[str]:
 
 
 def test_run_reports_the_device_time_of_its_sections(tmp_path: Path) -> None:
-    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n")
+    outcome = run_without_torch(tmp_path, DEVICE + "for _ in range(10):\n    step()\n")
     assert (outcome.status, outcome.stderr) == (0, "")
     assert outcome.report["device"] == {
         "kind": "cuda",
@@ -85,7 +85,7 @@ for _ in range(300):
         queue(0.001)
     time.sleep(0.002)
 """
-    outcome = run(tmp_path, DEVICE + loop)
+    outcome = run_without_torch(tmp_path, DEVICE + loop)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert outcome.report["sections"]["forward_pass"]["device_count"] > 0
 
@@ -97,14 +97,16 @@ def test_forked_child_calls_no_driver(tmp_path: Path) -> None:
         raise SystemExit(0)
     assert os.wait()[1] == 0
 """
-    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n" + fork.replace("\n    ", "\n") + "step()\n")
+    outcome = run_without_torch(
+        tmp_path, DEVICE + "for _ in range(10):\n    step()\n" + fork.replace("\n    ", "\n") + "step()\n"
+    )
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert outcome.report["device"]["spans"] == 20
 
 
 def test_failing_driver_is_reported_and_the_training_goes_on(tmp_path: Path) -> None:
     broken = DEVICE + "for number in range(20):\n    Device.broken = number >= 10\n    step()\nprint('trained')\n"
-    outcome = run(tmp_path, broken)
+    outcome = run_without_torch(tmp_path, broken)
     assert outcome.status == 0
     assert outcome.printed.startswith("trained\n")
     assert outcome.report["steps"] == 20
@@ -116,7 +118,7 @@ def test_failing_driver_is_reported_and_the_training_goes_on(tmp_path: Path) -> 
 
 def test_sync_timing_equals_host_time(tmp_path: Path) -> None:
     variables = {"RECTIFIED_FLOW_PROFILE_TIMING": "sync"}
-    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n", variables=variables)
+    outcome = run_without_torch(tmp_path, DEVICE + "for _ in range(10):\n    step()\n", variables=variables)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert outcome.report["device"]["timing"] == "sync"
     forward = outcome.report["sections"]["forward_pass"]
@@ -127,7 +129,7 @@ def test_sync_timing_equals_host_time(tmp_path: Path) -> None:
 
 def test_event_timing_without_an_accelerator_is_reported(tmp_path: Path) -> None:
     plain = DEVICE + "backends.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
-    outcome = run(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
+    outcome = run_without_torch(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
     (note,) = [note for note in outcome.report["health"]["notes"] if "device" in note]
     assert note == "device time was asked for (timing=events), but the training used no accelerator"
     assert outcome.report["device"] is None
@@ -143,7 +145,7 @@ for steps in (5, 9):
     print("spans", snapshot().device.spans <= 2 * steps - 2)
     stop_training_profiling()
 """
-    outcome = run(tmp_path, DEVICE + twice)
+    outcome = run_without_torch(tmp_path, DEVICE + twice)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert lines_of(outcome.stdout, "spans") == ["spans True", "spans True"]
     assert lines_of(outcome.stdout, "Device time") == [

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run, start, wait_for
+from tests.system.scripts import (
+    SUMMARY,
+    THREE_STEPS,
+    Outcome,
+    finish,
+    report_command,
+    run_without_torch,
+    start_without_torch,
+    wait_for,
+)
 
 # Fast sections and a report at each step, so a signal most likely arrives during work of the profiler.
 BUSY = """
@@ -63,20 +72,20 @@ def assert_summed_up_once(outcome: Outcome, steps: int | None = 3) -> None:
 )
 def test_script_keeps_its_status_and_traceback_and_gets_one_summary(tmp_path: Path, ending: str, status: int) -> None:
     script = THREE_STEPS + ending + "\n"
-    on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
+    on, off = run_without_torch(tmp_path, script), run_without_torch(tmp_path, script, profile=None)
     assert (on.status, on.stderr) == (off.status, off.stderr)
     assert on.status == status
     assert_summed_up_once(on)
 
 
 def test_report_names_the_exception_that_ended_the_run(tmp_path: Path) -> None:
-    outcome = run(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
+    outcome = run_without_torch(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
     assert outcome.report["ended_by"] == "ValueError"
     assert "Ended by: ValueError" in outcome.stdout
 
 
 def test_hard_exit_leaves_a_journal_that_can_be_reported(tmp_path: Path) -> None:
-    outcome = run(tmp_path, THREE_STEPS + "snapshot()\nimport os\nos._exit(5)")
+    outcome = run_without_torch(tmp_path, THREE_STEPS + "snapshot()\nimport os\nos._exit(5)")
     assert (outcome.status, outcome.summaries, outcome.stderr) == (5, 0, "")
     from_files = report_command(tmp_path, str(outcome.folder))
     assert (from_files.status, from_files.stderr) == (0, "")
@@ -90,7 +99,7 @@ def test_ctrl_c_to_the_process_group_gives_one_summary(tmp_path: Path) -> None:
         # Both are past the fork when the child prints ready: Python can lose a signal right after a fork.
         forks = "import os\nends = os.pipe()\nif os.fork(): os.write(ends[1], b'.')\nelse: os.read(ends[0], 1); "
         script = IDLE.replace("print('ready'", f"{forks}print('ready'")
-        process = start(tmp_path, script, profile)
+        process = start_without_torch(tmp_path, script, profile)
         read = wait_for(process, "ready")
         os.killpg(process.pid, signal.SIGINT)
         outcomes.append(finish(process, tmp_path, read))
@@ -102,7 +111,7 @@ def test_ctrl_c_to_the_process_group_gives_one_summary(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_an_idle_run_with_the_usual_status(tmp_path: Path) -> None:
-    process = start(tmp_path, IDLE)
+    process = start_without_torch(tmp_path, IDLE)
     read = wait_for(process, "ready")
     process.send_signal(signal.SIGTERM)
     outcome = finish(process, tmp_path, read)
@@ -127,7 +136,7 @@ def test_sigterm_handler_of_the_script_is_not_replaced(tmp_path: Path) -> None:
         profile_step()
         signal.raise_signal(signal.SIGTERM)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (7, "", 2)
     assert "mine\n" in outcome.stdout
 
@@ -143,7 +152,7 @@ def test_stop_restores_sigterm_and_keeps_a_later_handler(tmp_path: Path) -> None
         stop_training_profiling()
         print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert [line for line in outcome.stdout.splitlines() if line in ("True", "False")] == ["True", "True"]
 
 
@@ -152,7 +161,7 @@ def test_signal_at_a_random_moment_gives_one_summary(tmp_path: Path, signum: sig
     for attempt in range(6):
         cwd = tmp_path / str(attempt)
         cwd.mkdir()
-        process = start(cwd, BUSY)
+        process = start_without_torch(cwd, BUSY)
         read = wait_for(process, "ready")
         # Reads another number of reports each time, so the signal arrives at different moments.
         for _ in range(attempt * 40):
@@ -182,7 +191,7 @@ threading.Thread(target=kill_when_stuck, daemon=True).start()
 print("." * 1_000_000)
 """
     )
-    process = start(tmp_path, script)
+    process = start_without_torch(tmp_path, script)
     assert process.stderr is not None
     line = process.stderr.readline()
     outcome = finish(process, tmp_path)
@@ -203,7 +212,7 @@ def test_killed_run_is_reported_except_its_last_interval(tmp_path: Path) -> None
         import time
         while True: time.sleep(1)
     """
-    process = start(tmp_path, script)
+    process = start_without_torch(tmp_path, script)
     read = wait_for(process, "ready")
     process.kill()
     outcome = finish(process, tmp_path, read)
@@ -218,7 +227,7 @@ def test_killed_run_is_reported_except_its_last_interval(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: int) -> None:
-    process = start(tmp_path, BUSY)
+    process = start_without_torch(tmp_path, BUSY)
     read = wait_for(process, "ready")
     for _ in range(attempt * 60):
         assert process.stdout is not None
@@ -261,7 +270,7 @@ def test_timeout_during_profiler_work_is_raised_in_the_script(tmp_path: Path, mo
                 seen += 1
         print("limits:", seen)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert "limits: 1\n" in outcome.stdout
     assert_summed_up_once(outcome, steps=9)
@@ -284,7 +293,7 @@ def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> N
             with profile_section("forward_pass"): pass
             profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.status == -signal.SIGINT
     assert outcome.stderr.endswith("KeyboardInterrupt\n")
     assert_summed_up_once(outcome, steps=2)
@@ -311,13 +320,13 @@ def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: 
         with profile_section("forward_pass"): pass
         profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
     assert_summed_up_once(outcome, steps=2)
 
 
 def test_the_page_is_written_at_the_end_of_the_run_if_it_was_asked_for(tmp_path: Path) -> None:
-    outcome = run(tmp_path, THREE_STEPS, variables={"RECTIFIED_FLOW_PROFILE_HTML": "1"})
+    outcome = run_without_torch(tmp_path, THREE_STEPS, variables={"RECTIFIED_FLOW_PROFILE_HTML": "1"})
     page = (outcome.folder / "report.html").read_text()
     assert "<title>" in page
     assert "did not come to its end" not in page

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.system.scripts import THREE_STEPS, report_command, run
+from tests.system.scripts import THREE_STEPS, report_command, run_forked, run_without_torch
 from training_profiler.sampling.switch_interval import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
@@ -47,7 +47,7 @@ def share_of(lines: list[dict[str, object]], file: str, function: str) -> float:
 def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "network.py").write_text(NETWORK)
-    outcome = run(tmp_path, PLANTED, variables=SWIFT)
+    outcome = run_without_torch(tmp_path, PLANTED, variables=SWIFT)
     assert (outcome.status, outcome.stderr) == (0, "")
     sections, lines = outcome.report["sections"], outcome.report["lines"]
     assert share_of(lines["other"], "script.py", "augment") > 0.9 * sections["other"]["share"]
@@ -66,7 +66,7 @@ def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
 def test_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "network.py").write_text(NETWORK)
-    outcome = run(tmp_path, PLANTED, variables=SWIFT)
+    outcome = run_without_torch(tmp_path, PLANTED, variables=SWIFT)
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["lines"] == outcome.report["lines"]
     assert "line sampler: " in report_command(tmp_path, str(outcome.folder)).stdout
@@ -74,7 +74,7 @@ def test_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
 
 def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: Path) -> None:
     """With CPython's default switch interval of 5 ms hardly any sample would be in ``augment``."""
-    outcome = run(
+    outcome = run_forked(
         tmp_path,
         """
         from time import perf_counter
@@ -111,14 +111,14 @@ def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: P
 
 
 def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> None:
-    outcome = run(tmp_path, THREE_STEPS)
+    outcome = run_without_torch(tmp_path, THREE_STEPS)
     assert outcome.report["lines"] == {}
     assert "- line sampler: " in outcome.stdout.split("Profiler health:")[1]
 
 
 def test_disabled_sampler_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
-    outcome = run(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
+    outcome = run_without_torch(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
     assert outcome.printed.startswith("4 0.005\n")  # one thread writes files, one is for SIGTERM, one for hangs
     assert "line sampler" not in outcome.stdout
     assert outcome.report["lines"] == {}
@@ -133,14 +133,14 @@ def test_program_reads_its_own_switch_interval(tmp_path: Path) -> None:
         + "stop_training_profiling()\n"
         + look
     )
-    outcome = run(tmp_path, script, variables=NO_MONITOR)
+    outcome = run_without_torch(tmp_path, script, variables=NO_MONITOR)
     while_sampling, after = outcome.printed.splitlines()[0].split(), outcome.printed.splitlines()[-1].split()
     assert (while_sampling[1:], after) == (["0.005", str(HANDOVER_S)], ["1", "0.005", "0.005"])
 
 
 def test_forked_child_has_no_sampler(tmp_path: Path) -> None:
     child = "print(threading.active_count(), sys.getswitchinterval(), flush=True); os._exit(0)"
-    outcome = run(
+    outcome = run_without_torch(
         tmp_path, f"import os, sys, threading\n{THREE_STEPS}if os.fork():\n    os.wait()\nelse:\n    {child}\n"
     )
     assert outcome.printed.startswith("1 0.005\n")

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.system.scripts import run
+from tests.system.scripts import run_without_torch
 
 COLLECT = """
 import json
@@ -33,7 +33,7 @@ print("ROWS", json.dumps(rows))
 
 
 def rows_of(tmp_path, settings):
-    outcome = run(tmp_path, COLLECT.format(settings=settings))
+    outcome = run_without_torch(tmp_path, COLLECT.format(settings=settings))
     assert outcome.status == 0, outcome.stderr
     (line,) = [line for line in outcome.stdout.splitlines() if line.startswith("ROWS ")]
     return json.loads(line.removeprefix("ROWS "))

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.system.launching import execute, execute_forked, through_run
-from tests.system.scripts import report_command, run
+from tests.system.scripts import report_command, run_without_torch
 
 TRAINING = """
 import sys
@@ -61,7 +61,7 @@ for epoch in range(2):
 
 
 def test_machine_stats_are_in_the_summary_and_the_report(tmp_path: Path) -> None:
-    outcome = run(tmp_path, SECTIONS)
+    outcome = run_without_torch(tmp_path, SECTIONS)
     assert (outcome.status, outcome.stderr) == (0, "")
     machine = outcome.report["machine"]
     assert machine["samples"] >= 2
@@ -76,13 +76,13 @@ def test_machine_stats_are_in_the_summary_and_the_report(tmp_path: Path) -> None
 
 
 def test_report_from_files_has_the_same_machine_stats(tmp_path: Path) -> None:
-    outcome = run(tmp_path, SECTIONS)
+    outcome = run_without_torch(tmp_path, SECTIONS)
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["machine"] == outcome.report["machine"]
     assert read["throughput"] == outcome.report["throughput"]
 
 
 def test_machine_monitor_can_be_switched_off(tmp_path: Path) -> None:
-    outcome = run(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
+    outcome = run_without_torch(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
     assert outcome.report["machine"] is None
     assert "system monitor" not in outcome.stdout

@@ -33,8 +33,8 @@ UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "proce
 # Programs about their own process, and one of each other folder; the rest run in forks of a process with torch.
 OWN_PROCESS = (
     *("compile/", "exit/", "main/", "process/", "profiler/"),
-    *("autograd/checkpointing", "data/reads_ahead", "data/workers_spawned", "eval/no_grad_inside"),
-    *("manual/everything", "model/trainer_is_module_no_loader", "optim/accumulation", "rl/ppo"),
+    *("autograd/adversarial", "data/transfer", "data/workers_spawned", "eval/no_grad_inside"),
+    *("manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
 )
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
 CUT_OFF = {"exit/os_exit"}  # exit handlers do not run; only the journal remains

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import THREE_STEPS, Outcome, environment, report_command, run, write_script
+from tests.system.scripts import THREE_STEPS, Outcome, environment, report_command, run_without_torch, write_script
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     script = THREE_STEPS + "with profile_epoch(1):\n    profile_step()\n"
-    return run(tmp_path_factory.mktemp("trained"), script)
+    return run_without_torch(tmp_path_factory.mktemp("trained"), script)
 
 
 def test_text_equals_the_printed_summary(trained: Outcome) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
+from tests.system.launching import NOTHING, RUN, Ended, execute, execute_forked, stand_ins, through_run
 from tests.system.scripts import ROOT, SWITCH, command, environment
 from training_profiler.base.switch import start_up_file
 
@@ -266,7 +266,7 @@ def test_flags_before_the_program_are_settings(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     words = ["--quiet", "--dir", "out", "--name=baseline", "--no-flops", "train.py", "--log-every", "x"]
     ours = execute(tmp_path, through_run(*words))
-    plain = execute(tmp_path, [sys.executable, "train.py"])
+    plain = execute_forked(tmp_path, "train.py", is_profiled=False)
     assert (ours.status, ours.stderr) == (0, "")
     assert ours.stdout.startswith(plain.stdout + "\n=== Final Profiling Summary (5 steps) ===")
     (folder,) = (tmp_path / "out").iterdir()
@@ -368,7 +368,8 @@ for step in range(5):
 
 def test_unmodified_training_is_profiled_and_computes_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
+    plain = execute_forked(tmp_path, "train.py", is_profiled=False)
+    ours = execute(tmp_path, through_run("train.py"))
     assert (ours.status, ours.stderr) == (0, "")
     first, *others = plain.stdout.splitlines()
     opening, *lines = [line for line in ours.stdout.splitlines() if line != first]

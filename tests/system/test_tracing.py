@@ -6,8 +6,9 @@ import pytest
 
 from tests.system.traced_training import assert_traced_as_alone
 
-QUICK = ("jit.trace", "jit.trace, a module", "jit.script, gradients", "fx", "make_fx", "fake tensors", "counted")
+QUICK = ("jit.trace", "make_fx")  # the others of tests/instrumentation/test_tracers.py, in a program
 SLOW = (
+    *("jit.trace, a module", "jit.script, gradients", "fx", "fake tensors", "counted"),
     *("jit.save", "jit.freeze", "jit.script", "transformed", "prepared"),
     *("export", "export, strict", "export, decomposed", "compile, eager", "compile, aot_eager"),
 )

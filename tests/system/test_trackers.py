@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.system.launching import BOOTSTRAP, Ended, execute, execute_forked, through_run
-from tests.system.scripts import ROOT, finish, run, start_forked, wait_for, write_script
+from tests.system.scripts import ROOT, finish, run, run_without_torch, start_forked, wait_for, write_script
 
 SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
 EVERY = "RECTIFIED_FLOW_PROFILE_LOG_EVERY"
@@ -96,7 +96,7 @@ def test_epochs_are_rows_at_their_last_step(tmp_path: Path) -> None:
                         sum(range(1000))
                     profile_step()
     """
-    assert run(tmp_path, script).status == 0
+    assert run_without_torch(tmp_path, script).status == 0
     rows = all_rows_of(tmp_path)
     assert [row["step"] for row in rows] == [3, 6, 6]
     assert [("profiling/epoch_total_time" in row, "profiling/batch_time_avg" in row) for row in rows] == [
@@ -144,7 +144,7 @@ def test_blocked_tracker_delays_neither_training_nor_exit(tmp_path: Path, ending
             profile_step()
         {ending}
     """
-    outcome = run(tmp_path, blocked)
+    outcome = run_without_torch(tmp_path, blocked)
     assert outcome.status == (-signal.SIGINT if ending else 0)
     assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
     assert any("csv sink: did not come to its end" in note for note in health_of(tmp_path))
@@ -161,7 +161,7 @@ def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
         for step in range(30):
             profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.status == 0
     assert "csv sink (OSError: [Errno 28] No space left on device)" in outcome.stdout
     assert outcome.stderr.count("Profiler: csv sink switched off, the training goes on") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import execute, through_run
-from tests.system.scripts import run, run_forked
+from tests.system.scripts import run_forked, run_without_torch
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -65,7 +65,7 @@ def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
             process.start(); process.join()
             print(process.exitcode)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     answer = "[(0, False), (1, False), (4, False)]\n"
     assert outcome.printed.startswith(answer * 2 + "0\n")
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
@@ -90,7 +90,7 @@ def test_forked_child_stays_silent_however_it_ends(tmp_path: Path, ending: str) 
                 sys.exit(0)
         print("child ended with", os.waitpid(child, 0)[1])
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert "child ended with 0\n" in outcome.stdout
     assert list(outcome.report["sections"])[:1] != ["child"]
@@ -123,7 +123,7 @@ def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path)
         thread.join()
         print(statuses)
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stdout) == (0, "{0}\n")
     assert outcome.stderr.count("=== Final Profiling Summary") == 1
 
@@ -143,7 +143,7 @@ def test_spawned_workers_with_decorated_functions_stay_silent(tmp_path: Path) ->
                 assert pool.map(augment, [1, 2, 3]) == [2, 4, 6]
             profile_step()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert len(outcome.folders) == 1
 
@@ -166,7 +166,7 @@ def test_child_that_starts_profiling_is_profiled_even_if_forked(tmp_path: Path) 
             child.join()
             assert child.exitcode == 0
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert outcome.report["steps"] == 3
 
@@ -178,7 +178,7 @@ def test_decorated_functions_start_no_run(tmp_path: Path) -> None:
         @profile_section("never_called")
         def never_called(): pass
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])
 
 
@@ -203,7 +203,7 @@ def test_no_epoch_is_lost_while_another_thread_drains(tmp_path: Path) -> None:
         done.set()
         for thread in threads: thread.join()
     """
-    outcome = run(tmp_path, script)
+    outcome = run_without_torch(tmp_path, script)
     assert outcome.status == 0, outcome.stderr
     assert [(epoch["steps"], epoch["is_complete"]) for epoch in outcome.report["epochs"]] == [(5, True)] * 10
     assert min(section["self_s"] for section in outcome.report["sections"].values()) >= 0

@@ -93,10 +93,10 @@ class SwitchablePatches:
     """Installs patches as a run would, and removes them."""
 
     def __init__(self) -> None:
-        from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
         from training_profiler.recording.data_loader import LoaderRegistry
         from training_profiler.recording.recorder import NO_LIMIT, Recorder
         from training_profiler.recording.step_count import StepCount
+        from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
 
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES

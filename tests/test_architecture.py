@@ -25,7 +25,8 @@ ARROWS = {
     "statistics": "model snapshot",
     "recording": "base tables model",
     "safety": "base recording",
-    "instrumentation": "base tables model snapshot recording safety",
+    "instrumentation": "base tables snapshot recording",
+    "inspections": "base tables model snapshot recording safety instrumentation",
     "sampling": "base tables model snapshot recording safety instrumentation",
     "loader_workers": "base model recording safety instrumentation sampling",
     "device": "base tables snapshot recording safety",
@@ -44,8 +45,8 @@ ARROWS = {
         "comparison settings ranks"
     ),
     "runtime": (
-        "bootstrap base tables snapshot recording safety instrumentation sampling loader_workers device "
-        "torch_capture aggregation diagnosis settings reports sinks ranks storage"
+        "bootstrap base tables snapshot recording safety instrumentation inspections sampling loader_workers "
+        "device torch_capture aggregation diagnosis settings reports sinks ranks storage"
     ),
     "api_disabled": "base snapshot recording",
     "api": "base tables snapshot recording safety sampling settings sinks runtime",
@@ -54,7 +55,7 @@ ARROWS = {
     "component_benchmark": "base tables",
     "trials": (
         "base tables model snapshot statistics recording safety instrumentation sampling findings diagnosis "
-        "comparison reports storage"
+        "comparison reports storage runtime"
     ),
     "cli": (
         "base snapshot safety sampling torch_capture findings diagnosis comparison settings reports page "
@@ -93,7 +94,7 @@ MAY_BE_ASSIGNED = {
     # Records of the hot path, where a method call would cost more than what it does: thread buffers, pending calls,
     # passes over loaders, and the state that every patch reads first.
     ("instrumentation", "training_thread"),
-    ("instrumentation.flops.counter", "self._counts"),
+    ("inspections.flop_counter", "self._counts"),
     ("instrumentation.loop_detection", "call"),
     ("instrumentation.loop_detection", "latest"),
     ("instrumentation.loop_detection", "loader_pass"),

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.instrumented import changed_since, state_of_torch
 from training_profiler.instrumentation import call_sites
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patches import calls
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.sampling.call_sites import CallSiteReader
 
 DATA = TensorDataset(torch.zeros(8, 2))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from training_profiler.instrumentation import early_steps
-from training_profiler.instrumentation.early_steps import EarlySteps
-from training_profiler.instrumentation.repeated_forward import RepeatedForward
+from training_profiler.inspections import early_steps
+from training_profiler.inspections.early_steps import EarlySteps
+from training_profiler.inspections.repeated_forward import RepeatedForward
 from training_profiler.snapshot.program import KeptGraphs
 
 STEPS = 30

@@ -10,8 +10,8 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from training_profiler.instrumentation import frozen_forward
-from training_profiler.instrumentation.frozen_forward import MOST_MODULES
+from training_profiler.inspections import frozen_forward
+from training_profiler.inspections.frozen_forward import MOST_MODULES
 
 pytestmark = pytest.mark.flaky(reruns=2)  # shares of real time, and fewer batches on a busy machine
 

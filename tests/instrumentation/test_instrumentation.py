@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.instrumented import OPTIMIZER, owners, state_of_torch
-from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
 
 every_patch = pytest.mark.parametrize("name", PATCHES)
 

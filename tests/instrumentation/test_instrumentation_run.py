@@ -10,9 +10,9 @@ import torch
 
 from tests.support.instrumented import InstrumentedTorch
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.instrumentation import PATCHES
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.instrumentation import PATCHES
 
 every_patch = pytest.mark.parametrize("name", PATCHES)
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training_profiler.instrumentation.flops import operations
-from training_profiler.instrumentation.flops.operations import _float32_on_cuda
+from training_profiler.inspections import flop_operations as operations
+from training_profiler.inspections.flop_operations import _float32_on_cuda
 
 
 def backends(matmul, cudnn):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training_profiler.instrumentation import program_reader
+from training_profiler.inspections import program_reader
 from training_profiler.instrumentation.optimizers import optimizer_facts
 from training_profiler.snapshot.program import ConvolutionFacts, OptimizerFacts
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
 
-from training_profiler.instrumentation import unused_gradients
+from training_profiler.inspections import unused_gradients
 
 STEPS = 30
 

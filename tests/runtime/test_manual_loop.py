@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from tests.support.session import session_of
-from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.settings.settings import Settings
 
 

@@ -22,24 +22,24 @@ from tests.support.package_source import MODULES, PACKAGE, tree_of
 ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 73_743),
-    "statements of the package": (28_000, 43_204),
-    "files of the package": (340, 473),
+    "lines of the package": (48_000, 72_530),
+    "statements of the package": (28_000, 42_566),
+    "files of the package": (340, 439),
     "lines in C": (1_500, 1_930),
-    "lines of tests": (45_000, 81_061),
-    "folders": (29, 40),
-    "arrows between folders": (150, 241),
-    "folders that import each other": (0, 5),
+    "lines of tests": (45_000, 77_498),
+    "folders": (29, 39),
+    "arrows between folders": (150, 234),
+    "folders that import each other": (0, 0),
     "depth of imports": (20, 26),
     "imports a module": (4.0, 4.95),
     "imports of one module, at most": (25, 35),
-    "modules that one other imports": (80, 125),
+    "modules that one other imports": (80, 108),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 24_900),
     "words of the changelog": (2_500, 2_000),
-    "files that the end of a run goes through": (120, 170),
-    "files that a report goes through": (120, 118),
+    "files that the end of a run goes through": (120, 168),
+    "files that a report goes through": (120, 110),
 }
 
 

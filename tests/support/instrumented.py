@@ -12,10 +12,10 @@ import torch.optim.swa_utils
 import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import Implementation
+from training_profiler.runtime.instrumentation import Instrumentation
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 FUNCTIONAL = importlib.import_module("torch.distributed._functional_collectives")

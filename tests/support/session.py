@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.recording import FakeRun
-from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import RunContext
 from training_profiler.runtime.session import Session, build_session
 from training_profiler.settings.settings import Settings

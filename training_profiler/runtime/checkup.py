@@ -16,9 +16,9 @@ from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import START_UP_FILE, SWITCH, environment, start_up_file
 from training_profiler.base.units import NS_PER_US
 from training_profiler.bootstrap.training_profiler_hook import HOOK
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import new_recorder
 from training_profiler.settings.settings import Settings, given_variables, read_settings, unknown_variables
 from training_profiler.storage.run_folder import masked

@@ -11,7 +11,6 @@ from typing import Protocol
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.loader_workers.collector import WorkerCollector
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import RankExchange
@@ -23,6 +22,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.step_count import StepCount
 from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.samplers import Samplers

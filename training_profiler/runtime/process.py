@@ -7,10 +7,10 @@ from types import CodeType
 from typing import Any
 
 from training_profiler.instrumentation.context import WorkerHooks
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import RunContext, new_recorder
 from training_profiler.runtime.session import Session, build_session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker

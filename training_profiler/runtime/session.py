@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.flops.counter import COUNTED_BY
+from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import NO_LIMIT

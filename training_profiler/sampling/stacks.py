@@ -40,7 +40,7 @@ _PASS_ON: Final = tuple(
     for name in (
         "api",
         "integrations",
-        "instrumentation/flops",
+        "inspections/flop_",
         "instrumentation/patches",
         "loader_workers",
         "recording",

@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple
 import psutil
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.tables.backends import BACKENDS
 
 SEED: Final = 20_261_122  # unlikely to be the program's own

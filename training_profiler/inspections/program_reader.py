@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
+from training_profiler.inspections.convolutions import convolutions_of
+from training_profiler.inspections.flop_eligibility import is_watched
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.convolutions import convolutions_of
-from training_profiler.instrumentation.flops.eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final
 
+from training_profiler.inspections.frozen_forward import FrozenForward
+from training_profiler.inspections.kept_graphs import GraphMarks
+from training_profiler.inspections.recurrent_steps import RecurrentSteps
+from training_profiler.inspections.repeated_forward import Counts, RepeatedForward
+from training_profiler.inspections.sliced_batches import SlicedBatches
+from training_profiler.inspections.unused_gradients import GradientUse
+from training_profiler.inspections.unused_graphs import GraphUse
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.frozen_forward import FrozenForward
-from training_profiler.instrumentation.kept_graphs import GraphMarks
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.instrumentation.patches.module_call import is_compiled
-from training_profiler.instrumentation.recurrent_steps import RecurrentSteps
-from training_profiler.instrumentation.repeated_forward import Counts, RepeatedForward
 from training_profiler.instrumentation.shadow import Shadow
-from training_profiler.instrumentation.sliced_batches import SlicedBatches
-from training_profiler.instrumentation.unused_gradients import GradientUse
-from training_profiler.instrumentation.unused_graphs import GraphUse
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import COMPILE, ProgramFacts
 

@@ -7,8 +7,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from training_profiler.inspections.repeated_forward import generator_state
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
-from training_profiler.instrumentation.repeated_forward import generator_state
 
 
 class InnerCalls:

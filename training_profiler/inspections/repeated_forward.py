@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.compared_values import are_same, input_values, state_of
-from training_profiler.instrumentation.flops.eligibility import is_watched
+from training_profiler.inspections.compared_values import are_same, input_values, state_of
+from training_profiler.inspections.flop_eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within, parameters_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity

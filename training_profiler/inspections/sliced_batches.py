@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from training_profiler.instrumentation.compared_values import are_same, state_of
-from training_profiler.instrumentation.flops.eligibility import plain_classes
+from training_profiler.inspections.compared_values import are_same, state_of
+from training_profiler.inspections.flop_eligibility import plain_classes
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity

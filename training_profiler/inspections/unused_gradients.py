@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-from training_profiler.instrumentation.compared_values import first_values
-from training_profiler.instrumentation.flops.eligibility import is_watched
+from training_profiler.inspections.compared_values import first_values
+from training_profiler.inspections.flop_eligibility import is_watched
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import LiveObjects

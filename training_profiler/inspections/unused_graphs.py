@@ -8,8 +8,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
-from training_profiler.instrumentation.flops.eligibility import is_watched, plain_classes, why_not_counted
-from training_profiler.instrumentation.frozen_forward import tensors_within
+from training_profiler.inspections.flop_eligibility import is_watched, plain_classes, why_not_counted
+from training_profiler.inspections.frozen_forward import tensors_within
 from training_profiler.instrumentation.loop_detection.modules import is_bare, parameters_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.snapshot.program import UnusedGraphs

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.inspections.flop_eligibility import is_profiled, mode_stack, why_not_counted
+from training_profiler.inspections.flop_operations import Operations, counting_mode
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.flops.eligibility import is_profiled, mode_stack, why_not_counted
-from training_profiler.instrumentation.flops.operations import Operations, counting_mode
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow

@@ -8,13 +8,13 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.compared_values import first_values
-from training_profiler.instrumentation.flops.eligibility import is_watched
-from training_profiler.instrumentation.frozen_layers import InnerCalls
+from training_profiler.inspections.compared_values import first_values
+from training_profiler.inspections.flop_eligibility import is_watched
+from training_profiler.inspections.frozen_layers import InnerCalls
+from training_profiler.inspections.random_data import draws_random_numbers
+from training_profiler.inspections.repeated_forward import generator_state
 from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within
 from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
-from training_profiler.instrumentation.random_data import draws_random_numbers
-from training_profiler.instrumentation.repeated_forward import generator_state
 from training_profiler.recording.object_identity import LiveObjects, ObjectIdentity
 from training_profiler.snapshot.program import FrozenFacts
 

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.instrumentation.flops.eligibility import plain_classes
+from training_profiler.inspections.flop_eligibility import plain_classes
 from training_profiler.snapshot.program import LongOperators, NanChecks, OutsideModules
 from training_profiler.tables.backends import CUDA
 

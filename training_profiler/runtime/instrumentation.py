@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from training_profiler.inspections.early_steps import EarlySteps
+from training_profiler.inspections.flop_counter import COUNTED_BY, Flops
+from training_profiler.inspections.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
-from training_profiler.instrumentation.early_steps import EarlySteps
-from training_profiler.instrumentation.flops.counter import COUNTED_BY, Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
@@ -36,7 +37,6 @@ from training_profiler.instrumentation.patches import (
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign

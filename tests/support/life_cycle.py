@@ -47,8 +47,8 @@ CALLS: Final = {
     ("runtime.outputs", "Outputs", "settle"): "wait for files",
     ("runtime.outputs", "Outputs", "stop"): "stop threads",
     ("runtime.terminal", "Terminal", "_hand_over"): "print",
-    ("instrumentation.instrumentation", "Instrumentation", "close"): "close instrumentation",
-    ("instrumentation.instrumentation", "Instrumentation", "after_fork_in_child"): "forget instrumentation",
+    ("runtime.instrumentation", "Instrumentation", "close"): "close instrumentation",
+    ("runtime.instrumentation", "Instrumentation", "after_fork_in_child"): "forget instrumentation",
 }
 
 

@@ -99,7 +99,7 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     Front *front = (Front *)self;
     UsualCalls *usual = front->usual;
     PyObject *raised[3];
-    if ((flags & ~MAY_CHANGE) == 0 || !usual->is_on || !usual_is(usual, args[0], N__compiled_call_impl, Py_None))
+    if ((flags & ~MAY_CHANGE) == 0 || !usual_is(usual, args[0], N__compiled_call_impl, Py_None) || !usual->is_on)
         return call_patch(front, args, flags, names);
     if (field_of(usual, THREAD, BUSY_WITH) != usual->kind[FREE]) /* inside another call */
         return PyObject_VectorcallMethod(usual->name[N__call_impl], args, flags, names);

@@ -122,10 +122,10 @@ other:
 
 int usual_call_ends(UsualCalls *self, PyObject *call, PyObject *module)
 {
-    PyObject *calls = self->part[CALLS];
-    if (!self->is_on || !IS(THREAD, CONFIRMED, self->part[DETECTOR]) || ((Fields *)call)->at[IS_PLAIN] != Py_True ||
-        !usual_is(self, module, N_training, Py_True))
+    if (!usual_is(self, module, N_training, Py_True) || !self->is_on ||
+        !IS(THREAD, CONFIRMED, self->part[DETECTOR]) || ((Fields *)call)->at[IS_PLAIN] != Py_True)
         return 0;
+    PyObject *calls = self->part[CALLS];
     Py_ssize_t length = PyList_Size(calls);
     if (length < 1 || PyList_GetItem(calls, length - 1) != call)
         return 0;
@@ -146,7 +146,7 @@ static int feeds_training(UsualCalls *self, Fields *pass, PyObject *iterator)
     Py_XDECREF(iterated);
     if (iterated == NULL)
         PyErr_Clear();
-    return iterated == iterator && !usual_is(self, iterator, N__num_yielded, ZERO);
+    return iterated == iterator && !usual_is(self, iterator, N__num_yielded, ZERO) && self->is_on;
 }
 
 PyObject *usual_fetch_begins(UsualCalls *self, PyObject *iterator)
@@ -201,7 +201,7 @@ int usual_fetch_ends(UsualCalls *self, PyObject *of, PyObject *batch)
         return 0;
     int is_counted = pass->at[SAMPLES] != Py_None;
     int64_t fetches = integer(pass->at[FETCHES]), samples = is_counted ? samples_of(self, batch) : 0;
-    if (fetches < 1 || samples < 0)
+    if (fetches < 1 || samples < 0 || !self->is_on)
         return 0;
     int is_done = SET(THREAD, BUSY_WITH, ZERO) &&
                   (!is_counted || set_number(pass, SAMPLES, integer(pass->at[SAMPLES]) + samples)) &&
@@ -453,7 +453,7 @@ static PyObject *usual_use(UsualCalls *self, PyObject *args)
 
 static PyObject *usual_forget(UsualCalls *self, PyObject *ignored)
 {
-    self->is_on = 0;
+    usual_clear(self);
     Py_RETURN_NONE;
 }
 

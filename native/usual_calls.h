@@ -47,7 +47,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    int is_on; /* a training is under way; the rest stays, for a function may be using it */
+    int is_on; /* a training is under way; asked again after each call of the program's code, which may end it */
     PyObject *part[PARTS];
     PyObject *code[CODES], *kind[KINDS], *name[NAMES];
     int64_t event[CODES];

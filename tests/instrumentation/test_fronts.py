@@ -429,6 +429,28 @@ def test_symbolic_tracing_leaves_the_patches_in_place(fronts):
     assert fronts.context.detector.updates == 6
 
 
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_a_module_may_end_the_session_where_its_mode_is_read(fronts, at):
+    reads = iter(range(1, 100))
+
+    class Ending(torch.nn.Linear):
+        @property
+        def training(self):
+            if next(reads) == at:
+                fronts.instrumentation.uninstall()
+            return True
+
+        @training.setter
+        def training(self, mode):
+            pass
+
+    train(Model())
+    fronts.instrumentation.program.stop()
+    fronts.context.detector.input_sizes.is_due = False
+    train(Ending(2, 2), 5)
+    assert fronts.context.detector is None
+
+
 def test_front_that_a_program_took_outlives_the_session(fronts):
     taken = vars(torch.nn.Module)["__call__"]
     train(Model())

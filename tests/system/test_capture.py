@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripts import Outcome, command, environment, finish, run_forked, small_files, start_forked, wait_for
+from tests.system.scripts import (
+    Outcome,
+    command,
+    environment,
+    finish,
+    run,
+    run_forked,
+    small_files,
+    start_forked,
+    wait_for,
+)
 
 # A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
@@ -63,7 +73,8 @@ PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 def trained(cwd: Path, text: str, plan: str = "steps=5-8", before: str = "") -> Outcome:
     """Run ``before``, the training and ``text`` as one script with a plan of captures."""
-    return run_forked(cwd, before + TRAINING + text, variables={PLAN: plan})
+    starts = run if before else run_forked  # which has imported the profiler before
+    return starts(cwd, before + TRAINING + text, variables={PLAN: plan})
 
 
 def captures(outcome: Outcome) -> list[str]:

@@ -26,7 +26,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "statements of the package": (28_000, 42_566),
     "files of the package": (340, 439),
     "lines in C": (1_500, 1_930),
-    "lines of tests": (45_000, 77_520),
+    "lines of tests": (45_000, 77_531),
     "folders": (29, 39),
     "arrows between folders": (150, 234),
     "folders that import each other": (0, 0),
@@ -38,7 +38,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 24_900),
     "words of the changelog": (2_500, 2_000),
-    "files that the end of a run goes through": (120, 175),
+    "files that the end of a run goes through": (120, 180),
     "files that a report goes through": (120, 110),
 }
 

@@ -7,6 +7,7 @@ The rest of the reference is written by people; tests/docs compares it with the 
 """
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -32,6 +33,8 @@ TREATMENTS_PAGE = FOLDER / "treatments.md"
 COMMANDS_PAGE, SETTINGS_PAGE, SECTIONS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md", FOLDER / "sections.md"
 RULES_PAGE, TRACE_RULES_PAGE = FOLDER / "rules.md", FOLDER / "trace-rules.md"
 GUIDE = FOLDER.parents[1] / "PROFILING.md"
+CONTRIBUTING = GUIDE.with_name("CONTRIBUTING.md")
+PACKAGE = CONTRIBUTING.parent / "training_profiler"
 REPORT_SCHEMA = FOLDER / "report.schema.json"
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
 PROGRAM = "training-profiler"
@@ -64,6 +67,9 @@ OWN_ROWS = {
 TREATMENTS_HEAD = "| family | change | losses |\n| --- | --- | --- |\n"
 CEILINGS_HEAD = "| family | ceiling |\n| --- | --- |\n"
 ADVISED_HEAD = "| change | losses |\n| --- | --- |\n"
+STAGES_HEAD = "| stage | what it knows | what it never does |\n| --- | --- | --- |\n"
+# The modules that have the docstrings of folders without `__init__.py`.
+SPEAKERS = {"bootstrap": "training_profiler_hook", "snapshot": "snapshot", "findings": "finding", "runtime": "session"}
 TRACKERS_HEAD = "| tracker | install | what it receives |\n| --- | --- | --- |\n"
 
 
@@ -72,6 +78,7 @@ def pages() -> dict[Path, str]:
     settings_rows, trackers_rows = map(_row, settings.describe()), map(_tracker_row, TRACKERS.values())
     return {
         GUIDE: guide(),
+        CONTRIBUTING: stages(),
         COMMANDS_PAGE: commands_page(),
         SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
         SECTIONS_PAGE: with_table(SECTIONS_PAGE, SECTIONS_HEAD, _section_rows()),
@@ -161,6 +168,21 @@ def replaced_table(page: Path, text: str, table_head: str, rows: Iterable[str]) 
         raise SystemExit(f"{page.name} has no such table: {table_head!r}")
     _, _, after = rest.partition("\n\n")
     return head + table_head + "\n".join(rows) + "\n\n" + after
+
+
+def stages() -> str:
+    """Return CONTRIBUTING.md with what each stage says of itself, in the order that it has there."""
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    names = re.findall(r"^\| `(\w+)` \|", text.partition(STAGES_HEAD)[2].partition("\n\n")[0], re.M)
+    return replaced_table(CONTRIBUTING, text, STAGES_HEAD, map(_stage_row, names))
+
+
+def _stage_row(name: str) -> str:
+    folder = PACKAGE / name
+    path = folder / f"{SPEAKERS.get(name, '__init__')}.py" if folder.is_dir() else folder.with_suffix(".py")
+    paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
+    knows, _, never = paragraph.replace("\n", " ").replace("``", "`").partition(" Never: ")
+    return f"| `{name}` | {knows.rstrip('.')} | {never.rstrip('.')} |".replace("|  |", "| |")
 
 
 def _tracker_row(tracker: Tracker) -> str:
@@ -254,7 +276,7 @@ def main(words: list[str]) -> int:
         if not words:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            sys.stderr.write(f"docs/reference/{path.name} is out of date; run: python docs/reference.py\n")
+            sys.stderr.write(f"{path.relative_to(CONTRIBUTING.parent)} is out of date; run: python docs/reference.py\n")
             status = 1
     return status
 

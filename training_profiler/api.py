@@ -1,4 +1,4 @@
-"""The public API while profiling is on: the recorder of the process and its session."""
+"""The public functions while profiling is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API while profiling is off: the same names without any effect."""
+"""The public functions while profiling is off. Never: import what only an enabled run needs."""
 
 from __future__ import annotations
 

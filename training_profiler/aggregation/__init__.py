@@ -1,1 +1,1 @@
-"""Statistics: pure arithmetic from raw events to sums in bounded memory."""
+"""From events to totals: which section owns each moment, steps, loaders, trends. Never: I/O."""

@@ -1,1 +1,3 @@
-"""Base: words that every folder shares: errors, units, text, the switch. Imports nothing above it."""
+"""Errors, units, texts fit for a terminal, and the switch. Never: import more than it must: every disabled program
+pays for it.
+"""

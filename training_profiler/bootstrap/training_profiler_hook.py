@@ -1,6 +1,7 @@
-"""Starts the profiler once the program has imported torch; reports at the end if nothing was measured.
+"""How an unmodified program starts and imports torch. Never: import torch, raise, use more than the standard library.
 
-This runs at the start of every Python process of a profiled launch, so it imports little of the standard library and
+It starts the profiler once the program has imported torch, and reports at the end if nothing was measured. This runs
+at the start of every Python process of a profiled launch, so it imports little of the standard library and
 nothing else. It never raises into the program; an error is one line on stderr.
 """
 

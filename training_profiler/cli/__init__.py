@@ -1,4 +1,4 @@
-"""The command line ``training-profiler``: one module per command."""
+"""One module per command."""
 
 import os
 import sys

@@ -1,1 +1,3 @@
-"""Decides whether the steps of one run take longer than those of another: pure functions over series of steps."""
+"""Two runs: which is slower, by how much, where, and what differs between them; pure functions. Never: read a file,
+judge without an interval.
+"""

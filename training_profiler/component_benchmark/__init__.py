@@ -1,1 +1,1 @@
-"""Times a model's passes and every distinct module in it, on its real inputs."""
+"""One model alone: the time of each module. Never: take part in a training, leave a hook or a changed value."""

@@ -1,1 +1,3 @@
-"""Device time: events on the accelerator, pooled, and asked for their times later; the device is never waited for."""
+"""Events at the ends of sections on the device, queried later. Never: import torch, initialise an accelerator, wait
+for one unless ``timing=sync``.
+"""

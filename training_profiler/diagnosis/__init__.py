@@ -1,4 +1,4 @@
-"""Diagnosis: rules that read a snapshot and return findings: what is wrong, what it costs, how to fix it."""
+"""The rules about a run. Never: read anything but a snapshot."""
 
 from training_profiler.diagnosis.rules import THRESHOLDS, diagnose, epoch_warnings
 from training_profiler.findings.finding import Finding

@@ -1,4 +1,4 @@
-"""One finding of a rule."""
+"""What a rule and a finding are; for runs and for traces."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,3 @@
-"""What the first steps of a training show: one file an inspection, and the FLOPs of a step."""
+"""What the first steps show, such as a frozen or a repeated forward pass: one file each; FLOPs. Never: cost a later
+step anything, keep what it looked at.
+"""

@@ -1,4 +1,6 @@
-"""Profilers, callbacks and handlers for the frameworks people train with; each module imports its framework only."""
+"""What the trainers of Lightning, Hugging Face, Ignite and Keras say of their phases, and their loggers. Never:
+import a framework but its own, be imported by a training that does not ask for it.
+"""
 
 import importlib
 from types import ModuleType

@@ -1,1 +1,3 @@
-"""Records as they are in memory, in files, and in messages between processes, with the bounds of what is read."""
+"""Records as they are in memory, in files and in messages, with bounds of what is read. Never: import more than the
+standard library and msgspec.
+"""

@@ -1,1 +1,1 @@
-"""Reports: a snapshot goes in, text or data comes out; nothing here measures or writes."""
+"""Text and ``report.json`` from a snapshot. Never: measure, I/O."""

@@ -1,4 +1,4 @@
-"""The life cycle of a run: start, step, epoch, close, fork; ``runtime/parts.py`` makes its parts."""
+"""The composition root: a run from start to exit, its parts, outputs and health. Never: compute statistics itself."""
 
 import threading
 import time

@@ -1,1 +1,3 @@
-"""Samplers: threads beside the training that record lines of code and the use of the machine."""
+"""Samples from beside the training: the running line, processors, memory, accelerators. Never: touch local variables,
+keep a frame, make the training wait.
+"""

@@ -1,1 +1,1 @@
-"""Settings: every variable and flag, read once."""
+"""Every setting; the only reader of the environment."""

@@ -1,1 +1,3 @@
-"""Sinks: finished text or figures go out, one backend each."""
+"""The terminal and the trackers, each tracker with a queue and a thread of its own. Never: make the training wait,
+import wandb or mlflow before the program does.
+"""

@@ -1,4 +1,4 @@
-"""The frozen stats that diagnosis, reports and sinks read. Times are in seconds."""
+"""Frozen statistics in seconds: the only input of rules, reports and trackers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,1 +1,1 @@
-"""Statistics of series and samples, for runs, comparisons, trials, traces and ranks: pure functions on numpy."""
+"""Trends, changes of level, histograms, intervals of means and of shifts. Never: know what a series is of, I/O."""

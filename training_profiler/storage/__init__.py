@@ -1,1 +1,1 @@
-"""Runs: the folder of a run, its journal, and reading both back."""
+"""The run folder, the journal, and reading them."""

@@ -1,1 +1,1 @@
-"""Tables: one per fact of the outside world, such as accelerators, trackers and frames of libraries. Import nothing."""
+"""One table a fact: sections, accelerators and their peaks, trackers, functions of libraries. Never: import."""

@@ -1,1 +1,3 @@
-"""Deep capture: a few steps of a training, recorded by torch.profiler and written as a trace for ``trace``."""
+"""When ``torch.profiler`` records a few steps, and the trace file. Never: record beside another profiler, write on
+the training thread.
+"""

@@ -1,1 +1,3 @@
-"""Trace of Kineto traces from any program. Only the loading has side effects: it reads the file."""
+"""Trace files of ``torch.profiler``: gaps and their causes, kernels, memory, rules. Never: run in a training, round a
+nanosecond, present half a file as a whole.
+"""

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import FakeRun, snapshot_of
+from tests.support.recording import snapshot_of
 from training_profiler.aggregation.step_totals import AroundFirstCapture
 from training_profiler.reports.console import render_final
 from training_profiler.snapshot.snapshot import AroundCapture, DeviceTimingStats
-from training_profiler.storage.run_reader import read_run
 
 MS = 1_000_000
 
@@ -46,20 +45,6 @@ def test_a_second_capture_is_left_out():
 )
 def test_without_enough_steps_nothing_is_compared(durations, slowed):
     assert around((durations, slowed)) is None
-
-
-def test_report_from_the_journal_has_the_same(tmp_path):
-    run = FakeRun(journal=tmp_path / "rank0.jsonl")
-    run.accumulator.slowed_by_capture.begin(61)
-    run.accumulator.slowed_by_capture.end(63)
-    for i in range(150):
-        run.step(forward_pass=0.5 if 60 <= i < 63 else 0.010 + 0.0001 * (i % 3))
-        if i % 40 == 39:
-            run.flush()
-    run.flush()
-    found = run.snapshot().step.around_capture
-    assert (found.before_s, found.after_s) == (pytest.approx(0.0101), pytest.approx(0.0101))
-    assert read_run(tmp_path).step.around_capture == found
 
 
 def line_of(before_s, after_s, error_s=0.001, device=None):

@@ -1,7 +1,16 @@
+""""""
+
+import math
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from training_profiler.statistics.change_point import change_point
+from training_profiler.statistics.histogram import BIN_COUNT, BIN_RATIO, bins_of, count_durations, quantile_ns
+from training_profiler.statistics.trend import MOST_POINTS, Series, trend
 
 
 def wandering(rng, count, correlation, tail=np.inf):
@@ -88,3 +97,172 @@ def test_a_large_step_is_found_although_values_drift_on_both_sides():
 )
 def test_a_steady_trend_has_no_clear_cut(values):
     assert change_point(values) is None
+
+
+def points(ys):
+    return [(float(x), y) for x, y in enumerate(ys)]
+
+
+def test_a_rise_by_half_is_certain():
+    found = trend(points([1.0 + 0.5 * i / 199 for i in range(200)]))
+    assert round(found.rise, 2) == 0.47  # from the first of 20 blocks to the last
+    assert found.p_value < 1e-6
+
+
+def test_a_flat_series_does_not_rise():
+    found = trend(points([1.0] * 200))
+    assert (found.rise, found.p_value) == (0.0, 0.5)
+
+
+def test_a_falling_series_does_not_rise():
+    found = trend(points([2.0 - i / 200 for i in range(200)]))
+    assert found.rise < 0
+    assert found.p_value == 0.5
+
+
+def test_noise_is_not_a_rise():
+    noise = random.Random(1)
+    found = trend(points([1.0 + 0.1 * noise.random() for _ in range(200)]))
+    assert found.p_value > 0.001
+
+
+def test_one_outlier_does_not_move_the_trend():
+    ys = [1.0] * 200
+    ys[199] = 1e6
+    assert trend(points(ys)).rise == 0.0
+
+
+def test_39_points_are_too_few():
+    assert trend(points([1.0] * 39)) is None
+
+
+def test_40_points_are_enough():
+    assert trend(points([1.0] * 40)) is not None
+
+
+def test_a_series_that_begins_at_zero_has_no_relative_rise():
+    assert trend(points([0.0] * 40)) is None
+
+
+MIB = 2**20
+
+
+def series_of(values, every_s=1.0):
+    series = Series()
+    for i, value in enumerate(values):
+        series.add(i * every_s, value)
+    return series
+
+
+def test_memory_that_rises_steadily_grows():
+    growth = series_of([100 * MIB + 3 * MIB * i for i in range(60)]).growth()
+    assert growth.bytes == pytest.approx(3 * MIB * growth.seconds)
+    assert (growth.points, growth.seconds) == (48, 47.0)
+    assert growth.p_value < 1e-9
+
+
+def test_ten_samples_are_enough_and_nine_are_not():
+    assert series_of(range(9)).growth() is None
+    growth = series_of([10.0 * i for i in range(10)]).growth()
+    assert (growth.bytes, growth.points) == (70.0, 8)
+    assert growth.p_value == pytest.approx(0.0004, abs=1e-4)
+
+
+def test_allocation_at_the_start_is_not_growth():
+    growth = series_of([10.0, 400.0, 900.0, 1000.0, *[1100.0] * 36]).growth()
+    assert growth.bytes == 0
+    assert growth.p_value > 0.4
+
+
+def test_slowing_growth_is_that_of_the_later_half():
+    growth = series_of([*range(50), *[50.0] * 50]).growth()
+    assert growth.bytes == 0
+
+
+def test_noise_is_not_growth():
+    growth = series_of([1000.0 + (7919 * i % 101) for i in range(200)]).growth()
+    assert abs(growth.bytes) < 20
+    assert growth.p_value > 0.05
+
+
+def test_shrinking_memory_is_not_growth():
+    growth = series_of([1000.0 - i for i in range(60)]).growth()
+    assert growth.bytes == -47
+    assert growth.p_value == pytest.approx(0.5)
+
+
+def test_a_single_spike_moves_nothing():
+    values = [100.0] * 80
+    values[40] = 1e9
+    assert series_of(values).growth().bytes == 0
+
+
+def test_a_stopped_clock_shows_no_growth():
+    assert series_of(range(60), every_s=0.0).growth() is None
+
+
+def test_points_are_bounded_and_keep_the_slope():
+    series = series_of([2.0 * i for i in range(100_000)])
+    assert len(series.points) <= MOST_POINTS
+    assert sum(count for count, _, _ in series.points) == 100_000
+    growth = series.growth()
+    assert growth.bytes == pytest.approx(2 * growth.seconds)
+
+
+def test_a_series_from_parts_equals_the_whole():
+    values = [float(i * i % 97) for i in range(2000)]
+    together = Series()
+    for begin in range(0, 2000, 10):
+        part = Series()
+        for i in range(begin, begin + 10):
+            part.add(i, values[i])
+        together.add_points(part.points)
+    assert together.points == series_of(values).points
+
+
+durations = st.lists(st.integers(1, 2**50), min_size=1, max_size=200)
+
+
+def histogram(durations_ns):
+    return np.bincount(bins_of(np.array(durations_ns, np.int64)), minlength=BIN_COUNT)
+
+
+@given(durations, st.sampled_from((0.0, 0.5, 0.95, 0.99, 1.0)))
+def test_a_quantile_is_within_one_percent_of_the_nearest_rank(durations_ns, q):
+    rank = max(1, math.ceil(q * len(durations_ns)))
+    exact = sorted(durations_ns)[rank - 1]
+    assert quantile_ns(histogram(durations_ns), q) == pytest.approx(exact, rel=0.01)
+
+
+def test_no_durations_have_no_quantile():
+    assert quantile_ns(np.zeros(BIN_COUNT, np.int64), 0.5) is None
+
+
+def test_durations_of_zero_share_the_first_bin():
+    assert bins_of(np.array([0, 1])).tolist() == [0, 0]
+
+
+def test_durations_of_months_share_the_last_bin():
+    assert bins_of(np.array([2**62])).tolist() == [BIN_COUNT - 1]
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=31))
+def test_few_durations_are_counted_in_the_bins_of_many(durations_ns):
+    counts = np.zeros(BIN_COUNT, np.int64)
+    count_durations(counts, durations_ns)
+    assert counts.tolist() == histogram(durations_ns).tolist()
+
+
+@pytest.mark.parametrize("bin_number", range(0, BIN_COUNT, 37))
+def test_durations_at_the_ends_of_a_bin_are_counted_in_it(bin_number):
+    about_ns = int(BIN_RATIO**bin_number)
+    durations_ns = [max(0, about_ns + off) for off in range(-3, 4)]
+    counts = np.zeros(BIN_COUNT, np.int64)
+    count_durations(counts, durations_ns)
+    assert counts.tolist() == histogram(durations_ns).tolist()
+
+
+def test_many_durations_are_counted_as_often_as_they_occur():
+    counts = np.zeros(BIN_COUNT, np.int64)
+    count_durations(counts, [5_000] * 100 + [7_000_000])
+    assert counts.tolist() == histogram([5_000] * 100 + [7_000_000]).tolist()

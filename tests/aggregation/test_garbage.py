@@ -1,6 +1,5 @@
 """Garbage collections belong to the step in which they begin, and explain a part of the variance of step time."""
 
-import json
 import subprocess
 import sys
 
@@ -8,9 +7,8 @@ import pytest
 
 from tests.support.recording import FakeRun, collecting
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
-from training_profiler.snapshot.pauses import ASKED, CollectionStats
+from training_profiler.snapshot.machine import ASKED, CollectionStats
 from training_profiler.snapshot.snapshot import GarbageStats
-from training_profiler.storage.run_reader import read_run
 
 
 def garbage_of(run: FakeRun) -> GarbageStats:
@@ -153,26 +151,6 @@ def test_only_steps_of_which_all_collections_are_known_count() -> None:
     assert garbage.share_of_step == pytest.approx(0.5, abs=0.02)
     full = garbage.by_kind["generation 2"]
     assert (full.count, full.step_count, full.steps) == (40, 25, 25)
-
-
-def test_a_journal_has_the_same_stats(tmp_path) -> None:
-    run = collecting(journal=tmp_path / "rank0.jsonl")
-    for step in range(40):
-        with run.section("forward_pass"):
-            run.clock.advance(0.1)
-            if step % 8 == 7:
-                run.collect(0.3, step % 3, is_asked=step == 15)
-        run.step()
-        if step % 5 == 0:
-            run.flush()
-    live = garbage_of(run)
-    run.flush()
-    assert run.journal is not None
-    run.journal.close(run.snapshot().health, None)
-    assert read_run(tmp_path).garbage == live
-    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
-    assert any("garbage" in line for line in lines)
-    assert any("sections" in line and "garbage" not in line for line in lines)
 
 
 def test_adding_up_imports_nothing() -> None:

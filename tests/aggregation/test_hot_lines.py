@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from tests.support.recording import FakeRun, section_stats
-from training_profiler.aggregation.hot_lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
+from training_profiler.aggregation.lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
 from training_profiler.model.location import Location
-from training_profiler.snapshot.loader_workers import UnseenWait
+from training_profiler.snapshot.lines import UnseenWait
 
 OTHER = section_stats("other", 0.5)
 LOOP = "transformers/trainer.py:9 Trainer._run_epoch"

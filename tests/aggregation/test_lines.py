@@ -7,10 +7,14 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, WeightedLines
+from training_profiler.aggregation.summary import outside_samples
+from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
+from training_profiler.diagnosis import diagnose
 from training_profiler.model.location import Location
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
+from training_profiler.storage.run_reader import read_run
 
 BATCH = Location("train.py", 88, "get_batch")
 LOSS = Location("train.py", 212, "estimate_loss")
@@ -21,16 +25,6 @@ def attributed(run: FakeRun) -> dict:
     """Return the samples since the last flush by section name; IN_STEPS is kept."""
     lines = {key: count for key, count in run.totals().lines.items() if key[0] != BEFORE_STEPS}
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
-
-
-def test_a_sample_belongs_to_the_open_section():
-    run = FakeRun()
-    with run.section("forward_pass"):
-        run.clock.advance(1)
-        run.sample_line(MODEL)
-        run.clock.advance(1)
-    run.clock.advance(1)
-    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
 def test_a_sample_belongs_to_the_innermost_section():
@@ -47,17 +41,6 @@ def test_a_sample_belongs_to_the_innermost_section():
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
-
-
-def test_a_section_open_over_many_drains_keeps_its_samples():
-    run = FakeRun()
-    with run.section("forward_pass"):
-        for _ in range(5):
-            run.clock.advance(1)
-            run.sample_line(MODEL)
-            run.clock.advance(1)
-            run.drain()
-        assert attributed(run) == {("forward_pass", MODEL): 5}
 
 
 def test_samples_in_validation_are_separate_from_training():
@@ -288,3 +271,160 @@ def test_parts_of_a_run_have_the_sum_of_their_times():
     whole = reduce(WeightedLines.together, parts)
     assert sum(whole.times().values()) == pytest.approx(4 * NS_PER_S, abs=4)
     assert sum(parts[0].times().values()) == NS_PER_S  # none of them changed
+
+
+IMPORT = Location("train.py", 1, "<module>")
+NEGATIVES = Location("train.py", 8, "negatives")
+LOOP = Location("train.py", 20, "<module>")
+
+
+def totals_of(lines, startup_s=10, outside_s=30, steps_s=20):
+    totals = Totals(0, 0)
+    totals.end_ns = (outside_s + steps_s) * NS_PER_S
+    totals.loop_begin_ns = startup_s * NS_PER_S
+    totals.sections.grow(1)
+    totals.sections.self_ns[0] = (outside_s + steps_s) * NS_PER_S
+    totals.sections.step_self_ns[0] = steps_s * NS_PER_S
+    totals.lines.update(lines)
+    return totals
+
+
+def test_samples_are_divided_at_the_first_step():
+    found = outside_samples(
+        totals_of(
+            {
+                (0, IMPORT): 100,
+                (0, NEGATIVES): 50,
+                (0, LOOP): 20,
+                (IN_STEPS, LOOP): 20,
+                (BEFORE_STEPS, IMPORT._replace(activity="imports")): 100,
+                (BEFORE_STEPS, NEGATIVES._replace(activity="data set")): 10,
+            }
+        ),
+        {"", "forward_pass"},
+    )
+    assert found.before == Counter({IMPORT: 100, NEGATIVES: 10})
+    assert found.after == Counter({NEGATIVES: 40})
+    assert (found.before_ns, found.after_ns) == (10 * NS_PER_S, 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(100, 40, (20, 40)), (10, 40, (10, 20)), (10, 20, (10, 20)), (0, 20, (0, 20)), (10, 0, (10, 0))],
+    ids=["more before", "more after", "evenly", "none before", "none after"],
+)
+def test_a_sample_stands_for_the_same_time_on_both_sides(before, after, expected):
+    lines = {(0, IMPORT): before, (0, NEGATIVES): after, (BEFORE_STEPS, IMPORT): before}
+    even = outside_samples(totals_of(lines), set()).evenly()
+    assert (even[IMPORT], even[NEGATIVES]) == expected
+
+
+def test_sections_before_the_first_step_are_not_in_its_time():
+    lines = {(0, IMPORT): 30, (BEFORE_STEPS, IMPORT): 30, (BEFORE_STEPS, LOOP._replace(activity="my setup")): 10}
+    found = outside_samples(totals_of(lines), {"my setup"})
+    assert found.before == Counter({IMPORT: 30})
+    assert found.before_ns == pytest.approx(7.5 * NS_PER_S)
+
+
+def test_without_samples_before_the_first_step_its_time_is_known():
+    found = outside_samples(totals_of({(0, NEGATIVES): 40}), set())
+    assert (found.before_ns, found.after_ns) == (10 * NS_PER_S, 20 * NS_PER_S)
+
+
+ONCE, EACH = Location("train.py", 3, "prepare"), Location("train.py", 9, "update")
+
+
+def trained(once: int, each: int = 1, once_s: float = 10.0, **options) -> FakeRun:
+    """Return a run whose first step does something else in no section; ``once`` and ``each`` are samples."""
+    run = FakeRun(**options)
+    for step in range(60):
+        run.spend("forward_pass", 0.05)
+        run.sample_line(ONCE if not step else EACH, times=once if not step else each)
+        run.clock.advance(once_s if not step else 0.05)
+        run.step()
+        if not step or step % 20 == 19:
+            run.flush()
+    return run
+
+
+def unexplained(run: FakeRun) -> str:
+    (message,) = [finding.message for finding in diagnose(run.snapshot()) if finding.code == "unexplained"]
+    return message
+
+
+def test_a_finding_about_steps_names_no_line_of_the_first_one():
+    run = trained(once=500)
+    assert "train.py:9 update (100% of it)" in unexplained(run)
+    assert "prepare" not in unexplained(run)
+
+
+def test_all_lines_stay_in_the_breakdown_of_the_run():
+    snapshot = trained(once=500).snapshot()
+    assert [line.line for line in snapshot.hottest(OTHER)] == [3, 9]
+    assert [line.line for line in snapshot.hottest(OTHER, of_steps=True)] == [9]
+
+
+def test_with_few_samples_after_warmup_no_line_is_named():
+    run = trained(once=500, each=0)
+    assert run.snapshot().settled_lines == {}
+    assert run.snapshot().lines_of_steps(OTHER) == ()
+    assert "train.py" not in unexplained(run)
+
+
+def test_with_a_short_warmup_all_lines_count():
+    run = trained(once=25, once_s=0.5, each=0)
+    for _ in range(200):
+        run.clock.advance(0.05)
+        run.step(forward_pass=0.05)
+    run.sample_line(EACH, times=10)
+    run.clock.advance(0.05)
+    run.step(forward_pass=0.05)
+    snapshot = run.snapshot()
+    assert snapshot.step.warmup_count == 1
+    assert snapshot.settled_lines == {}
+    assert [line.line for line in snapshot.lines_of_steps(OTHER)] == [3, 9]
+
+
+def test_without_warmup_all_lines_count():
+    run = trained(once=5, warmup=0)
+    assert run.snapshot().settled_lines == {}
+    assert "train.py:3 prepare" in unexplained(run) or "train.py:9 update" in unexplained(run)
+
+
+def test_a_journal_has_the_same_lines(tmp_path):
+    run = trained(once=500, journal=tmp_path / "rank0.jsonl")
+    live = run.snapshot()
+    assert read_run(tmp_path).settled_lines == live.settled_lines
+    assert live.settled_lines[OTHER][0].share == pytest.approx(live.sections[OTHER].share)
+
+
+def test_samples_of_seconds_with_many_of_them_do_not_count_more():
+    """The sampler is faster at the begin of a run, until it has used its budget."""
+    run = FakeRun()
+    early, late = Location("model.py", 4, "early"), Location("model.py", 8, "late")
+    for line, steps, samples in ((early, 10, 500), (late, 90, 450)):
+        for _ in range(steps):
+            with run.section("forward_pass"):
+                run.sample_line(line, times=samples // steps)
+                run.clock.advance(1)
+            run.step()
+        run.flush()
+    snapshot = run.snapshot()
+    first, second = snapshot.lines["forward_pass"]
+    assert (first.function, first.share, first.samples) == ("late", pytest.approx(0.9, abs=0.01), 450)
+    assert (second.function, second.share, second.samples) == ("early", pytest.approx(0.1, abs=0.01), 500)
+
+
+def test_settled_lines_have_the_time_that_their_samples_stand_for():
+    run = trained(once=500, warmup=1)
+    for line, steps, samples in ((ONCE, 20, 30), (EACH, 20, 2)):
+        for _ in range(steps):
+            run.spend("forward_pass", 0.05)
+            run.sample_line(line, times=samples)
+            run.clock.advance(0.05)
+            run.step()
+        run.flush()
+    lines = {line.function: line for line in run.snapshot().lines_of_steps(OTHER)}
+    whole = sum(line.share for line in lines.values())
+    assert lines["prepare"].samples == 600  # and 100 of the other line
+    assert lines["prepare"].share / whole == pytest.approx(20 / 99, abs=0.01)

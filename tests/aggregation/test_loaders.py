@@ -11,11 +11,15 @@ from training_profiler.aggregation.loaders import (
     KINDS,
     MOST_CHANGES,
     LoaderAttribution,
+    LoaderSums,
     interval_stats,
     loader_stats,
+    worker_stats,
 )
+from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import TIME_ONLY
+from training_profiler.snapshot.lines import WorkerLineStats
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}
@@ -206,29 +210,6 @@ def test_batches_of_one_loader_are_added_up_without_asking_of_which_each_is(monk
     assert len(asked) == 2
 
 
-def test_training_without_a_loader_does_not_belong_to_that_of_the_validation():
-    run = LoaderRun()
-    for _ in range(2):
-        run.spend("forward_pass", 2.0)
-        run.spend("optimizer_step", 1.0)
-        with run.section("validation_epoch"):
-            run.batch(7, backward=0.0)
-    assert {key[:2] for key in run.found()} == {(7, "val")}
-
-
-def test_validation_between_a_fetch_and_its_step_changes_nothing():
-    run = LoaderRun()
-    run.comes_from(1)
-    run.spend("data_loading", 1.0)
-    run.clock.advance_ns(1)
-    with run.section("validation_epoch"):
-        run.batch(7)
-    run.spend("forward_pass", 2.0)
-    found = run.found()
-    assert found[1, "train", "forward"] == (2 * 10**9, 1)
-    assert (7, "train", "forward") not in found
-
-
 def test_time_between_batches_does_not_reach_across_a_validation():
     run = LoaderRun()
     run.batch(1)
@@ -293,19 +274,6 @@ def test_an_interval_has_its_means_and_the_mix_so_far():
     assert interval_stats(rows[0], counts)[0].asked_proportion == 0.25
 
 
-def test_validation_intervals_end_with_the_next_step_or_the_run():
-    run = LoaderRun(every=1)
-    run.batch(1)
-    run.step(optimizer_step=1)
-    with run.section("validation_epoch"):
-        run.batch(2)
-    run.drain()
-    assert [row.step for row in run.accumulator.loaders.pop_intervals()] == [1]
-    (row,) = run.accumulator.loaders.pop_intervals(is_last=True)
-    assert [(one.name, one.phase) for one in interval_stats(row, counts_of(1, 2))][-1] == ("loader2", "val")
-    assert row.step == 1
-
-
 def test_by_default_there_are_at_most_ten_intervals_a_second():
     run = LoaderRun()
     run.accumulator.loaders.configure_intervals(True, None)
@@ -324,3 +292,89 @@ def test_a_loader_on_another_thread_has_batches_and_wait_only(phase):
     counts.add(4, 2 * 10**9, phase == TRAIN)
     (stats,) = loader_stats([counts], LoaderRun().sums.run.loaders)
     assert (stats.phase, stats.batches, stats.wait_s, stats.data_avg_s) == (phase, 1, 2.0, None)
+
+
+MS = 1_000_000
+SUMS = WorkerSums(
+    workers=2,
+    batches=20,
+    wall_ns=2_000 * MS,
+    fetch_ns=1_600 * MS,
+    slowest_ns=300 * MS,
+    cpu_ns=1_200 * MS,
+    queued_ns=200 * MS,
+    sampling_ns=1 * MS,
+    idle_samples=20,
+    lines=(
+        WorkerLine("transform", "data.py", 31, "Blur.__call__", "", 48),
+        WorkerLine("fetch", "data.py", 20, "Pictures.__getitem__", "", 24),
+        WorkerLine("collate", "", 0, "", "", 8),
+    ),
+    memory=(WorkerMemory(100, 150, 160), WorkerMemory(100, 210, 210)),
+)
+
+
+def test_stats_are_means_of_a_batch_and_shares() -> None:
+    stats = worker_stats(SUMS)
+    assert stats is not None
+    assert (stats.workers, stats.batches, stats.samples) == (2, 20, 100)
+    assert (stats.busy, stats.sampling_share) == (0.8, 0.0005)
+    assert (stats.batch_avg_s, stats.cpu_avg_s, stats.queued_avg_s) == pytest.approx((0.08, 0.06, 0.01))
+    assert stats.batch_max_s == pytest.approx(0.3)
+    assert stats.phases == {"fetch": 0.24, "transform": 0.48, "collate": 0.08, "idle": 0.2}
+    assert (stats.memory_bytes, stats.memory_growth_bytes) == (210, 110)
+
+
+def test_waiting_for_a_cpu_between_batches_is_not_of_a_batch() -> None:
+    stats = worker_stats(SUMS._replace(queued_ns=1_800 * MS))
+    assert stats is not None
+    assert stats.queued_avg_s == pytest.approx(stats.batch_avg_s - stats.cpu_avg_s)
+    busy = worker_stats(SUMS._replace(queued_ns=10 * MS, cpu_ns=1_900 * MS))
+    assert busy is not None
+    assert busy.queued_avg_s == 0
+
+
+def test_pinning_is_a_share_of_the_waiting_with_a_pin_memory_thread() -> None:
+    many, few = (worker_stats(SUMS._replace(waits=100, pin_waits=waits, pinning=20)) for waits in (40, 29))
+    assert many is not None
+    assert few is not None
+    assert (many.pinning, few.pinning) == (0.5, None)
+
+
+def test_lines_are_shares_of_the_work_without_waiting_for_requests() -> None:
+    stats = worker_stats(SUMS)
+    assert stats is not None
+    assert stats.lines == (
+        WorkerLineStats("data.py", 31, "Blur.__call__", 0.6, 48, "transform"),
+        WorkerLineStats("data.py", 20, "Pictures.__getitem__", 0.3, 24, "fetch"),
+    )
+
+
+def test_too_few_samples_or_batches_say_nothing() -> None:
+    few = worker_stats(SUMS._replace(lines=SUMS.lines[2:], idle_samples=5))
+    assert few is not None
+    assert (few.lines, few.phases) == ((), {})
+    assert worker_stats(SUMS._replace(batches=3)) is None
+    assert worker_stats(None) is None
+
+
+def test_later_batches_that_wait_are_a_share_of_enough_samples() -> None:
+    stats, few = (worker_stats(SUMS._replace(waits=waits, held=12)) for waits in (40, 29))
+    assert stats is not None
+    assert few is not None
+    assert (stats.held, few.held) == (0.3, None)
+
+
+def test_workers_of_both_phases_are_said_once() -> None:
+    counts, val = LoaderCounts("0"), LoaderCounts("1")
+    for phase in ("train", "val"):
+        counts.by_phase[phase].add(10, None)
+    val.by_phase["val"].add(5, None)
+    for each in (counts, val):
+        each.use_workers(SUMS)
+    stats = loader_stats([counts, val], LoaderSums())
+    assert [(loader.name, loader.phase, loader.workers is not None) for loader in stats] == [
+        ("0", "train", True),
+        ("0", "val", False),
+        ("1", "val", True),
+    ]

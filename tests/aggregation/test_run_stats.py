@@ -5,22 +5,16 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.model.interval import StepFlops
+from training_profiler.model.location import Location
 from training_profiler.recording.event_codes import time_only
+from training_profiler.reports.console import startup_lines
+from training_profiler.snapshot.snapshot import Throughput
 
 
 @pytest.fixture
 def run():
     return FakeRun()
-
-
-def test_a_nested_section_is_not_counted_twice(run):
-    with run.section("forward_pass"):
-        run.clock.advance(1)
-        run.spend("attention", 2)
-    sections = run.snapshot().sections
-    assert (sections["forward_pass"].total_s, sections["forward_pass"].self_s) == (3.0, 1.0)
-    assert (sections["attention"].total_s, sections["attention"].self_s) == (2.0, 2.0)
-    assert sections["attention"].parent == "forward_pass"
 
 
 def test_shares_add_up_to_one(run):
@@ -46,11 +40,6 @@ def test_a_recursive_section_counts_inner_spans_and_its_time_once(run):
     assert (section.count, section.total_s, section.self_s, section.parent) == (2, 5.0, 3.0, None)
 
 
-def test_a_section_of_one_span_has_no_deviation(run):
-    run.spend("a", 1)
-    assert run.snapshot().sections["a"].std_s is None
-
-
 def test_section_stats_match_their_spans(run):
     for seconds in (1, 2, 6):
         run.step(a=seconds)
@@ -74,15 +63,6 @@ def test_an_open_section_has_time_but_no_span(run):
     run.clock.advance(3)
     section = run.snapshot().sections["a"]
     assert (section.count, section.self_s, section.avg_s, section.min_s) == (0, 3.0, None, None)
-
-
-def test_an_open_section_continues_after_a_flush(run):
-    with run.section("a"):
-        run.clock.advance(1)
-        run.flush()
-        run.clock.advance(2)
-    section = run.snapshot().sections["a"]
-    assert (section.count, section.total_s, section.self_s) == (1, 3.0, 3.0)
 
 
 def test_time_on_other_threads_is_not_wall_time(run):
@@ -283,10 +263,6 @@ def test_an_epoch_without_loaders_counts_its_steps_as_batches(run):
     assert (epoch.batches, epoch.avg_batch_s, epoch.first_fetch_s) == (2, 1.0, None)
 
 
-def test_an_epoch_without_a_begin_has_no_stats(run):
-    assert run.end_epoch() is None
-
-
 def test_mutually_nested_sections_have_no_circular_parents(run):
     for outer, inner in (("a", "b"), ("b", "a")):
         with run.section(outer):
@@ -330,3 +306,180 @@ def test_an_average_of_which_only_the_sum_is_known_has_no_shorter_maximum(run):
     section = run.snapshot().sections["optimizer_step"]
     assert section.avg_s == pytest.approx(21 * 0.09)
     assert (section.max_s, section.p95_s) == (None, None)
+
+
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def run_of(steps, step_s=0.5, batches=None, samples=None, flops=None, **options):
+    run = FakeRun(**options)
+    for _ in range(steps):
+        run.step(forward_pass=step_s)
+    run.drain()
+    totals = run.accumulator.totals
+    totals.batches, totals.samples, totals.flops = batches, samples, flops
+    return run
+
+
+def test_steps_alone():
+    assert run_of(20).snapshot().throughput == Throughput(steps_per_s=2.0)
+
+
+def test_without_steps_there_is_none():
+    assert FakeRun().snapshot().throughput is None
+
+
+def test_batches_and_samples_are_per_step():
+    rates = run_of(20, batches=80, samples=2560).snapshot().throughput
+    assert (rates.steps_per_s, rates.batches_per_s, rates.samples_per_s) == (2.0, 8.0, 256.0)
+
+
+def test_samples_are_unknown_where_several_updates_share_a_batch():
+    rates = run_of(20, batches=10, samples=320).snapshot().throughput
+    assert (rates.batches_per_s, rates.samples_per_s) == (1.0, None)
+    assert run_of(20, batches=19, samples=320).snapshot().throughput.samples_per_s == 32.0
+
+
+def test_tokens_are_those_that_a_trainer_counts():
+    run = run_of(20)
+    assert run.snapshot().throughput.tokens_per_s is None
+    run.accumulator.totals.tokens = 20_000
+    assert run.snapshot().throughput.tokens_per_s == 2000.0
+
+
+def test_warmup_does_not_lower_throughput():
+    run = FakeRun(warmup=2)
+    run.step(forward_pass=50)
+    run.step(forward_pass=50)
+    for _ in range(8):
+        run.step(forward_pass=0.25)
+    run.drain()
+    run.accumulator.totals.batches = 10
+    rates = run.snapshot().throughput
+    assert (rates.steps_per_s, rates.batches_per_s) == (4.0, 4.0)
+
+
+def test_an_interval_has_rates_of_its_own():
+    run = run_of(10, flops=StepFlops(10**12, "float32", ""))
+    run.flush()
+    run.sums.new_interval()
+    for _ in range(10):
+        run.step(forward_pass=0.25)
+    assert run.snapshot(of_interval=True).throughput == Throughput(
+        4.0, flops_per_step=10**12, dtype="float32", tflops=4.0
+    )
+
+
+def test_unknown_samples_stay_unknown():
+    run = run_of(10, batches=10, samples=100)
+    run.flush()
+    run.step(forward_pass=0.5)
+    run.drain()
+    run.accumulator.totals.batches = 1
+    rates = run.snapshot().throughput
+    assert (rates.batches_per_s, rates.samples_per_s) == (2.0, None)
+
+
+def test_utilization_uses_the_devices_peak_for_the_dtype():
+    rates = run_of(10, flops=StepFlops(39 * 10**12, "bfloat16", A100)).snapshot().throughput
+    assert rates.tflops == 78.0
+    assert (rates.peak_tflops, rates.peak_source) == (312.0, "NVIDIA A100 data sheet")
+    assert rates.mfu == pytest.approx(0.25)
+
+
+def test_an_unknown_device_has_no_utilization():
+    rates = run_of(10, flops=StepFlops(10**12, "float32", "Some other accelerator")).snapshot().throughput
+    assert rates.tflops == 2.0
+    assert (rates.peak_tflops, rates.mfu) == (None, None)
+
+
+BEFORE = Location("", 0, "", activity="until torch was imported")
+IMPORTS = Location("train.py", 3, "<module>", activity="imports")
+MODEL = Location("train.py", 9, "main", activity="model")
+OWN = Location("train.py", 12, "main")
+
+
+def sampled(run: FakeRun, location: Location | None, samples: int) -> None:
+    for _ in range(samples):
+        run.sample_line(location)
+        run.clock.advance(0.5)
+
+
+def run_with_startup() -> FakeRun:
+    run = FakeRun()
+    for location, samples in ((BEFORE, 4), (IMPORTS, 10), (MODEL, 4), (OWN, 2)):
+        sampled(run, location, samples)
+    return run
+
+
+def test_startup_is_divided_by_what_the_samples_show():
+    run = run_with_startup()
+    run.step(data_loading=0.5, forward_pass=0.5)
+    sampled(run, MODEL, 20)  # the second step makes modules: not start-up
+    run.step(forward_pass=0.5)
+    snapshot = run.snapshot()
+    assert (snapshot.startup.total_s, snapshot.startup.has_steps) == (10.0, True)
+    assert [(part.name, part.seconds, part.lines) for part in snapshot.startup.parts] == [
+        ("imports", 5.0, (("train.py:3 <module>", 5.0),)),
+        ("model", 2.0, (("train.py:9 main", 2.0),)),
+        ("until torch was imported", 2.0, ()),
+        ("other code", 1.0, (("train.py:12 main", 1.0),)),
+    ]
+    assert startup_lines(snapshot) == [
+        "Before the first step (10.0 s): imports 5.00 s (train.py:3 <module>), model 2.00 s (train.py:9 main), "
+        "until torch was imported 2.00 s, other code 1.00 s (train.py:12 main)"
+    ]
+
+
+def test_the_longest_of_several_lines_has_its_own_time():
+    run = FakeRun()
+    sampled(run, IMPORTS, 12)
+    sampled(run, IMPORTS._replace(line=5), 8)
+    run.step(data_loading=0.5)
+    assert startup_lines(run.snapshot()) == [
+        "Before the first step (10.0 s): imports 10.0 s (6.00 s at train.py:3 <module>)"
+    ]
+
+
+def test_what_a_section_says_of_the_time_before_the_first_step_is_kept():
+    run = run_with_startup()
+    with run.section("validation_epoch"):
+        sampled(run, OWN, 10)
+    run.step(data_loading=0.5)
+    assert {part.name for part in run.snapshot().startup.parts[:2]} == {"imports", "validation_epoch"}
+    assert ", validation 5.00 s (train.py:12 main), " in startup_lines(run.snapshot())[0]
+
+
+def test_a_run_without_steps_is_explained_as_a_whole():
+    startup = run_with_startup().snapshot().startup
+    assert (startup.total_s, startup.has_steps, startup.parts[0].name) == (10.0, False, "imports")
+
+
+def test_sections_of_a_run_without_steps_have_their_exact_time():
+    """The sampler is faster at first, so the samples alone would make imports longer than they are."""
+    run = FakeRun()
+    for _ in range(20):
+        run.sample_line(IMPORTS)
+        run.clock.advance(0.25)
+    with run.section("validation_epoch"):
+        for _ in range(10):
+            run.sample_line(OWN)
+            run.clock.advance(1.5)
+    assert [(part.name, part.seconds, part.lines) for part in run.snapshot().startup.parts] == [
+        ("validation_epoch", 15.0, (("train.py:12 main", 15.0),)),
+        ("imports", 5.0, (("train.py:3 <module>", 5.0),)),
+    ]
+
+
+def test_lines_of_sections_have_no_activity():
+    run = run_with_startup()
+    run.step(data_loading=0.5, forward_pass=0.5)
+    locations = {location for (id, location) in run.totals().lines if id >= 0}
+    assert locations == {IMPORTS._replace(activity=""), MODEL._replace(activity=""), OWN, None}
+
+
+def test_a_few_samples_explain_nothing():
+    run = FakeRun()
+    sampled(run, IMPORTS, 9)
+    run.step(data_loading=0.5)
+    assert run.snapshot().startup is None

@@ -57,42 +57,6 @@ def test_inferred_events_inside_manual_step_parts_are_dropped(run, manual):
     assert run.stats()[0] == {manual: 1}
 
 
-@pytest.mark.parametrize("manual", OUTSIDE_STEPS_SECTIONS)
-@pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
-def test_manual_validation_hides_inferred_sections_outside_steps(run, manual, inferred):
-    with run.section(manual):
-        run.infer(inferred, 2)
-    assert run.stats() == ({manual: 1}, {manual: 2.0}, {manual: 2.0})
-
-
-def test_a_manual_section_hides_across_drains(run):
-    with run.section("forward_pass"):
-        run.drain()
-        run.infer("forward_pass")
-        run.drain()
-        run.drain()
-        run.infer("backward_pass")
-    run.drain()
-    run.infer("forward_pass")
-    assert run.stats()[0] == {"forward_pass": 2}
-
-
-@pytest.mark.parametrize("drains", [True, False])
-def test_an_inferred_exit_after_a_manual_section_goes_with_its_enter(run, drains):
-    forward = run.section("forward_pass")
-    forward.__enter__()
-    run.note("validation_epoch")
-    run.clock.advance(2)
-    forward.__exit__(None, None, None)
-    if drains:
-        run.drain()
-    run.note("validation_epoch", -1)
-    run.infer("validation_epoch", 4)
-    counts, total_s, _ = run.stats()
-    assert counts == {"forward_pass": 1, "validation_epoch": 1}
-    assert total_s == {"forward_pass": 2.0, "validation_epoch": 4.0}
-
-
 def test_a_discarded_exit_goes_with_its_enter(run):
     with run.section("data_loading"):
         run.note("data_loading")

@@ -1,8 +1,13 @@
+""""""
+
 import numpy as np
 import pytest
 
-from training_profiler.aggregation.section_totals import SectionSums
+from tests.support.recording import FakeRun
+from training_profiler.aggregation.section_totals import SectionSeries, SectionSums
+from training_profiler.model.interval import MOST_BLOCKS, IntervalRecord
 from training_profiler.statistics.histogram import BIN_COUNT
+from training_profiler.storage.journal import interval_of
 
 
 def added(sums, ids, durations_ns, steps=None, is_measured=None):
@@ -50,3 +55,55 @@ def test_sums_of_different_sizes_add_up(rows, later_rows):
     sums = added(SectionSums(rows), [1], [10])
     sums.add(added(SectionSums(later_rows), [1, 15], [20, 30]))
     assert (sums.rows, sums.total_ns[1], sums.total_ns[15]) == (48, 30, 30)
+
+
+def series_of(*batches):
+    series = SectionSeries()
+    for batch in batches:
+        series.add(np.array(batch, np.int64))
+    return series
+
+
+def test_few_steps_are_kept_one_by_one():
+    series = series_of([[1, 10], [2, 20]], [[3, 30]])
+    assert series.steps_a_block == 1
+    assert series.sums_ns.tolist() == [[1, 10], [2, 20], [3, 30]]
+
+
+def test_blocks_double_and_no_time_is_lost():
+    steps = np.arange(2 * (MOST_BLOCKS * 5 + 3)).reshape(-1, 2)
+    series = SectionSeries()
+    for begin in range(0, len(steps), 7):
+        series.add(steps[begin : begin + 7])
+    assert series.steps == len(steps)
+    assert series.steps_a_block == 8
+    expected = np.add.reduceat(steps, np.arange(0, len(steps), 8))
+    assert series.sums_ns.tolist() == expected.tolist()
+
+
+def test_a_section_that_comes_later_had_no_time_before():
+    series = series_of([[1, 2]], [[3, 4, 5]])
+    assert series.sums_ns.tolist() == [[1, 2, 0], [3, 4, 5]]
+
+
+def test_the_journal_has_the_series_of_each_section_in_microseconds():
+    run = FakeRun()
+    for seconds in (0.1, 0.2):
+        run.spend("forward_pass", seconds)
+        run.step(optimizer_step=0.05)
+    run.drain()
+    totals, step_ns = run.accumulator.pop_totals()
+    record = interval_of(IntervalRecord, totals, step_ns, run.names)
+    assert record.steps_a_block == 1
+    assert record.sections["forward_pass"].series_us == [100_000, 200_000]
+    assert record.sections["optimizer_step"].series_us == [50_000, 50_000]
+
+
+def test_without_steps_the_journal_has_no_series():
+    run = FakeRun()
+    run.spend("forward_pass", 0.1)
+    run.drain()
+    totals, step_ns = run.accumulator.pop_totals()
+    record = interval_of(IntervalRecord, totals, step_ns, run.names)
+    assert record.steps_a_block is None
+    assert record.sections["forward_pass"].series_us == []

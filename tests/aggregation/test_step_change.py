@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.history import MOST_LINES
+from training_profiler.aggregation.totals import MOST_LINES
 from training_profiler.diagnosis.change import slower_since
 from training_profiler.diagnosis.steps import slowing_down
 from training_profiler.model.location import Location
@@ -34,12 +34,6 @@ def test_change_names_the_step_and_what_each_section_took():
     assert (change.before_s, change.after_s) == (pytest.approx(0.1224, abs=0.002), pytest.approx(0.1724, abs=0.002))
     assert change.sections["data_loading"] == (pytest.approx(0.0204, abs=0.001), pytest.approx(0.0704, abs=0.001))
     assert change.forward_passes == (1, 1)
-
-
-def test_report_from_the_journal_has_the_same_change(tmp_path):
-    run = FakeRun(journal=tmp_path / "rank0.jsonl")
-    trained(run)
-    assert read_run(tmp_path).step.change == run.snapshot().step.change
 
 
 def test_what_the_machine_did_is_known_for_both_sides():

@@ -18,9 +18,9 @@ from training_profiler.ranks.transport import FOLDER, FolderStore
 from training_profiler.safety.files import is_folder, make_inner_folder
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage import stack_files
-from training_profiler.storage.launch import LaunchId
-from training_profiler.storage.run_folder import make_folder, make_run_folder
-from training_profiler.storage.run_lookup import read_meta, run_of_rank, runs_of
+from training_profiler.storage.journal_discovery import LaunchId
+from training_profiler.storage.run_files import run_of_rank, runs_of
+from training_profiler.storage.run_folder import make_folder, make_run_folder, read_meta
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
 from training_profiler.trials import results

@@ -9,7 +9,7 @@ import pytest
 from tests.support.commands import printed, refused
 from tests.support.stacks import stacks_of, training_at
 from training_profiler.cli import stacks
-from training_profiler.storage.journal import JOURNAL_SCHEMA
+from training_profiler.storage.journal_lines import JOURNAL_SCHEMA
 from training_profiler.storage.stack_files import read_request, write_stacks
 
 

@@ -12,8 +12,7 @@ from training_profiler.aggregation.machine import MachineSums
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.reports.console import pause_lines
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.pauses import Pause
+from training_profiler.snapshot.machine import MachineStats, Pause
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 EVEN = snapshot_of({"forward_pass": 0.5}, steps=100, step_s=0.1)

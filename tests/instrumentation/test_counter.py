@@ -17,7 +17,7 @@ from tests.support.instrumented import InstrumentedTorch, instrumented_torch
 from training_profiler.inspections import flop_operations as operations
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.inspections.flop_operations import MANY, READ_EACH, Operations
-from training_profiler.model.step_flops import StepFlops
+from training_profiler.model.interval import StepFlops
 from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.snapshot.program import LongOperators, OutsideModules
 

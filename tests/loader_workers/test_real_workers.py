@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.support.recording import implementation_of
-from training_profiler.aggregation.loader_workers import worker_stats
+from training_profiler.aggregation.loaders import worker_stats
 from training_profiler.diagnosis.worker_plan import shared_lock, waiting_share
 from training_profiler.instrumentation.context import PatchContext, WorkerHooks
 from training_profiler.instrumentation.patches import loader_worker

@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
 from training_profiler.reports.hang import groups_of, render_stacks, waits_for, where_text
-from training_profiler.snapshot.stacks import ThreadStack
+from training_profiler.snapshot.ranks import ThreadStack
 
 GATHER = "torch/distributed/distributed_c10d.py:3 all_reduce"
 QUEUE = ("torch/utils/data/dataloader.py:5 _MultiProcessingDataLoaderIter._try_get_data", "queue.py:6 Queue.get")

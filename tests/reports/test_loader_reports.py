@@ -5,7 +5,7 @@ import pytest
 from tests.support.loader_workers import WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.loaders import loader_lines
-from training_profiler.snapshot.loader_workers import UnseenWait
+from training_profiler.snapshot.lines import UnseenWait
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 

@@ -16,9 +16,8 @@ from msgspec import Struct, structs
 
 from tests.support.many_ranks import BEGAN_S, LAUNCH, RUN, S, who
 from tests.support.recording import FakeRun
-from training_profiler.model.interval import IntervalRecord
+from training_profiler.model.interval import IntervalRecord, StepFlops
 from training_profiler.model.location import Location
-from training_profiler.model.step_flops import StepFlops
 from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import (
@@ -36,9 +35,9 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
-from training_profiler.storage.journal import Journal
-from training_profiler.storage.journal_codec import interval_of, totals_of
+from training_profiler.storage.journal import Journal, interval_of
 from training_profiler.storage.journal_lines import IntervalLine, decode_line
+from training_profiler.storage.replay import totals_of
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
 

@@ -1,10 +1,29 @@
 """Finding the journals of a run in its folder."""
 
+import json
 import os
+import socket
+import time
+
+import psutil
+import pytest
 
 from tests.support.many_ranks import LAUNCH, RUN, write_rank
-from training_profiler.storage.journal_discovery import find_journals, find_own_folder_journals, select_journals
-from training_profiler.storage.launch import LaunchId
+from training_profiler.settings.settings import Launch
+from training_profiler.storage import journal_discovery as journal_tail
+from training_profiler.storage.journal_discovery import (
+    LaunchId,
+    find_journals,
+    find_own_folder_journals,
+    is_running,
+    is_same_launch,
+    is_surely_another,
+    launch_from_data,
+    read_end,
+    read_head,
+    select_journals,
+    this_launch,
+)
 
 
 def shown(folder):
@@ -150,3 +169,150 @@ def test_each_run_of_a_launch_has_the_ranks_that_began_with_it(tmp_path):
         write_rank(tmp_path / f"{name}-rank1", 1, run=f"{name}-rank1", **began)
     for name in (RUN, "20261121-150000"):
         assert shown_with_siblings(tmp_path / name) == ["rank0.jsonl", f"../{name}-rank1/rank1.jsonl"]
+
+
+HERE = LaunchId("a", parent_pid=7, parent_start_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (LaunchId("a", torchrun="x"), LaunchId("b", torchrun="x"), True),
+        (LaunchId("a", torchrun="x"), LaunchId("a", torchrun="y"), False),
+        (HERE, HERE._replace(parent_start_s=101.5), True),
+        (HERE, HERE._replace(parent_start_s=103.0), False),  # another process has that id now
+        (HERE, HERE._replace(parent_pid=8), False),
+        (HERE, HERE._replace(host="b"), None),
+        (HERE._replace(job="1.0"), HERE._replace(host="b", job="1.0"), True),
+        (HERE._replace(job="1.0"), HERE._replace(host="b", job="1.1"), False),
+        (HERE._replace(job="1.0"), HERE._replace(parent_pid=8, job="1.0"), False),  # two launches in one job
+        (LaunchId("a"), LaunchId("a"), None),
+        (LaunchId(), LaunchId(), None),
+    ],
+)
+def test_run_id_parent_or_job_identify_a_launch(one, other, same):
+    assert is_same_launch(one, other) is same
+    assert is_same_launch(other, one) is same
+
+
+def test_different_parents_do_not_prove_another_launch():
+    assert not is_surely_another(HERE, HERE._replace(parent_pid=8))
+    assert is_surely_another(LaunchId(torchrun="x"), LaunchId(torchrun="y"))
+    assert is_surely_another(LaunchId(job="1.0"), LaunchId(job="2.0"))
+    assert not is_surely_another(LaunchId(torchrun="x"), LaunchId())
+
+
+def test_a_launch_survives_json():
+    launch = LaunchId("a", "x", "1.0", 7, 100.5)
+    assert launch_from_data(launch._asdict()) == launch
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 3, {}, {"host": 3, "torchrun": [], "parent_pid": "7"}])
+def test_garbage_gives_an_unknown_launch(data):
+    assert launch_from_data(data) == LaunchId()
+
+
+def test_this_process_has_its_parent_s_launch():
+    launch = this_launch(Launch(run_id="x", job="1.0"))
+    assert (launch.host, launch.torchrun, launch.job) == (socket.gethostname(), "x", "1.0")
+    assert launch.parent_pid == os.getppid()
+    assert launch.parent_start_s == psutil.Process(os.getppid()).create_time()
+
+
+def test_a_process_still_runs_if_its_id_existed_then():
+    host = socket.gethostname()
+    assert is_running(host, os.getpid(), time.time()) is True
+    assert is_running(host, os.getpid(), 1000.0) is False  # this one is younger
+    assert is_running(host, 2**22 + 1, time.time()) is False  # Linux has no such id
+    assert is_running("elsewhere", os.getpid(), time.time()) is None
+    assert is_running(host, "7", time.time()) is None
+    assert is_running(None, None, 0.0) is None
+
+
+def number(record):
+    return record["number"]
+
+
+@pytest.fixture(params=[7, 64, 256 * 1024])
+def small_tail(request, monkeypatch):
+    monkeypatch.setattr(journal_tail, "TAIL_BYTES", request.param)
+
+
+def write(path, *records, ending="\n"):
+    path.write_text("\n".join(json.dumps(record) for record in records) + ending)
+
+
+@pytest.mark.usefixtures("small_tail")
+def test_last_line_of_a_kind_is_found_anywhere(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    rows = [{"kind": "rank", "number": 1}, {"kind": "rank", "number": 2}]
+    write(path, {"kind": "begin"}, *rows, *[{"kind": "interval", "text": "x" * 50}] * 20)
+    assert read_end(path, "rank", number).value == 2
+
+
+@pytest.mark.usefixtures("small_tail")
+def test_a_torn_or_garbled_line_is_skipped(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "rank", "number": 1}, {"kind": "rank"}, {"kind": "rank", "number": 3}, ending="")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert read_end(path, "rank", number).value == 1
+    assert read_end(path, "rank", number).is_torn
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\x00\xff" * 1000, b'{"kind":"rank"', b'{"kind":"end","number":1}\n'])
+@pytest.mark.usefixtures("small_tail")
+def test_without_a_complete_line_of_that_kind_there_is_none(tmp_path, content):
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(content)
+    assert read_end(path, "rank", number).value is None
+
+
+def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(b"x" * 50_000_000 + b'\n{"kind":"rank","number":5}\n')
+    looked_at = []
+    monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(len(line)) or json.loads(line))
+    assert read_end(path, "rank", number).value == 5
+    assert looked_at == [26]
+
+
+def test_the_head_is_the_first_line_of_a_journal(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "begin", "rank": 3}, {"kind": "end"})
+    assert read_head(path) == {"kind": "begin", "rank": 3}
+    write(path, {"kind": "begin", "rank": 3}, ending="")
+    assert read_head(path) is None
+    write(path, {"kind": "end"})
+    assert read_head(path) is None
+
+
+@pytest.mark.usefixtures("small_tail")
+def test_an_ended_journal_has_an_end(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    rows = [{"kind": "rank", "number": 1}, {"kind": "end", "ended_by": None}]
+    write(path, *rows)
+    assert read_end(path, "rank", number) == (1, False, True)
+    write(path, *rows, ending="")
+    assert read_end(path, "rank", number) == (1, True, False)
+    write(path, *rows, {"kind": "interval"})
+    assert read_end(path, "rank", number) == (1, False, False)
+    assert read_end(path, "epoch_end", number) == (None, False, False)
+
+
+@pytest.mark.parametrize("blank", ["\n" * 3_000_000, " \n" * 1_000_000, "x\n" * 1_000_000])
+def test_the_end_is_found_before_many_lines_of_nothing(tmp_path, monkeypatch, blank):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "rank", "number": 1}, {"kind": "end"}, ending="\n" + blank)
+    looked_at = []
+    monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(line) or json.loads(line))
+    assert read_end(path, "rank", number) == (1, False, "x" not in blank)
+    assert len(looked_at) == 1
+
+
+def test_lines_that_cannot_be_used_are_not_tried_for_ever(tmp_path, monkeypatch):
+    path = tmp_path / "rank0.jsonl"
+    write(path, {"kind": "rank", "number": 1}, *[{"kind": "rank"}] * 100_000)
+    looked_at = []
+    monkeypatch.setattr(journal_tail, "as_record", lambda line: looked_at.append(line) or json.loads(line))
+    assert read_end(path, "rank", number).value is None
+    assert len(looked_at) == journal_tail.MOST_TRIES

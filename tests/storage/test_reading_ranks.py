@@ -10,7 +10,7 @@ import pytest
 from tests.support.many_ranks import BEGAN_S, RUN, S, simple_stats, summary_by, who, write_rank
 from training_profiler.base.errors import RunFolderError
 from training_profiler.storage import rank_reader
-from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.journal_discovery import LaunchId
 from training_profiler.storage.rank_reader import read_ranks
 
 

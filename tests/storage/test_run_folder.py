@@ -1,3 +1,5 @@
+""""""
+
 import json
 import sys
 from importlib import metadata
@@ -11,10 +13,11 @@ from training_profiler.storage.run_folder import (
     describe_process,
     journal_name,
     make_run_folder,
+    masked,
+    program_in,
     write_json,
     write_text,
 )
-from training_profiler.storage.run_lookup import program_in
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +104,143 @@ def test_json_is_written_in_one_piece(tmp_path):
         write_json(path, {"nan": float("nan")})
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
     assert path.read_text() == "old"
+
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["--api-key", "X"], ["--api-key", "***"]),
+        (["--api_key", "X"], ["--api_key", "***"]),
+        (["--apiKey=X"], ["--apiKey=***"]),
+        (["--token=X"], ["--token=***"]),
+        (["--token", "X"], ["--token", "***"]),
+        (["--hub-token", "X"], ["--hub-token", "***"]),
+        (["--hftoken=X"], ["--hftoken=***"]),
+        (["--use-auth-token", "X"], ["--use-auth-token", "***"]),
+        (["--access-token-2", "X"], ["--access-token-2", "***"]),
+        (["--password", "X"], ["--password", "***"]),
+        (["--db-passwd=X"], ["--db-passwd=***"]),
+        (["--secret", "X"], ["--secret", "***"]),
+        (["-secret", "X"], ["-secret", "***"]),
+        (["--client-secret-value=X"], ["--client-secret-value=***"]),
+        (["--aws-access-key-id", "X"], ["--aws-access-key-id", "***"]),
+        (["--credentials=X"], ["--credentials=***"]),
+        (["--key", "X"], ["--key", "***"]),
+        (["WANDB_API_KEY=X"], ["WANDB_API_KEY=***"]),
+        (["HF_TOKEN=X"], ["HF_TOKEN=***"]),
+        (["AZURE_STORAGE_KEY=X"], ["AZURE_STORAGE_KEY=***"]),
+        (["+logger.wandb.api_key=X"], ["+logger.wandb.api_key=***"]),
+        (["--token=a=b"], ["--token=***"]),
+        (["--password", "-X"], ["--password", "***"]),
+        (["--pass", "X"], ["--pass", "***"]),
+        (["DB_PASS=X"], ["DB_PASS=***"]),
+        (["PGPASSWORD=X"], ["PGPASSWORD=***"]),
+        (["MYSQL_PWD=X"], ["MYSQL_PWD=***"]),
+        (["AWS_SECRET_ACCESS_KEY=X/X+X"], ["AWS_SECRET_ACCESS_KEY=***"]),
+        (["AWS_SESSION_TOKEN=X"], ["AWS_SESSION_TOKEN=***"]),
+        (["--sentry-dsn", "https://X@host/1"], ["--sentry-dsn", "***"]),
+    ],
+)
+def test_values_with_secret_names_are_masked(command, shown):
+    assert masked(command) == shown
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("https://user:pass@host/data", "https://***@host/data"),
+        ("https://token@host/data", "https://***@host/data"),
+        ("https://host/?token=X&page=2", "https://host/?token=***&page=2"),
+        ("--url=https://host/?api_key=X", "--url=https://host/?api_key=***"),
+        ("postgres://me:pw@db:5432/runs", "postgres://***@db:5432/runs"),
+        ("hf_abcdefghijklmnop", "***"),
+        ("sk-abcdefghijklmnop", "***"),
+        ("--x=sk-proj-abcdefghijklmnop", "--x=***"),
+        ("ghp_abcdefghijklmnop", "***"),
+        ("AKIAABCDEFGHIJKLMNOP", "***"),
+        ("eyJhbGciOi.eyJzdWIiOi.abc", "***"),
+        (HEX, "***"),
+        (f"--run={HEX}", "--run=***"),
+        ("Authorization: Bearer X", "Authorization: ***"),
+        ("X-Api-Key: X", "X-Api-Key: ***"),
+        ('{"api_key": "X", "lr": 1}', '{"api_key": "***", "lr": 1}'),
+        ("9f8a1b2c-3d4e-5f6a-7b8c-9d0e1f2a3b4c", "***"),
+        ("postgresql+psycopg2://me:X%40X@db/runs", "postgresql+psycopg2://***@db/runs"),
+        ("redis://:X@cache:6379/0", "redis://***@cache:6379/0"),
+        ("https://x-access-token:X@github.com/o/r", "https://***@github.com/o/r"),
+        ("https://h.blob.core.windows.net/c?sv=2026&sig=X%3D", "https://h.blob.core.windows.net/c?sv=2026&sig=***"),
+        ("s3://b/k?X-Amz-Signature=X&page=2", "s3://b/k?X-Amz-Signature=***&page=2"),
+        ("https://hooks.slack.com/services/T0/B0/X", "https://hooks.slack.com/services/***"),
+        ("ASIAABCDEFGHIJKLMNOP", "***"),
+        ("wJalrGUtnFEMI/K7MDENG/bPbRfiCYEDAMPLEKEY", "***"),
+        ("sk_live_abcdefghijklmnop", "***"),
+        ("SG.abcdefghijklmnop.abcdefghijklmnop", "***"),
+        ('{"password": "X X", "lr": 1}', '{"password": "***", "lr": 1}'),
+        ("{'db': {'token': 'X'}}", "{'db': {'token': '***'}}"),
+        (r'{"env": "{\"api_key\": \"X X\"}"}', r'{"env": "{\"api_key\": \"***\"}"}'),
+        ("os.environ['MY_TOKEN'] = 'X'; main()", "os.environ['MY_TOKEN'] = '***'; main()"),
+        ("f(); login(token='X')", "f(); login(token='***')"),
+        ("Authorization: token X", "Authorization: ***"),
+        ("Cookie: session=X; other=X", "Cookie: ***"),
+        ("trainer.logger={api_key:X,project:p}", "trainer.logger={api_key:***,project:p}"),
+    ],
+)
+def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
+    assert "X" not in shown.replace("X-Api-Key", "").replace("X-Amz", "")
+    assert masked([word])[0].replace("*** ***", "***") == shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train.py"],
+        ["-m", "package.train"],
+        ["--lr", "1e-3"],
+        ["--lr=1e-3"],
+        ["--tokenizer", "path/to/tokenizer"],
+        ["--tokenizer=gpt2"],
+        ["model.tokenizer.name=gpt2"],
+        ["--max-tokens", "512"],
+        ["--max_new_tokens=512"],
+        ["--tokens-per-batch", "4096"],
+        ["--token-dropout", "0.1"],
+        ["--token-dim=64"],
+        ["--pad-token", "<pad>"],
+        ["--eos_token=</s>"],
+        ["--key-dim", "64"],
+        ["--num-key-value-heads=8"],
+        ["--sort-key", "length"],
+        ["--image_key=jpg"],
+        ["--author", "Ada"],
+        ["--passes", "3"],
+        ["--profile-forward-pass", "yes"],
+        ["--keyframes=3"],
+        ["--monkey", "see"],
+        ["--data", "/home/ada/data/imagenet-2012/train-00001-of-01024.tar"],
+        ["--out", "runs/20261121-142530/checkpoints"],
+        ["--url=https://host/data?page=2"],
+        ["--use-flash-attention-2-for-all-layers"],
+        ["--run-name=exp_resnet50_imagenet_lr1e-3_bs256_warmup500"],
+        ['{"pad_token": "x", "max_tokens": 5}'],
+        ["optimizer.betas=[0.9,0.999]"],
+        ["--data", "datasets/Imagenet2012/train/Shard0001/x"],
+        ["data/Imagenet2012Train/Shard01/ResNet50x"],
+        ["--two-pass", "yes"],
+        ['{"model": {"name": "gpt 2", "layers": 3}}'],
+        ["git@github.com:owner/repository"],
+        ["model.forward(x)['loss'] = 3"],
+    ],
+)
+def test_harmless_words_stay_readable(command):
+    assert masked(command) == command
+
+
+def test_a_flag_without_a_value_hides_no_option_after_it():
+    assert masked(["--use-auth-token", "--lr", "1e-3"]) == ["--use-auth-token", "--lr", "1e-3"]
+
+
+def test_an_empty_value_stays_empty():
+    assert masked(["--token="]) == ["--token="]

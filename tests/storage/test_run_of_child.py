@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.storage.run_files import has_run_of_child
 from training_profiler.storage.run_folder import META, write_json
-from training_profiler.storage.run_lookup import has_run_of_child
 
 STRANGER = 1
 

@@ -48,19 +48,19 @@ instrumentation/loop_detection/callers.py | instrumentation/test_no_grad_runs.py
 instrumentation/training_thread.py | instrumentation/test_training_thread.py
 - self.busy_with = FETCH
 + self.busy_with = FREE
-aggregation/step_timeline.py | aggregation/test_step_timeline.py aggregation/test_run_stats.py
+aggregation/span_matching.py | aggregation/test_step_spans.py aggregation/test_run_stats.py
 - return bool((marks.codes == STEP_END).all())
 + return bool((marks.codes == STEP_END).any())
 aggregation/span_matching.py | aggregation/test_run_stats.py
 - if 2 * len(rows) == len(codes):
 + if 2 * len(rows) <= len(codes):
-aggregation/hot_lines.py | aggregation/test_hot_lines.py
+aggregation/lines.py | aggregation/test_hot_lines.py
 - if count >= SAMPLES_NEEDED:
 + if count > 0:
-aggregation/gradient_sync.py | aggregation/test_gradient_sync.py
+aggregation/totals.py | aggregation/test_gradient_sync.py
 - if not synced.is_on_host:
 + if synced.is_on_host:
-statistics/trend.py | aggregation/test_trend.py
+statistics/trend.py | aggregation/test_change_point.py
 - ordered[middle - 1] + ordered[middle]) / 2
 + ordered[middle - 1] + ordered[middle])
 statistics/change_point.py | aggregation/test_change_point.py

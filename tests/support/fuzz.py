@@ -40,7 +40,7 @@ from training_profiler.ranks.message import unpack
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.reports.hang import render_stacks
 from training_profiler.reports.report_json import as_data
-from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
+from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, Request, RequestBox

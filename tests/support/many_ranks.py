@@ -10,7 +10,7 @@ from training_profiler.ranks.summary import RankSection, RankSummary
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal
-from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.journal_discovery import LaunchId
 from training_profiler.storage.run_folder import journal_name
 
 RUN = "20261121-142530"

@@ -7,30 +7,26 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.garbage import GarbageAttribution
-from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
-from training_profiler.aggregation.outside_steps import OutsideSteps
-from training_profiler.aggregation.section_rules import InferredSectionFilter
+from training_profiler.aggregation.section_rules import InferredSectionFilter, OutsideSteps, SectionKinds
+from training_profiler.aggregation.section_totals import rows_for
 from training_profiler.aggregation.span_matching import (
-    Events,
-    moments_in,
-    no_events,
-    read_events,
-)
-from training_profiler.aggregation.step_spans import StepSpans
-from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, StepTimeline
-from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
-from training_profiler.aggregation.thread_blocks import (
+    NO_EVENTS,
+    OUTSIDE,
+    Cuts,
     EndedSpans,
+    Events,
+    StepTimeline,
     StepTimes,
     ThreadBlock,
-    add_spans,
     attribute,
-    first_span_ns,
+    read_events,
     sum_time,
 )
-from training_profiler.aggregation.totals import Totals, rows_for
+from training_profiler.aggregation.step_spans import StepSpans
+from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
+from training_profiler.aggregation.totals import GradientSyncAttribution, Totals
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.model.location import Sample
 from training_profiler.recording.event_codes import SECTION_MASK
@@ -38,9 +34,8 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.snapshot.snapshot import PROFILER
-from training_profiler.statistics.arrays import Bools, Ints
-from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
+from training_profiler.statistics.arrays import Ints
+from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER
 
 UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers
 
@@ -55,11 +50,7 @@ class Accumulator:
     """
 
     def __init__(
-        self,
-        names: SectionNames,
-        begin_ns: int,
-        warmup_steps: int | None = None,
-        has_inferred: bool = False,
+        self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None, has_inferred: bool = False
     ) -> None:
         self.totals = Totals(begin_ns, 0)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
@@ -84,8 +75,7 @@ class Accumulator:
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
         self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
         self._unfinished_calls = 0  # its forward passes so far
-        self._forward = np.zeros(0, np.bool_)
-        self._forward_known = 0  # number of names in it
+        self._forward = SectionKinds(names, lambda name: name in FORWARD_SECTIONS)
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -114,7 +104,7 @@ class Accumulator:
 
     def open_spans(self, training_thread: int) -> list[tuple[str, int]]:
         """Return the same with the time at which each was entered."""
-        still_open = self._open.get(training_thread, no_events())
+        still_open = self._open.get(training_thread, NO_EVENTS)
         names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
         spans = zip(names, still_open.times_ns.tolist(), strict=True)
         return [(name, at_ns) for name, at_ns in spans if name != PROFILER]
@@ -170,7 +160,7 @@ class Accumulator:
         for thread in batch.threads:
             recorded = self.loaders.extract_changes(read_events(thread.events), thread.thread_id == training_thread)
             events[thread.thread_id] = self.inferred_filter.admit(thread.thread_id, recorded)
-        training = events.get(training_thread, no_events())
+        training = events.get(training_thread, NO_EVENTS)
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
         marks = read_events(batch.marks)
@@ -190,7 +180,7 @@ class Accumulator:
             if thread.thread_id != training_thread:
                 self._add_thread(thread.thread_id, events[thread.thread_id], cuts, None)
             if not thread.is_alive:
-                self.totals.unended += len(self._open.pop(thread.thread_id, no_events()).codes)
+                self.totals.unended += len(self._open.pop(thread.thread_id, NO_EVENTS).codes)
         self.step_spans.end_batch(batch, self.warmup_steps, until_ns)
         self.at_ns = self.totals.end_ns = until_ns
 
@@ -215,16 +205,6 @@ class Accumulator:
     def _ids_of(self, names: tuple[str, ...]) -> Ints:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
 
-    def _is_forward(self) -> Bools:
-        """Return for each row of the sections whether its spans are forward passes."""
-        known, rows = len(self._names.names), self.totals.sections.rows
-        if self._forward_known != known or len(self._forward) != rows:
-            self._forward = np.zeros(rows, np.bool_)
-            ids = self._ids_of(FORWARD_SECTIONS)
-            self._forward[ids[ids < rows]] = True  # the training thread may add names meanwhile
-            self._forward_known = known
-        return self._forward
-
     def _loop_begin_ns(self, training: Events, has_marks: bool) -> int | None:
         """Return when the training loop may have begun: at the first section that only occurs in a loop.
 
@@ -239,7 +219,7 @@ class Accumulator:
 
     def _add_thread(self, thread_id: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
         """Add one thread's events; ``first_step`` is None for all but the training thread."""
-        still_open = self._open.pop(thread_id, no_events())
+        still_open = self._open.pop(thread_id, NO_EVENTS)
         if first_step is None and not len(events.codes) and not len(still_open.codes):
             return
         block = attribute(events, still_open, cuts.ends_ns, self.at_ns, self._outside_steps.current())
@@ -248,56 +228,37 @@ class Accumulator:
             self._open[thread_id] = block.still_open
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have added names
         if first_step is None:
-            self._add_elsewhere(block, cuts)
+            rows = self.totals.sections.rows
+            elsewhere_ns = sum_time(block, np.zeros(len(cuts.steps), np.int64), 0, rows).self_ns.sum(axis=0)
+            elsewhere_ns[0] = 0
+            self.totals.sections.elsewhere_ns += elsewhere_ns
         else:
             self._add_to_steps(block, cuts, first_step)
         self.step_spans.add_spans(thread_id, block.spans)
-        add_spans(self.totals.sections, block, cuts.steps + 1, self.warmup_steps or 0)
+        if len(block.spans.ids):
+            spans, numbers, warmup = block.spans, cuts.steps[block.spans.pieces] + 1, self.warmup_steps
+            is_measured = (numbers == 0) | (numbers > warmup) if warmup else None
+            self.totals.sections.add_spans(
+                spans.ids, spans.durations_ns, spans.parents, numbers, is_measured, spans.is_counted
+            )
         if first_step is not None and self.totals.first_fetch_ns is None:
-            self.totals.first_fetch_ns = first_span_ns(block.spans, self._ids_of((DATA_LOADING,)))
-
-    def _add_elsewhere(self, block: ThreadBlock, cuts: Cuts) -> None:
-        """Add the time of a thread that is not the training thread."""
-        times = sum_time(block, np.zeros(len(cuts.steps), np.int64), 0, self._is_forward())
-        elsewhere_ns = times.self_ns.sum(axis=0)
-        elsewhere_ns[0] = 0
-        self.totals.sections.elsewhere_ns += elsewhere_ns
+            self.totals.first_fetch_ns = block.spans.first_ns(self._ids_of((DATA_LOADING,)))
 
     def _add_to_steps(self, block: ThreadBlock, cuts: Cuts, first_step: int) -> None:
         """Add the time of the training thread, and attribute samples and collections to it."""
         step_rows = self._rows_of_pieces(cuts, first_step)
-        times = sum_time(block, step_rows, self._complete, self._is_forward())
+        times = sum_time(block, step_rows, self._complete, self.totals.sections.rows)
         row_of, end_ns = step_rows[block.pieces], int(cuts.ends_ns[-1])
 
         def rows_at(times_ns: Ints) -> Ints:
-            stretch, leaf = moments_in(times_ns, block.spans.leaf_spans(), block.stretches)
+            stretch, leaf = block.moments(times_ns)
             is_outside = block.stretches.outer_ids[stretch] > 0
             if block.spans.leaf_count:
                 is_outside |= (leaf >= 0) & block.spans.is_outside[leaf]
             return np.where(is_outside, -1, row_of[stretch])
 
         in_collections = self._garbage.attribute(self.totals.garbage, rows_at, self._complete, first_step, end_ns)
-        durations_ns, slowed = self._add_self_times(times.self_ns, first_step, in_collections)
-        self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
-        self._lines.attribute(
-            self.totals.lines,
-            block.spans.leaf_spans(),
-            block.stretches,
-            row_of,
-            self._complete,
-            end_ns,
-            self._timeline.begun_ns,
-        )
-        self.totals.training_spans += len(block.spans.ids)
-        self._add_step_totals(block.spans, times)
-        self._add_step_calls(times.calls)
-        self.loaders.attribute(self.totals.loaders, block.spans)
-        self.loaders.discard_old_changes(block.still_open)
-        self._send(block, cuts)
-
-    def _add_self_times(self, self_ns: Ints, first_step: int, in_collections: Ints | None) -> tuple[Ints, list[int]]:
-        """Add the training thread's time, and return the durations of the steps, and which a capture slowed."""
-        complete = self._complete
+        complete, self_ns = self._complete, times.self_ns
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
         self._unfinished = self_ns[complete].copy()
@@ -306,7 +267,18 @@ class Accumulator:
         if complete:
             self.step_ns += durations_ns.tolist()
             self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed, in_collections)
-        return durations_ns, slowed
+        self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
+        self._lines.attribute(self.totals.lines, block, row_of, complete, end_ns, self._timeline.begun_ns)
+        self.totals.training_spans += len(block.spans.ids)
+        self._add_step_totals(block.spans, times)
+        made = (times.rows >= 0) & (self._forward.of(block.spans.ids) > 0) & block.spans.is_counted
+        calls = np.bincount(times.rows[made], minlength=self._complete + 1).tolist()
+        calls[0] += self._unfinished_calls
+        self._unfinished_calls = calls[self._complete]
+        self.totals.step_calls += calls[: self._complete]
+        self.loaders.attribute(self.totals.loaders, block.spans)
+        self.loaders.discard_old_changes(block.still_open)
+        self._send(block, cuts)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""
@@ -334,13 +306,6 @@ class Accumulator:
             on_spans(*ended, block.still_open.times_ns, end_ns)
         if on_every_span is not None:
             on_every_span(spans.ids, spans.begin_ns, spans.end_ns, end_ns)
-
-    def _add_step_calls(self, calls: Ints) -> None:
-        """Add forward passes of the training thread, by step; the last of these goes on."""
-        counts = calls.tolist()
-        counts[0] += self._unfinished_calls
-        self._unfinished_calls = counts[self._complete]
-        self.totals.step_calls += counts[: self._complete]
 
     def _add_step_totals(self, spans: EndedSpans, times: StepTimes) -> None:
         """Add spans of the training thread to the step that each began in."""

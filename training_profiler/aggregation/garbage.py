@@ -9,7 +9,7 @@ from training_profiler.aggregation.step_totals import VARIES_AT_LEAST
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.interval import GarbageRecord
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
+from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 from training_profiler.statistics.arrays import Ints
 
 KINDS: Final = (*YOUNG, FULL, ASKED)
@@ -42,11 +42,6 @@ class GarbageSums:
         sums = (len(step_s), step_s.sum(), collected_s.sum(), step_s @ step_s, step_s @ collected_s)
         self.coupling += np.array(sums, np.float64)
 
-    def add_anywhere(self, kinds: Ints, ns: Ints) -> None:
-        """Add collections of these kinds and times, whether in a step or not."""
-        self.table[:, COUNT] += np.bincount(kinds, minlength=len(KINDS))
-        self.table[:, TOTAL_NS] += _sums(kinds, ns)
-
     def add_in_steps(self, count: int, steps: Ints, kinds: Ints, ns: Ints) -> None:
         """Add so many complete steps, and the collections in them; ``steps`` are their numbers, counted from 0."""
         self.steps += count
@@ -58,10 +53,6 @@ class GarbageSums:
             at = int(ns[of_kind].argmax())
             longest = [int(ns[of_kind][at]), int(steps[of_kind][at]) + 1]
             self.table[kind, LONGEST_NS:] = max(self.table[kind, LONGEST_NS:].tolist(), longest)
-
-    def add_steps_without(self, count: int) -> None:
-        """Add so many complete steps in which there was no collection."""
-        self.steps += count
 
     def record(self) -> GarbageRecord | None:
         """Return the sums as a journal has them; None of no step and no collection."""
@@ -80,11 +71,17 @@ class GarbageSums:
     def stats(self) -> GarbageStats | None:
         """Return the stats; None where there was no collection."""
         rows = zip(KINDS, self.table.tolist(), strict=True)
-        by_kind = {kind: _stats(row) for kind, row in rows if row[COUNT] or row[STEP_COUNT]}
-        count, step_s, collected_s, _, _ = self.coupling.tolist()
+        by_kind = {
+            kind: CollectionStats(
+                count, ns / NS_PER_S, in_steps, step_ns / NS_PER_S, steps, most_ns / NS_PER_S, longest
+            )
+            for kind, (count, ns, in_steps, step_ns, steps, most_ns, longest) in rows
+            if count or in_steps
+        }
+        _, step_s, collected_s, _, _ = self.coupling.tolist()
         if not by_kind:
             return None
-        return GarbageStats(self.steps, by_kind, collected_s / step_s if count else 0.0, self._explained())
+        return GarbageStats(self.steps, by_kind, collected_s / step_s if step_s else 0.0, self._explained())
 
     def _explained(self) -> float:
         """Return the part of the variance of step time: cov(step, collections) / var(step); see ``Coupling``."""
@@ -96,13 +93,6 @@ class GarbageSums:
         if variance <= VARIES_AT_LEAST * step_s**2:
             return 0.0
         return min(1.0, max(0.0, (products - step_s * collected_s) / variance))
-
-
-def _stats(row: Sequence[int]) -> CollectionStats:
-    count, total_ns, step_count, step_ns, steps, longest_ns, longest_step = row
-    seconds = (ns / NS_PER_S for ns in (total_ns, step_ns, longest_ns))
-    total_s, step_s, longest_s = seconds
-    return CollectionStats(count, total_s, step_count, step_s, steps, longest_s, longest_step)
 
 
 class GarbageAttribution:
@@ -139,14 +129,15 @@ class GarbageAttribution:
         if not self._waiting and not len(self._unfinished):  # as in most batches
             if not self._is_complete:
                 return None
-            sums.add_steps_without(complete)
+            sums.steps += complete
             return np.zeros(complete, np.int64)
         waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
         due = int(np.searchsorted(waiting[:, 0], until_ns))
         del self._waiting[:due]
         begins_ns, ends_ns, generations, is_asked = waiting[:due].T
         arrived = np.stack((np.where(is_asked, KINDS.index(ASKED), generations), ends_ns - begins_ns), axis=1)
-        sums.add_anywhere(*arrived.T)
+        sums.table[:, COUNT] += np.bincount(arrived[:, 0], minlength=len(KINDS))
+        sums.table[:, TOTAL_NS] += _sums(*arrived.T)
         if not self._is_complete:
             self.discard_unfinished()
             return None

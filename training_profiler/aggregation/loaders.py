@@ -7,24 +7,64 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.loader_workers import BATCHES_NEEDED, worker_stats
-from training_profiler.aggregation.section_kinds import SectionKinds
-from training_profiler.aggregation.span_matching import Events
-from training_profiler.aggregation.step_timeline import are_step_ends
-from training_profiler.aggregation.thread_blocks import EndedSpans
+from training_profiler.aggregation.section_rules import SectionKinds
+from training_profiler.aggregation.span_matching import EndedSpans, Events, are_step_ends
 from training_profiler.base.units import NS_PER_S
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches
+from training_profiler.model.loader_workers import IDLE, PHASES, WorkerSums
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.lines import WorkerLineStats, WorkerStats
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.statistics.arrays import Bools, Ints
 from training_profiler.tables.sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
+
+SAMPLES_NEEDED: Final = 30  # of work, or of waiting; a share of one half is then accurate to about 18 points (95 %)
+BATCHES_NEEDED: Final = 4  # before a mean batch says anything
+
+
+def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
+    """Return the stats of a loader's workers; None where they made too few batches."""
+    if sums is None or sums.batches < BATCHES_NEEDED or not sums.wall_ns:
+        return None
+    of_batches_ns = sums.batches * NS_PER_S
+    seen = Counter({IDLE: sums.idle_samples})
+    for line in sums.lines:
+        seen[line.phase] += line.samples
+    work = sum(line.samples for line in sums.lines)
+    # A worker also waits for a CPU between batches; of a batch it is at most the time that is not CPU time.
+    queued_ns = min(sums.queued_ns, max(0, sums.fetch_ns - sums.cpu_ns))
+    return WorkerStats(
+        workers=sums.workers,
+        batches=sums.batches,
+        busy=min(1.0, sums.fetch_ns / sums.wall_ns),
+        batch_avg_s=sums.fetch_ns / of_batches_ns,
+        batch_max_s=sums.slowest_ns / NS_PER_S,
+        cpu_avg_s=sums.cpu_ns / of_batches_ns,
+        queued_avg_s=queued_ns / of_batches_ns,
+        samples=sums.samples,
+        phases={
+            phase: seen[phase] / sums.samples for phase in PHASES if seen[phase] and sums.samples >= SAMPLES_NEEDED
+        },
+        lines=tuple(
+            WorkerLineStats(*line[1:4], line.samples / work, line.samples, line.phase, line.inside)
+            for line in sorted(sums.lines, key=lambda line: (-line.samples, line))
+            if line.file and work >= SAMPLES_NEEDED
+        ),
+        memory_bytes=max((memory.last for memory in sums.memory), default=None),
+        memory_growth_bytes=max((memory.last - memory.first for memory in sums.memory), default=None),
+        held=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
+        pinning=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
+        sampling_share=sums.sampling_ns / sums.wall_ns,
+    )
+
 
 # The sums of each loader, once for training and once for validation. BETWEEN is not a section: it is the time from
 # the arrival of one batch to the arrival of the next.
 DATA, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(5)
 KINDS: Final = 5
 KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
+MEANS: Final = ("data_avg_s", "forward_avg_s", "backward_avg_s", "optimizer_avg_s", "batch_wait_avg_s")  # by kind
 IN_VALIDATION: Final = VALIDATION_EPOCH + WITHIN
 NEITHER, IS_OUTSIDE = -1, -2  # in the table from section to kind
 NO_SECTION: Final = 0  # the id of no section
@@ -125,10 +165,6 @@ class LoaderTimeline:
             return np.full(len(times_ns), self.loader_ids[-1])
         return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
 
-    def only_one(self) -> int:
-        """Return the only loader there was; ``NO_LOADER`` if there were more."""
-        return int(self.loader_ids[-1]) if len(self.loader_ids) == 1 else NO_LOADER
-
     def only_one_since(self, times_ns: Ints) -> int:
         """Return the loader of all these times; ``NO_LOADER`` if there were more."""
         is_one = len(self.loader_ids) == 1 or times_ns.min(initial=self.since_ns[-1]) >= self.since_ns[-1]
@@ -158,7 +194,6 @@ class LoaderAttribution:
 
     def __init__(self, names: SectionNames) -> None:
         self.intervals: LoaderIntervals | None = None  # set if a tracker wants intervals
-        self._names = names
         self._kinds = SectionKinds(names, _kind_of)
         self._is_needed = False  # whether any loader was named
         self._asked = LoaderTimeline()
@@ -245,7 +280,8 @@ class LoaderAttribution:
         if loader_id == NO_LOADER or len(self._ends[1]):
             return False
         has_spans = (kinds.min(initial=0) < KINDS, kinds.max(initial=0) >= KINDS)
-        if any(fetched.only_one() != loader_id for fetched, has in zip(self._fetched, has_spans, strict=True) if has):
+        used = [fetched.loader_ids for fetched, has in zip(self._fetched, has_spans, strict=True) if has]
+        if any(len(ids) > 1 or ids[-1] != loader_id for ids in used):
             return False
         if (spans.parents == spans.ids).any():
             return False
@@ -322,14 +358,10 @@ class LoaderAttribution:
 
     def discard_old_changes(self, still_open: Events) -> None:
         """Discard the changes of loader that no open span began before."""
-        timelines = [timeline for timeline in (self._asked, *self._fetched) if len(timeline.loader_ids) > 1]
-        if not timelines:
-            return
-        ids = still_open.codes & SECTION_MASK
-        begins_ns = still_open.times_ns[self._kinds.of(ids) >= 0]
-        first_ns = int(begins_ns.min()) if len(begins_ns) else None
-        for timeline in timelines:
-            timeline.discard_before(first_ns)
+        for timeline in (self._asked, *self._fetched):
+            if len(timeline.loader_ids) > 1:
+                begins_ns = still_open.times_ns[self._kinds.of(still_open.codes & SECTION_MASK) >= 0]
+                timeline.discard_before(int(begins_ns.min()) if len(begins_ns) else None)
 
 
 def _are_fetches(kinds: Ints) -> Bools:
@@ -357,6 +389,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                 continue
             table = sums.table(counts.loader_id)[KINDS * (phase == VAL) :]
             wait_ns = int(table[DATA, 0]) if table[DATA, 1] else tally.wait_ns  # manual section on another thread
+            made = tally.made
             stats.append(
                 LoaderStats(
                     name=counts.name,
@@ -367,17 +400,13 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     proportion=tally.batches / batches,
                     asked_proportion=counts.requested_share if phase == TRAIN else None,
                     cut_passes=tally.cut_passes,
-                    making_cpu_avg_s=_making_cpu_s(tally.made),
+                    making_cpu_avg_s=made.cpu_ns / made.number / NS_PER_S if made.number >= BATCHES_NEEDED else None,
                     workers=worker_stats(counts.workers) if phase == TRAIN or not counts.of(TRAIN).batches else None,
                     **({} if counts.arguments is None else counts.arguments._asdict()),
                     **_means(table),
                 )
             )
     return tuple(stats)
-
-
-def _making_cpu_s(made: MadeBatches) -> float | None:
-    return made.cpu_ns / made.number / NS_PER_S if made.number >= BATCHES_NEEDED else None
 
 
 def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
@@ -401,15 +430,8 @@ def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) ->
 
 def _means(table: Ints) -> dict[str, Any]:
     """Return means in s, per batch and for the optimizer per update; None for kinds without any time."""
-    batches = int(table[DATA, 1])
-
-    def mean(kind: int, count: int) -> float | None:
-        return int(table[kind, 0]) / count / NS_PER_S if count and table[kind].any() else None
-
-    return {
-        "data_avg_s": mean(DATA, batches),
-        "forward_avg_s": mean(FORWARD, batches),
-        "backward_avg_s": mean(BACKWARD, batches),
-        "optimizer_avg_s": mean(OPTIMIZER, int(table[OPTIMIZER, 1])),
-        "batch_wait_avg_s": mean(BETWEEN, int(table[BETWEEN, 1])),
-    }
+    means = {}
+    for kind, name in enumerate(MEANS):
+        count = int(table[kind if kind in (OPTIMIZER, BETWEEN) else DATA, 1])
+        means[name] = int(table[kind, 0]) / count / NS_PER_S if count and table[kind].any() else None
+    return means

@@ -2,14 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.gradient_sync import move_late
-from training_profiler.aggregation.history import MemoryPoint
-from training_profiler.aggregation.hot_lines import making_shares, phase_shares
-from training_profiler.aggregation.lines import BEFORE_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, making_shares, phase_shares
 from training_profiler.aggregation.loaders import loader_stats
 from training_profiler.aggregation.step_totals import columns
 from training_profiler.aggregation.summary import (
@@ -22,23 +19,17 @@ from training_profiler.aggregation.summary import (
     times_of_lines,
     warmup_steps,
 )
-from training_profiler.aggregation.totals import Totals
+from training_profiler.aggregation.totals import MemoryPoint, Totals, move_late
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.startup_frames import REST
-from training_profiler.snapshot.loader_workers import UnseenWait
-from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.snapshot.lines import UnseenWait
 from training_profiler.snapshot.snapshot import (
-    AllRanksStats,
-    AttemptStats,
-    DeviceTimingStats,
     EpochStats,
-    GradientSyncStats,
     Health,
     MemoryChange,
-    Price,
     SectionStats,
     Snapshot,
     StartupPart,
@@ -70,40 +61,21 @@ def startup_stats(totals: Totals, section_s: Mapping[str, float] | None = None) 
         return None
     parts: dict[str, Counter[str]] = {}
     for location, count in samples.items():
-        parts.setdefault(_name_of(location), Counter())[_line_of(location)] += count
+        name = UNSEEN if location is None else location.activity or REST
+        line = "" if location is None or not location.file else f"{location.file}:{location.line} {location.function}"
+        parts.setdefault(name, Counter())[line] += count
+    # Of a section its own time, of the others their samples' share of what is left.
     exact_s = section_s if section_s is not None and begun_ns is None else {}
-    seconds = _seconds_of({name: lines.total() for name, lines in parts.items()}, total_s, exact_s)
-    return StartupStats(
-        total_s,
-        begun_ns is not None,
-        tuple(
-            StartupPart(name, part_s, _lines_of(parts[name], part_s))
-            for name, part_s in sorted(seconds.items(), key=lambda part: (-part[1], part[0]))
-        ),
-    )
-
-
-def _lines_of(samples: Counter[str], part_s: float) -> tuple[tuple[str, float], ...]:
-    """Return the lines of a part that have the most samples, with their time."""
-    found = tuple((line, part_s * count / samples.total()) for line, count in samples.most_common() if line)
-    return found[:MOST_LINES]
-
-
-def _seconds_of(samples: Mapping[str, int], total_s: float, exact_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the time of each part: of a section its own, of the others their samples' share of what is left."""
-    seconds = {name: exact_s[name] for name in samples if name in exact_s}
+    seconds = {name: exact_s[name] for name in parts if name in exact_s}
     left_s = max(0.0, total_s - sum(seconds.values()))
-    others = {name: count for name, count in samples.items() if name not in seconds}
-    seen = sum(others.values())
-    return seconds | {name: left_s * count / seen for name, count in others.items()}
-
-
-def _name_of(location: Location | None) -> str:
-    return UNSEEN if location is None else location.activity or REST
-
-
-def _line_of(location: Location | None) -> str:
-    return "" if location is None or not location.file else f"{location.file}:{location.line} {location.function}"
+    others = {name: lines.total() for name, lines in parts.items() if name not in seconds}
+    seconds |= {name: left_s * count / sum(others.values()) for name, count in others.items()}
+    found = []
+    for name, part_s in sorted(seconds.items(), key=lambda part: (-part[1], part[0])):
+        whole = parts[name].total()
+        lines = [(line, part_s * count / whole) for line, count in parts[name].most_common() if line]
+        found.append(StartupPart(name, part_s, tuple(lines[:MOST_LINES])))
+    return StartupStats(total_s, begun_ns is not None, tuple(found))
 
 
 SAMPLES_NEEDED: Final = 10  # of a wait; a share of fewer means little
@@ -185,18 +157,15 @@ def memory_change(points: list[MemoryPoint], device: int | None = None) -> Memor
     if len(points) < 2 or np.ptp(memory) < LEAST_BYTES or not (np.diff(steps) > 0).all():
         return None
     growth = np.diff(memory) / np.diff(steps)  # bytes a step
-    onset = change_point(growth)
-    if onset is not None and onset.after > max(0.0, onset.before) and _goes_on(growth, onset):
-        return _change(onset, steps, float(memory[onset.at]), float(memory[-1]), device, grows=True)
-    jump = change_point(memory)
-    if jump is None or not jump.is_abrupt or jump.after <= jump.before:
+    found = change_point(growth)
+    if found is not None and found.after > max(0.0, found.before):
+        after = growth[found.at :]
+        if np.median(after[-max(1, len(after) // LAST) :]) > max(0.0, found.before):  # it goes on
+            return _change(found, steps, float(memory[found.at]), float(memory[-1]), device, grows=True)
+    found = change_point(memory)
+    if found is None or not found.is_abrupt or found.after <= found.before:
         return None
-    return _change(jump, steps, jump.before, jump.after, device, grows=False)
-
-
-def _goes_on(growth: Floats, onset: ChangePoint) -> bool:
-    after = growth[onset.at :]
-    return bool(np.median(after[-max(1, len(after) // LAST) :]) > max(0.0, onset.before))
+    return _change(found, steps, found.before, found.after, device, grows=False)
 
 
 def _change(
@@ -244,11 +213,6 @@ class RunSums:
                 move_late(sums, self._names, totals)
         self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines, totals.wall_ns)
 
-    def _memory_changes(self) -> tuple[MemoryChange, ...]:
-        quantities = self.run.machine.memory_quantities()
-        found = (memory_change(self.run.history.memory(quantity), device) for device, quantity in quantities)
-        return tuple(change for change in found if change is not None)
-
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""
         self.interval = Totals.with_rows(self.run.end_ns, self.steps, self.run.sections.rows)
@@ -284,18 +248,9 @@ class RunSums:
         *,
         of_interval: bool = False,
         loaders: Sequence[LoaderCounts] = (),
-        open_sections: Sequence[str] = (),
-        run_folder: str | None = None,
-        ended_by: str | None = None,
-        thresholds: Mapping[str, float] | None = None,
-        price: Price | None = None,
-        device: DeviceTimingStats | None = None,
-        program: ProgramFacts | None = None,
-        ranks: AllRanksStats | None = None,
-        exchange: GradientSyncStats | None = None,
-        attempts: Sequence[AttemptStats] = (),
+        **beside: Any,
     ) -> Snapshot:
-        """Return the stats of the run so far, or of the interval."""
+        """Return the stats of the run so far, or of the interval; fields ``beside`` them are None where unknown."""
         totals = self.interval if of_interval else self.run
         sections = section_stats(totals, self._names.names, self.warmup_steps)
         lines = line_counts(totals, self._names.names)
@@ -303,6 +258,8 @@ class RunSums:
         step = step_stats(totals, self._names.names, warmup, is_interval=of_interval)
         self_s = {name: section.self_s for name, section in sections.items()}
         times = times_of_lines(totals, self._names.names)
+        quantities = self.run.machine.memory_quantities()
+        changes = (memory_change(self.run.history.memory(quantity), device) for device, quantity in quantities)
         settled_from = 0 if step is None or of_interval else step.warmup_count
         return Snapshot(
             steps=self.steps,
@@ -317,22 +274,13 @@ class RunSums:
             startup=None if of_interval else startup_stats(totals, self_s),
             step=step,
             epochs=() if of_interval else tuple(self.epochs),
-            device=device,
-            program=program or ProgramFacts(),
             machine=totals.machine.stats(has_growth=not of_interval),
-            memory_changes=() if of_interval else self._memory_changes(),
+            memory_changes=() if of_interval else tuple(change for change in changes if change is not None),
             garbage=totals.garbage.stats(),
             throughput=throughput(totals, self._names.names, self.warmup_steps),
             loaders=loader_stats(loaders, totals.loaders),
             health=health,
-            open_sections=tuple(open_sections),
-            run_folder=run_folder,
-            ended_by=ended_by,
-            ranks=ranks,
             with_grad_count=totals.with_grad[0],
             with_grad_s=totals.with_grad[1] / NS_PER_S,
-            exchange=exchange,
-            attempts=tuple(attempts),
-            thresholds=thresholds or {},
-            price=price,
+            **{name: value for name, value in beside.items() if value is not None},
         )

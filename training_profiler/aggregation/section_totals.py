@@ -1,12 +1,47 @@
 """The sums of each section: enough for every stat of a report, in one row a section."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from training_profiler.model.interval import MOST_BLOCKS
 from training_profiler.statistics.arrays import Bools, Floats, Ints
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
+
+
+class SectionSeries:
+    """Sums over blocks of consecutive steps. Blocks become twice as long whenever there are too many."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.steps_a_block = 1
+        self.sums_ns = np.zeros((0, 1), np.int64)  # a row per block, a column per section; the last may not be full
+
+    def add(self, self_ns: Ints) -> None:
+        """Add the steps that follow, shape (steps, sections); column 0 is time in no section."""
+        count, width = self_ns.shape
+        if not count:
+            return
+        end = self.steps + count
+        while end > MOST_BLOCKS * self.steps_a_block:
+            self.steps_a_block *= 2
+            if len(self.sums_ns):
+                self.sums_ns = np.add.reduceat(self.sums_ns, np.arange(0, len(self.sums_ns), 2))
+        blocks = -(-end // self.steps_a_block)
+        known_blocks, known_width = self.sums_ns.shape
+        if blocks > known_blocks or width > known_width:
+            sums_ns = np.zeros((max(blocks, known_blocks), max(width, known_width)), np.int64)
+            sums_ns[:known_blocks, :known_width] = self.sums_ns
+            self.sums_ns = sums_ns
+        first = self.steps // self.steps_a_block
+        begins = np.maximum(np.arange(first, blocks) * self.steps_a_block - self.steps, 0)
+        self.sums_ns[first:blocks, :width] += np.add.reduceat(self_ns, begins)
+        self.steps = end
+
+    def restore(self, sums_ns: Ints, steps: int, steps_a_block: int) -> None:
+        """Take over the sums of a series that was written to a journal."""
+        self.sums_ns, self.steps, self.steps_a_block = sums_ns, steps, steps_a_block
+
 
 NEVER = np.iinfo(np.int64).max
 ADDED = (
@@ -19,6 +54,12 @@ ADDED = (
     "device_ns",
     "device_count",
 )
+MEASURED = ("measured", "min_ns", "max_ns", "min_step", "max_step")
+
+
+def rows_for(sections: int) -> int:
+    """Return the number of rows to keep for this many sections; a multiple of 16, so that arrays seldom grow."""
+    return (sections // 16 + 1) * 16
 
 
 class SectionSums:
@@ -32,21 +73,12 @@ class SectionSums:
     """
 
     def __init__(self, rows: int = 16, bins: Ints | None = None) -> None:
-        self.count = np.zeros(rows, np.int64)
-        self.total_ns = np.zeros(rows, np.int64)
-        self.self_ns = np.zeros(rows, np.int64)
-        self.elsewhere_ns = np.zeros(rows, np.int64)
-        self.step_self_ns = np.zeros(rows, np.int64)
-        self.step_total_ns = np.zeros(rows, np.int64)
-        self.device_ns = np.zeros(rows, np.int64)
-        self.device_count = np.zeros(rows, np.int64)
-        self.measured = np.zeros(rows, np.int64)
-        self.mean_ns = np.zeros(rows, np.float64)
-        self.m2 = np.zeros(rows, np.float64)  # sum of squared distances from the mean, ns^2
+        self.count, self.total_ns, self.self_ns, self.elsewhere_ns = np.zeros((4, rows), np.int64)
+        self.step_self_ns, self.step_total_ns, self.device_ns, self.device_count = np.zeros((4, rows), np.int64)
+        self.measured, self.min_step, self.max_step = np.zeros((3, rows), np.int64)  # steps from 1; 0 outside of steps
+        self.mean_ns, self.m2 = np.zeros((2, rows))  # m2: sum of squared distances from the mean, ns^2
         self.min_ns = np.full(rows, NEVER, np.int64)
         self.max_ns = np.full(rows, -1, np.int64)
-        self.min_step = np.zeros(rows, np.int64)  # counted from 1; 0 outside of steps
-        self.max_step = np.zeros(rows, np.int64)
         # A reader of many short stretches gives the largest array each time, with zeros in it.
         self.bins = np.zeros((rows, BIN_COUNT), np.int64) if bins is None else bins
         self.parents: dict[tuple[int, int], int] = {}  # (parent id, id) -> spans
@@ -61,16 +93,13 @@ class SectionSums:
         if rows <= self.rows:
             return
         roomier = SectionSums(rows)
-        self._copy_bins(roomier.bins)
-        for name, array in self._arrays().items():
-            if name != "bins":
+        for row, filled in self.filled_bins():  # the table is large, and most of it is never written
+            roomier.bins[row, filled] = self.bins[row, filled]
+        for name, array in list(vars(self).items()):
+            if name not in ("bins", "parents"):
                 getattr(roomier, name)[: len(array)] = array
-            setattr(self, name, getattr(roomier, name))
-
-    def _copy_bins(self, empty: Ints) -> None:
-        """Add the bins to a table of zeros. The table is large, and most of it is never written."""
-        for row, filled in self.filled_bins():
-            empty[row, filled] = self.bins[row, filled]
+        roomier.parents = self.parents
+        vars(self).update(vars(roomier))
 
     def filled_bins(self) -> list[tuple[int, slice]]:
         """Return for each section with measured spans where in its row of ``bins`` these are."""
@@ -79,9 +108,6 @@ class SectionSums:
             return []
         first, last = (bins_of(extremes_ns[rows]).tolist() for extremes_ns in (self.min_ns, self.max_ns))
         return [(row, slice(begin, end + 1)) for row, begin, end in zip(rows.tolist(), first, last, strict=True)]
-
-    def _arrays(self) -> Mapping[str, NDArray[np.int64] | Floats]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def quantiles_ns(self, id: int, shares: Sequence[float]) -> list[float]:
         """Return several quantiles of a section's measured spans; none where they are not known."""
@@ -149,8 +175,12 @@ class SectionSums:
         counts_present = counts[present]
         begins = np.cumsum(counts_present) - counts_present
         self._add_extremes(present, begins, durations_ns, step_numbers)
-        self._add_bins(present, counts_present, durations_ns)
-
+        bins = bins_of(durations_ns)
+        lowest = int(bins.min())
+        width = int(bins.max()) - lowest + 1
+        rows = np.repeat(np.arange(len(present)) * width - lowest, counts_present)
+        table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
+        self.bins[present, lowest : lowest + width] += table
         sums, means = np.zeros(self.rows), np.zeros(self.rows)
         sums[present] = np.add.reduceat(durations_ns, begins)
         means[present] = sums[present] / counts_present
@@ -174,14 +204,6 @@ class SectionSums:
             if longest[i] > self.max_ns[section]:
                 self.max_ns[section] = longest[i]
                 self.max_step[section] = step_numbers[begins[i] + own.argmax()]
-
-    def _add_bins(self, present: Ints, counts: Ints, durations_ns: Ints) -> None:
-        bins = bins_of(durations_ns)
-        lowest = int(bins.min())
-        width = int(bins.max()) - lowest + 1
-        rows = np.repeat(np.arange(len(present)) * width - lowest, counts)
-        table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
-        self.bins[present, lowest : lowest + width] += table
 
     def _add_distributions(self, filled: Sequence[tuple[int, slice]], later: "SectionSums") -> None:
         for row, columns in filled:

@@ -1,4 +1,8 @@
-"""Matches a thread's enters and exits to spans, and finds the section that owns each moment."""
+"""The spans of one thread's events, who owns each moment, and the time of each step.
+
+The time axis of the training thread is cut into steps and the time outside them. Enters and exits of a thread are
+matched to spans; each moment belongs to the section entered last of those still open.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -7,12 +11,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.recording.event_codes import DISCARDED, SECTION_MASK, TIME_ONLY
+from training_profiler.recording.event_codes import (
+    DISCARDED,
+    EPOCH_BEGIN,
+    EPOCH_END,
+    LOOP_BEGIN,
+    SECTION_MASK,
+    STEP_END,
+    TIME_ONLY,
+)
 from training_profiler.statistics.arrays import Bools, Ints
 
 Flat = Any  # integers: a list, or memory of the recorder in C
 Rename = Callable[[int, int], int]  # (outer section, id) -> id
 MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted
+OUTSIDE = -1
 
 
 class Events(NamedTuple):
@@ -21,19 +34,88 @@ class Events(NamedTuple):
     times_ns: Ints
     codes: Ints  # may carry TIME_ONLY
 
+    def where(self, rows: Ints | Bools) -> "Events":
+        """Return some of the events."""
+        return Events(self.times_ns[rows], self.codes[rows])
 
-_NO_EVENTS: Final = Events(np.empty(0, np.int64), np.empty(0, np.int64))
+
+NO_EVENTS: Final = Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-class Spans(NamedTuple):
-    """Executions of sections, one row each, in no particular order."""
+def are_step_ends(marks: Events) -> bool:
+    """Return whether all marks are ends of steps, as in most batches, of which each may have thousands."""
+    return bool((marks.codes == STEP_END).all())
 
-    ids: Ints
-    begin_ns: Ints
-    end_ns: Ints
-    parents: Ints  # section id of the enclosing span, 0 for none
-    outer_ids: Ints  # id of the outermost enclosing section outside steps, which may be the span's own; 0 for none
-    is_counted: Bools  # False for spans that add to the time of their section, but not to its count
+
+class Cuts(NamedTuple):
+    """Consecutive pieces of time: piece i ends at ``ends_ns[i]`` and belongs to step ``steps[i]``."""
+
+    ends_ns: Ints
+    steps: Ints  # number of the step, counted from 0; OUTSIDE for none
+    not_steps: list[int]  # pieces at whose end the open step turns out not to be one
+
+
+class StepTimeline:
+    """Assigns each moment to a training step, or to the time outside steps.
+
+    A step lasts from the end of the previous step to its own end. The first begins with its epoch, or without epochs
+    with the first section, so that building the model is not part of it; a mark that the loop begins may come again,
+    because the model was called while it was built. Time after the last step of an epoch is outside steps.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # complete steps
+        self._is_inside = False
+        self.has_begun = False
+        self.begun_ns: int | None = None  # when the first step began
+        self._may_begin_later = False  # it began with a section, which may not be part of it
+
+    def cut(self, marks: Events, first_section_ns: int | None, until_ns: int) -> Cuts:
+        """Return the pieces up to ``until_ns``.
+
+        Args:
+            marks: in time order; their codes are their kinds.
+            first_section_ns: begin of the training thread's first section in this stretch.
+            until_ns: end of the last piece.
+        """
+        if self._is_inside and are_step_ends(marks):  # one step follows another
+            ends = np.append(marks.times_ns, until_ns)
+            self.steps += len(marks.codes)
+            return Cuts(ends, np.arange(self.steps - len(marks.codes), self.steps + 1, dtype=np.int64), [])
+        ends_ns: list[int] = []
+        steps: list[int] = []
+        not_steps: list[int] = []
+
+        def end_piece(end_ns: int) -> None:
+            ends_ns.append(end_ns)
+            steps.append(self.steps if self._is_inside else OUTSIDE)
+
+        kinds: list[int | None] = [*marks.codes.tolist(), None]
+        for kind, mark_ns in zip(kinds, [*marks.times_ns.tolist(), until_ns], strict=True):
+            if not self.has_begun and first_section_ns is not None and first_section_ns <= mark_ns:
+                end_piece(first_section_ns)
+                self._is_inside = self.has_begun = True
+                self.begun_ns = first_section_ns
+                self._may_begin_later = True
+            if kind == STEP_END:
+                self._is_inside = self.has_begun = True
+            end_piece(mark_ns)
+            if kind == LOOP_BEGIN and self._may_begin_later:
+                not_steps.append(len(ends_ns) - 1)
+                self.begun_ns = mark_ns
+            self._may_begin_later = kind in (None, LOOP_BEGIN) and (self._may_begin_later or kind == LOOP_BEGIN)
+            if self.begun_ns is None and kind in (LOOP_BEGIN, EPOCH_BEGIN):
+                self.begun_ns = mark_ns
+            if kind == LOOP_BEGIN:
+                self._is_inside = self.has_begun = True
+            elif kind == STEP_END:
+                self.steps += 1
+            elif kind in (EPOCH_BEGIN, EPOCH_END):
+                if self._is_inside:
+                    not_steps.append(len(ends_ns) - 1)
+                self._is_inside = kind == EPOCH_BEGIN
+                self.has_begun = True
+        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps)
 
 
 class OutsideSections(NamedTuple):
@@ -44,25 +126,76 @@ class OutsideSections(NamedTuple):
     rename: Rename  # gives sections inside them an id of their own, e.g. the forward pass of validation
 
 
-class LeafSpans(NamedTuple):
+class EndedSpans(NamedTuple):
+    """The spans that ended, one row each: first those without others inside, in time order, then all others."""
+
+    ids: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    durations_ns: Ints
+    parents: Ints  # section id of the enclosing span, 0 for none
+    pieces: Ints  # the piece of time that each begins in, see ``Cuts``
+    is_outside: Bools  # whether it is a section outside training steps, or inside one
+    is_counted: Bools  # False for spans that add to the time of their section, but not to its count
+    leaf_count: int
+
+    def first_ns(self, ids: Ints) -> int | None:
+        """Return the duration of the first span of these sections; None without any."""
+        rows = np.concatenate([np.flatnonzero(self.ids == id) for id in ids.tolist()] or [ids])
+        if not len(rows):
+            return None
+        return int(self.durations_ns[rows[np.lexsort((self.durations_ns[rows], self.begin_ns[rows]))[0]]])
+
+
+class Stretches(NamedTuple):
+    """Consecutive stretches that together cover the time of a batch; no stretch crosses a cut."""
+
+    begin_ns: Ints
+    durations_ns: Ints
+    owners: Ints  # section id, 0 for none
+    outer_ids: Ints  # id of the owner's outermost section outside steps, which may be its own; 0 for none
+
+
+class ThreadBlock(NamedTuple):
+    """The spans of one thread in a batch, and who owns each moment of it."""
+
+    spans: EndedSpans
+    stretches: Stretches
+    pieces: Ints  # of the stretches
+    own_ns: Ints  # time of the stretches without leaf spans
+    still_open: Events
+    dropped: int  # exits without an enter, and enters beyond MAX_OPEN
+
+    def moments(self, times_ns: Ints) -> tuple[Ints, Ints]:
+        """Return the stretch of each moment, and the leaf span that it lies in, -1 for none."""
+        # A moment may be known only after the drain it belongs to; it then counts at the begin of this one.
+        begins_ns, leaves = self.stretches.begin_ns, slice(0, self.spans.leaf_count)
+        at_ns = np.maximum(times_ns, begins_ns[0])
+        stretch = np.maximum(np.searchsorted(begins_ns, at_ns, side="right") - 1, 0)
+        if not self.spans.leaf_count:
+            return stretch, np.full(len(times_ns), -1)
+        leaf = np.maximum(np.searchsorted(self.spans.begin_ns[leaves], times_ns, side="right") - 1, 0)
+        since_ns = times_ns - self.spans.begin_ns[leaf]
+        return stretch, np.where((since_ns >= 0) & (since_ns < self.spans.durations_ns[leaf]), leaf, -1)
+
+
+class _Leaves(NamedTuple):
     """Spans without other spans inside, in time order. Most spans are, and they need no matching."""
 
     ids: Ints
     begin_ns: Ints
     durations_ns: Ints
-    is_counted: Bools  # see Spans.is_counted
+    is_counted: Bools
 
 
-class MatchedSpans(NamedTuple):
-    """The result of one pass over a thread's events."""
+class _Matched(NamedTuple):
+    """The result of matching the events outside leaf spans."""
 
-    leaf_spans: LeafSpans
-    spans: Spans  # all others that ended
-    times_ns: Ints  # of the events outside leaf spans, ascending
+    table: tuple[Ints, Ints, Ints, Ints, Ints, Bools]  # ids, begins, ends, parents, outer ids, counted
     owners: Ints  # owners[i] owns the time from event i on, 0 for none; the time of leaf spans is subtracted
-    owner_outer_ids: Ints  # of that section, see Spans.outer_ids
+    owner_outer_ids: Ints  # see Stretches.outer_ids
     still_open: Events
-    dropped: int  # exits without an enter, and enters beyond MAX_OPEN
+    dropped: int
 
 
 def read_events(flat: Flat) -> Events:
@@ -76,35 +209,59 @@ def read_events(flat: Flat) -> Events:
     return Events(np.maximum.accumulate(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
 
-def no_events() -> Events:
-    """Return an empty stream of events."""
-    return _NO_EVENTS
-
-
-def match_spans(events: Events, still_open: Events, cuts_ns: Ints, outside: OutsideSections) -> MatchedSpans:
-    """Match enters with exits and find the owner of the time after each event.
+def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, outside: OutsideSections) -> ThreadBlock:
+    """Return the spans of a block of one thread's events, in time order, and who owns each moment.
 
     Time belongs to the section entered last of those still open. So each moment has one owner, and self times add up
     exactly.
 
     Args:
-        events: events of one thread, in time order.
-        still_open: ``MatchedSpans.still_open`` of the thread's previous call.
-        cuts_ns: times that no leaf span may cross, ascending.
+        events: of the block, in time order.
+        still_open: that of the thread's block before.
+        ends_ns: ends of the pieces of time since ``from_ns``.
+        from_ns: begin of the first piece.
         outside: the sections outside training steps.
     """
-    (times_ns, codes), still_open = without_discarded(events, still_open)
-    leaf_spans, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
+    cuts_ns = ends_ns[:-1]
+    (times_ns, codes), still_open = _without_discarded(events, still_open)
+    leaves, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
-    nested = _match_nested(leaf_spans, times_ns, codes, outside)
-    if nested is not None and len(nested.still_open.codes) <= MAX_OPEN:
-        return nested
-    return _match_any_order(leaf_spans, times_ns, codes, outside)
+    matched = _match_nested(times_ns, codes, outside)
+    if matched is None or len(matched.still_open.codes) > MAX_OPEN:
+        matched = _match_any_order(times_ns, codes, outside)
+    stretches = _stretches(matched, times_ns, cuts_ns, from_ns, int(ends_ns[-1]))
+
+    def pieces_at(times_ns: Ints) -> Ints:
+        return np.minimum(np.searchsorted(ends_ns, times_ns, side="right"), len(ends_ns) - 1)
+
+    leaf_count, pieces = len(leaves.ids), pieces_at(stretches.begin_ns)
+    first = np.searchsorted(leaves.begin_ns, stretches.begin_ns)
+    first[0] = 0
+    leaves_per_stretch = np.diff(first, append=leaf_count)
+    until_ns = np.concatenate([[0], np.cumsum(leaves.durations_ns)])  # the sum of those before
+    own_ns = stretches.durations_ns - (until_ns[first + leaves_per_stretch] - until_ns[first])
+    outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
+    is_outside = outer_ids > 0
+    if outside.exists:
+        is_outside |= outside.table[leaves.ids]
+    ids, begin_ns, end_ns, parents, outers, is_counted = matched.table
+    spans = EndedSpans(
+        ids=np.concatenate([_renamed(leaves.ids, outer_ids, outside.rename), ids]),
+        begin_ns=np.concatenate([leaves.begin_ns, begin_ns]),
+        end_ns=np.concatenate([leaves.begin_ns + leaves.durations_ns, end_ns]),
+        durations_ns=np.concatenate([leaves.durations_ns, end_ns - begin_ns]),
+        parents=np.concatenate([np.repeat(stretches.owners, leaves_per_stretch), parents]),
+        pieces=np.concatenate([np.repeat(pieces, leaves_per_stretch), pieces_at(begin_ns)]),
+        is_outside=np.concatenate([is_outside, outers > 0]),
+        is_counted=np.concatenate([leaves.is_counted, is_counted]),
+        leaf_count=leaf_count,
+    )
+    return ThreadBlock(spans, stretches, pieces, own_ns, matched.still_open, matched.dropped)
 
 
-def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafSpans, Ints, Ints]:
+def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[_Leaves, Ints, Ints]:
     """Return the spans whose exit directly follows their enter, and the remaining events."""
     rows = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
     begin_ns = times_ns[rows]
@@ -115,15 +272,15 @@ def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafS
         if len(crossing):
             rows, begin_ns = np.delete(rows, crossing), np.delete(begin_ns, crossing)
             durations_ns = np.delete(durations_ns, crossing)
-    leaf_spans = LeafSpans(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & TIME_ONLY) == 0)
+    leaves = _Leaves(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & TIME_ONLY) == 0)
     if 2 * len(rows) == len(codes):
-        return leaf_spans, times_ns[:0], codes[:0]
+        return leaves, times_ns[:0], codes[:0]
     remains = np.ones(len(codes), np.bool_)
     remains[rows] = remains[rows + 1] = False
-    return leaf_spans, times_ns[remains], codes[remains]
+    return leaves, times_ns[remains], codes[remains]
 
 
-def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans | None:
+def _match_nested(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched | None:
     """Return the spans of properly nested events; None if an exit does not end the innermost section."""
     is_enter = codes > 0
     depth = np.cumsum(np.where(is_enter, 1, -1))
@@ -150,15 +307,14 @@ def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: O
     open_rows = is_enter.copy()
     open_rows[enters] = False
     is_counted = (codes[enters] & TIME_ONLY) == 0
-    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], outer_ids[enters], is_counted)
-    still_open = Events(times_ns[open_rows], codes[open_rows])
-    return MatchedSpans(leaf_spans, spans, times_ns, owners, owner_outer_ids, still_open, 0)
+    table = (named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], outer_ids[enters], is_counted)
+    return _Matched(table, owners, owner_outer_ids, Events(times_ns, codes).where(open_rows), 0)
 
 
 def _enclosing(
     codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], outside: OutsideSections
 ) -> tuple[NDArray[np.intp], Ints]:
-    """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see Spans.outer_ids)."""
+    """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see Stretches.outer_ids)."""
     parent = np.full(len(codes), -1, np.intp)
     outer_ids = np.zeros(len(codes), np.int64)
     if outside.exists:
@@ -187,12 +343,7 @@ def _renamed(codes: Ints, outer_ids: Ints, rename: Rename) -> Ints:
     return named
 
 
-def rename_leaf_spans(leaf_spans: LeafSpans, outer_ids: Ints, rename: Rename) -> LeafSpans:
-    """Return the leaf spans with the ids they have inside ``outer_ids``, one entry a span, 0 for none."""
-    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, outer_ids, rename))
-
-
-def without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
+def _without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
     """Return both without the spans whose exit is marked as discarded; they may have begun in an earlier batch."""
     if not len(events.codes) or events.codes.min() >= -DISCARDED:
         return events, still_open
@@ -210,11 +361,7 @@ def without_discarded(events: Events, still_open: Events) -> tuple[Events, Event
         else:
             keep[row] = False
     keep_open, keep_events = np.split(keep, [len(still_open.codes)])
-    return _where(keep_events, events), _where(keep_open, still_open)
-
-
-def _where(keep: Bools, events: Events) -> Events:
-    return Events(events.times_ns[keep], events.codes[keep])
+    return events.where(keep_events), still_open.where(keep_open)
 
 
 class _OpenSpans(NamedTuple):
@@ -225,7 +372,7 @@ class _OpenSpans(NamedTuple):
     outer: int
 
 
-def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans:
+def _match_any_order(times_ns: Ints, codes: Ints, outside: OutsideSections) -> _Matched:
     """Return the spans of events in any order, such as those of async tasks, one event at a time.
 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
@@ -257,44 +404,18 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside
         if stack:
             owners[row], owner_outer_ids[row] = stack[-1].id, stack[-1].outer
     table = np.array(spans, np.int64).reshape(-1, 6).T
-    ended_spans = Spans(table[0], table[1], table[2], table[3], table[4], table[5].astype(np.bool_))
-    still_open = Events(
-        np.array([entry.begin_ns for entry in stack], np.int64),
-        np.array([entry.code for entry in stack], np.int64),
-    )
-    return MatchedSpans(leaf_spans, ended_spans, times_ns, owners, owner_outer_ids, still_open, dropped)
+    times_ns, codes = np.array([(span.begin_ns, span.code) for span in stack], np.int64).reshape(-1, 2).T
+    columns = (table[0], table[1], table[2], table[3], table[4], table[5].astype(np.bool_))
+    return _Matched(columns, owners, owner_outer_ids, Events(times_ns, codes), dropped)
 
 
-class Stretches(NamedTuple):
-    """Consecutive stretches that together cover the time of a batch; no stretch crosses a cut."""
-
-    begin_ns: Ints
-    durations_ns: Ints
-    owners: Ints  # section id, 0 for none
-    outer_ids: Ints  # of the owner, see Spans.outer_ids
-
-    def count_leaf_spans(self, leaf_spans: LeafSpans) -> Ints:
-        """Return the number of leaf spans in each stretch."""
-        if len(self.begin_ns) == 1:
-            return np.array([len(leaf_spans.ids)])
-        first = np.searchsorted(leaf_spans.begin_ns, self.begin_ns)
-        first[0] = 0
-        return np.diff(first, append=len(leaf_spans.ids))
-
-    def sum_leaf_spans(self, durations_ns: Ints, leaves_per_stretch: Ints) -> Ints:
-        """Return the time of leaf spans in each stretch, in ns."""
-        until = np.concatenate([[0], np.cumsum(durations_ns)])
-        end = np.cumsum(leaves_per_stretch)
-        return np.asarray(until[end] - until[end - leaves_per_stretch], np.int64)
-
-
-def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
+def _stretches(matched: _Matched, times_ns: Ints, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
     """Return the stretches from ``from_ns`` to ``until_ns``; each event and each cut begins one."""
-    owners = np.concatenate([[0], result.owners])
-    outer_ids = np.concatenate([[0], result.owner_outer_ids])
-    begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
+    owners = np.concatenate([[0], matched.owners])
+    outer_ids = np.concatenate([[0], matched.owner_outer_ids])
+    begin_ns = np.concatenate([[from_ns], np.maximum(times_ns, from_ns)])
     if len(cuts_ns):
-        at = np.searchsorted(result.times_ns, cuts_ns, side="right")
+        at = np.searchsorted(times_ns, cuts_ns, side="right")
         owners = np.insert(owners, at + 1, owners[at])
         outer_ids = np.insert(outer_ids, at + 1, outer_ids[at])
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
@@ -302,13 +423,36 @@ def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_n
     return Stretches(begin_ns, durations_ns, owners, outer_ids)
 
 
-def moments_in(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches) -> tuple[Ints, Ints]:
-    """Return the stretch of each moment, and the leaf span that it lies in, -1 for none."""
-    # A moment may be known only after the drain it belongs to; it then counts at the begin of this one.
-    at_ns = np.maximum(times_ns, stretches.begin_ns[0])
-    stretch = np.maximum(np.searchsorted(stretches.begin_ns, at_ns, side="right") - 1, 0)
-    if not len(leaf_spans.ids):
-        return stretch, np.full(len(times_ns), -1)
-    leaf = np.maximum(np.searchsorted(leaf_spans.begin_ns, times_ns, side="right") - 1, 0)
-    since_ns = times_ns - leaf_spans.begin_ns[leaf]
-    return stretch, np.where((since_ns >= 0) & (since_ns < leaf_spans.durations_ns[leaf]), leaf, -1)
+class StepTimes(NamedTuple):
+    """The time of a block in steps. Row i of a table is the i-th complete step, the row after these goes on."""
+
+    self_ns: Ints  # (steps + 2, sections): exclusive time; the last row is time outside steps
+    total_ns: Ints  # (2, sections): spans in complete steps, and in the step that goes on; nested ones are included
+    rows: Ints  # of each span: its step; -1 outside of steps, and for a span inside another of its section
+
+
+def sum_time(block: ThreadBlock, step_rows: Ints, complete: int, rows: int) -> StepTimes:
+    """Return the time of each section in each step.
+
+    Args:
+        block: with the spans and moments.
+        step_rows: the row of the step of each piece, -1 for none.
+        complete: number of complete steps.
+        rows: number of sections.
+    """
+    spans, stretches = block.spans, block.stretches
+    leaves = slice(0, spans.leaf_count)
+    step_row = step_rows[block.pieces]
+    outside_row = complete + 1
+    row = np.where((stretches.outer_ids > 0) | (step_row < 0), outside_row, step_row)
+    size = (complete + 2) * rows
+    # float64 holds sums below 2**53 ns, 104 days, exactly.
+    sums = np.bincount(row * rows + stretches.owners, block.own_ns, size)
+    span_row = step_rows[spans.pieces]
+    if spans.leaf_count:
+        leaf_row = np.where(spans.is_outside[leaves] | (span_row[leaves] < 0), outside_row, span_row[leaves])
+        sums += np.bincount(leaf_row * rows + spans.ids[leaves], spans.durations_ns[leaves], size)
+    span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, span_row)
+    goes_on = span_row == complete
+    totals = np.bincount(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)
+    return StepTimes(sums.astype(np.int64).reshape(-1, rows), totals.astype(np.int64).reshape(2, rows), span_row)

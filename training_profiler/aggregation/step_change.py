@@ -2,19 +2,27 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
-from training_profiler.aggregation.lines import LineCounts
+from training_profiler.aggregation.lines import LineCounts, lines_of, lines_with_loops
+from training_profiler.aggregation.step_totals import POINTS_NEEDED, StepPoint
 from training_profiler.aggregation.totals import Totals
-from training_profiler.aggregation.work import StepPoint
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
-from training_profiler.snapshot.snapshot import CHECKS, OTHER, PYTHON, LineChange, LineStats, StepChange
+from training_profiler.snapshot.snapshot import (
+    CHECKS,
+    FORWARD_PASSES,
+    INPUT_ELEMENTS,
+    OTHER,
+    PYTHON,
+    LineChange,
+    LineStats,
+    StepChange,
+)
 from training_profiler.statistics.change_point import ChangePoint, change_point
-from training_profiler.statistics.trend import Series
+from training_profiler.statistics.trend import Series, trend
 
 LINES_KEPT: Final = 3  # of a section
 MOSTLY_CALLED: Final = 0.5  # of a line's time
@@ -140,3 +148,54 @@ def _per_value(points: Sequence[tuple[int, float, float]]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
+P_VALUE: Final = 0.001
+SIZES_NEEDED: Final = 8
+
+
+class WorkGrowth(NamedTuple):
+    """Steps that do more and more."""
+
+    unit: str
+    rise: float  # of the work of a step over the run; 1: twice as much
+    unit_rise: float  # of the time for one unit of work
+    unit_p_value: float
+
+
+def explained_by_calls(points: Sequence[StepPoint]) -> float:
+    """Return the part of the variance of step times that the number of forward passes explains, 0 to 1.
+
+    That part is the squared correlation. 0 where the number is always the same.
+    """
+    if len(points) < POINTS_NEEDED:
+        return 0.0
+    _, ns, calls = np.asarray(points, np.float64).T
+    apart = (ns.var() * calls.var()) ** 0.5
+    return float(((ns - ns.mean()) * (calls - calls.mean())).mean() / apart) ** 2 if apart else 0.0
+
+
+def work_growth(points: Sequence[StepPoint], sizes: Series) -> WorkGrowth | None:
+    """Return what grows most in each step; None if the work is the same, or is not known."""
+    calls = [point.calls for point in points]
+    if not points or min(calls) <= 0:
+        return None
+    candidates = {FORWARD_PASSES: calls}
+    if len(sizes.points) >= SIZES_NEEDED:
+        at = [at / count for count, at, _ in sizes.points]
+        # In updates, of which a step may have several.
+        scale = min(1.0, points[-1].step / at[-1])
+        at = [update * scale for update in at]
+        mean = [value / count for count, _, value in sizes.points]
+        elements = np.interp([point.step for point in points], at, mean).tolist()
+        if min(elements) > 0:
+            candidates[INPUT_ELEMENTS] = [call * size for call, size in zip(calls, elements, strict=True)]
+    grown = []
+    for unit, work in candidates.items():
+        rise = trend([(point.step, amount) for point, amount in zip(points, work, strict=True)])
+        cost = trend([(point.step, point.ns / amount) for point, amount in zip(points, work, strict=True)])
+        if rise is not None and rise.rise > GROWS_FROM and rise.p_value <= P_VALUE:
+            by_unit = (cost.rise, cost.p_value) if cost is not None else (0.0, 1.0)
+            grown.append(WorkGrowth(unit, rise.rise, *by_unit))
+    return max(grown, key=lambda growth: growth.rise, default=None)

@@ -7,8 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from training_profiler.aggregation.span_matching import EndedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
-from training_profiler.aggregation.thread_blocks import EndedSpans
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
 from training_profiler.recording.recorder import Batch
 from training_profiler.statistics.arrays import Ints

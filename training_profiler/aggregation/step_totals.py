@@ -1,20 +1,69 @@
 """Durations of training steps: spread, warm-up, trend, and the sections that vary with them."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from math import sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.work import StepPoint
 from training_profiler.base.units import NS_PER_S
 from training_profiler.snapshot.snapshot import AroundCapture
 from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
 from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
+
+POINTS_NEEDED: Final = 10
+FIRST: Final = 10  # steps that are left out of the correlation with inputs: they are longer for other reasons
+
+
+class StepPoint(NamedTuple):
+    """The mean of consecutive steps."""
+
+    step: float
+    ns: float
+    calls: float  # forward passes, with and without gradients
+
+
+class InputWork:
+    """How the sizes of inputs and the times of steps vary together, where both are known for a step."""
+
+    def __init__(self) -> None:
+        self._pairs = 0
+        self._sums = np.zeros(5)  # of elements, seconds, elements squared, seconds squared, and their products
+
+    def add(self, first_step: int, durations_ns: Integers, sizes: Sequence[tuple[int, float, float]]) -> None:
+        """Add a stretch of steps.
+
+        Args:
+            first_step: steps before it.
+            durations_ns: of its steps.
+            sizes: inputs of forward passes by the number of their update, which is that of the step if each step has
+                one update; counted from 1. Means of several are left out.
+        """
+        of_steps: defaultdict[int, float] = defaultdict(float)
+        for count, at, elements in sizes:
+            if count == 1:
+                of_steps[int(at) - 1 - first_step] += elements
+        for index, elements in of_steps.items():
+            if 0 <= index < len(durations_ns) and first_step + index >= FIRST:
+                seconds = durations_ns[index] * 1e-9
+                self._pairs += 1
+                self._sums += (elements, seconds, elements**2, seconds**2, elements * seconds)
+
+    def explained(self) -> float:
+        """Return the part of the variance of step times that the sizes explain, 0 to 1; 0 where they do not vary.
+
+        That part is the squared correlation.
+        """
+        if self._pairs < POINTS_NEEDED:
+            return 0.0
+        elements, seconds, elements_2, seconds_2, products = self._sums / self._pairs
+        apart = (elements_2 - elements**2) * (seconds_2 - seconds**2)
+        return float(min(1.0, (products - elements * seconds) ** 2 / apart)) if apart > 0 else 0.0
+
 
 STEPS: Final = 50  # on each side
 STEPS_NEEDED: Final = 20  # before
@@ -127,7 +176,10 @@ class Moments:
         else:
             at = durations_ns.index(max(durations_ns))
         mean = _total(durations_ns) / len(durations_ns)
-        m2 = _squared_deviations(durations_ns, mean)
+        if len(durations_ns) < FEW:
+            m2 = sum((ns - mean) ** 2 for ns in durations_ns)
+        else:
+            m2 = float(((np.asarray(durations_ns, np.float64) - mean) ** 2).sum())
         return cls(len(durations_ns), mean, m2, (int(durations_ns[at]), numbers[at]))
 
     def add(self, later: "Moments") -> None:
@@ -310,12 +362,6 @@ def _total(values: Integers) -> int:
 
 def _listed(values: Integers) -> Sequence[int]:
     return values.tolist() if isinstance(values, np.ndarray) else values
-
-
-def _squared_deviations(durations_ns: Integers, mean: float) -> float:
-    if len(durations_ns) < FEW:
-        return sum((ns - mean) ** 2 for ns in durations_ns)
-    return float(((np.asarray(durations_ns, np.float64) - mean) ** 2).sum())
 
 
 def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:

@@ -7,13 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.hot_lines import NO_TIMES, is_known, lines_of, lines_with_loops
-from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
-from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS
-from training_profiler.aggregation.step_change import halves, step_change
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, NO_TIMES, is_known, lines_of, lines_with_loops
+from training_profiler.aggregation.section_rules import OUTSIDE_SECTIONS
+from training_profiler.aggregation.step_change import explained_by_calls, halves, step_change, work_growth
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
-from training_profiler.aggregation.work import explained_by_calls, work_growth
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
 from training_profiler.snapshot.snapshot import (
@@ -74,7 +72,10 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
         if location is not None and location.activity and location.activity in section_names:
             in_sections += count
         else:
-            before[_as_everywhere(location)] += count
+            # As it stands among the lines of the run, which do not say what was prepared.
+            if location is not None and location.activity:
+                location = location._replace(activity="") if location.file else None
+            before[location] += count
     before &= outside
     seen = before.total() + in_sections
     begun_ns = totals.loop_begin_ns
@@ -82,13 +83,6 @@ def outside_samples(totals: Totals, section_names: Collection[str]) -> OutsideSa
     startup_ns = 0 if begun_ns is None else max(0, begun_ns - totals.begin_ns)
     before_ns = min(float(outside_ns), startup_ns * before.total() / seen if seen else float(startup_ns))
     return OutsideSamples(before, before_ns, +outside - before, outside_ns - before_ns)
-
-
-def _as_everywhere(location: Location | None) -> Location | None:
-    """Return the location as it stands among the lines of the run, which do not say what was prepared."""
-    if location is None or not location.activity:
-        return location
-    return location._replace(activity="") if location.file else None
 
 
 QUANTILES: Final = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
@@ -138,25 +132,19 @@ def section_stats(
             device_total_s=int(sums.device_ns[id]) / NS_PER_S if sums.device_count[id] else None,
             **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and configured_warmup is None),
         )
-    for name, self_ns, step_ns in _uncovered(totals):
-        stats[name] = _with_uncovered(stats.get(name), name, self_ns, step_ns, wall_ns)
+    for name, self_ns, step_ns in _uncovered(totals):  # added to a user's section of the same name if there is one
+        self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
+        if name not in stats:
+            stats[name] = SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
+        else:
+            of = stats[name]
+            stats[name] = replace(
+                of, self_s=of.self_s + self_s, share=of.share + share, step_self_s=of.step_self_s + step_s
+            )
     if OTHER in stats:
         settled_s = int(sums.step_self_ns[0] - early_ns[0]) / NS_PER_S
         stats[OTHER] = replace(stats[OTHER], settled_total_s=stats[OTHER].settled_total_s + settled_s)
     return stats
-
-
-def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_ns: int, wall_ns: int) -> SectionStats:
-    """Return the row for time in no section, added to a user's section of the same name if there is one."""
-    self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
-    if section is None:
-        return SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
-    return replace(
-        section,
-        self_s=section.self_s + self_s,
-        share=section.share + share,
-        step_self_s=section.step_self_s + step_s,
-    )
 
 
 def _outer(name: str, seen: Collection[str]) -> str | None:
@@ -226,29 +214,37 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
 def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the samples of each line by section."""
     counts = _by_section(totals, names, totals.lines)
-    for name, uncovered in _uncovered_lines(totals, names).items():
-        counts[name] = counts.get(name, Counter()) + uncovered
+    # Those in no section are split in the same way as ``_uncovered`` splits the time.
+    is_whole = len(_uncovered(totals)) == 1
+    of_row = 0 if is_whole else IN_STEPS
+    uncovered = {OTHER: Counter({location: count for (id, location), count in totals.lines.items() if id == of_row})}
+    if not is_whole:
+        uncovered[OUTSIDE_STEPS] = outside_samples(totals, set(names.values())).evenly()
+    for name, samples in uncovered.items():
+        counts[name] = counts.get(name, Counter()) + samples
     return counts
 
 
 def times_of_lines(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the time in ns that the samples of each line stand for, by section, without time outside of steps."""
     line_ns = totals.weighted_lines.times()
-    times = _by_section(totals, names, line_ns)
-    of_steps = len(_uncovered(totals)) > 1
-    other = {location: ns for (id, location), ns in line_ns.items() if id == (IN_STEPS if of_steps else 0)}
-    times[OTHER] = times.get(OTHER, Counter()) + Counter(other)
+    times = _by_section(totals, names, line_ns, other=IN_STEPS if len(_uncovered(totals)) > 1 else 0)
+    times.setdefault(OTHER, Counter())
     return times
 
 
 def _by_section(
-    totals: Totals, names: Mapping[int, str], lines: Mapping[tuple[int, Location | None], int]
+    totals: Totals,
+    names: Mapping[int, str],
+    lines: Mapping[tuple[int, Location | None], int],
+    other: int | None = None,
 ) -> dict[str, Counter[Location | None]]:
+    """Return the numbers by section; those of row ``other`` are of no section, and come last."""
     shown = _plain_where_alone(totals, names, {id for id, _ in lines if id > 0})
     found: dict[str, Counter[Location | None]] = {}
-    for (id, location), number in lines.items():
-        if id > 0:
-            found.setdefault(shown[id], Counter())[location] += number
+    for (id, location), number in sorted(lines.items(), key=lambda item: item[0][0] == other):
+        if id > 0 or id == other:
+            found.setdefault(shown[id] if id > 0 else OTHER, Counter())[location] += number
     return found
 
 
@@ -281,48 +277,22 @@ def settled_line_stats(
     Within its section, each line has its part of these samples. ``counts`` are of the whole run. Outside of steps, they
     are those after the begin of the first one.
     """
-    outside = _settled_outside(totals, names, counts)
+    found, callers = outside_samples(totals, set(names.values())), lines_with_loops(counts)
+    outside = {}
+    if is_known(found.after) and totals.wall_ns:
+        outside[OUTSIDE_STEPS] = lines_of(found.after_ns / totals.wall_ns, found.after, callers)
     if not warmup:
         return outside
     history, steps = totals.history, totals.steps.count
     settled, times = (
-        _in_steps_by_section(totals, names, lines)
+        _by_section(totals, names, lines, other=IN_STEPS)
         for lines in (history.lines(warmup, steps), history.line_ns(warmup, steps))
     )
-    callers = lines_with_loops(counts)
     return outside | {
         name: lines_of(sections[name].share, samples, callers, times.get(name))
         for name, samples in settled.items()
         if name in sections and is_known(samples)
     }
-
-
-def _in_steps_by_section(
-    totals: Totals, names: Mapping[int, str], lines: Mapping[tuple[int, Location | None], int]
-) -> dict[str, Counter[Location | None]]:
-    found = _by_section(totals, names, lines)
-    for (id, location), number in lines.items():
-        if id == IN_STEPS:
-            found.setdefault(OTHER, Counter())[location] += number
-    return found
-
-
-def _settled_outside(
-    totals: Totals, names: Mapping[int, str], counts: Mapping[str, Counter[Location | None]]
-) -> dict[str, tuple[LineStats, ...]]:
-    found = outside_samples(totals, set(names.values()))
-    if not is_known(found.after) or not totals.wall_ns:
-        return {}
-    share = found.after_ns / totals.wall_ns
-    return {OUTSIDE_STEPS: lines_of(share, found.after, lines_with_loops(counts))}
-
-
-def _uncovered_lines(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
-    """Return the samples in no section, split in the same way as ``_uncovered`` splits the time."""
-    if len(_uncovered(totals)) == 1:
-        return {OTHER: Counter({location: count for (id, location), count in totals.lines.items() if id == 0})}
-    in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
-    return {OTHER: in_steps, OUTSIDE_STEPS: outside_samples(totals, set(names.values())).evenly()}
 
 
 def _parents(totals: Totals) -> dict[int, int]:
@@ -345,18 +315,15 @@ def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | Non
     """Return the number of first steps to leave out; 0 if no step would be left."""
     steps = totals.steps
     warmup = steps.warmup_steps(configured)
-    if configured is None and warmup and _acts_again(totals, names, warmup):
-        warmup = 0
+    if configured is None and warmup:
+        # The first steps may be long because the model acts, or computes targets, as in later long steps.
+        acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
+        has_acted = acting and totals.early_ns[:warmup, acting].any()
+        if has_acted and steps.longest(warmup)[0] >= LIKE_THE_FIRST * min(steps.first_ns[:warmup]):
+            warmup = 0
     if configured is None and steps.count >= WARMUP_NEEDS:
         warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
-
-
-def _acts_again(totals: Totals, names: Mapping[int, str], warmup: int) -> bool:
-    """Return whether the first steps are long because the model acts, or computes targets, as in later long steps."""
-    acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
-    acted = acting and totals.early_ns[:warmup, acting].any()
-    return bool(acted) and totals.steps.longest(warmup)[0] >= LIKE_THE_FIRST * min(totals.steps.first_ns[:warmup])
 
 
 def step_stats(

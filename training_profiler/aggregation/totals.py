@@ -1,24 +1,178 @@
 """All sums over a stretch of time: a flush interval, a report interval, an epoch, or a run."""
 
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import field
 
 from training_profiler.aggregation.garbage import GarbageSums
-from training_profiler.aggregation.history import RunHistory
-from training_profiler.aggregation.lines import LineCounts, WeightedLines
+from training_profiler.aggregation.lines import IN_STEPS, LineCounts, LineTimes, WeightedLines
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
-from training_profiler.aggregation.section_series import SectionSeries
-from training_profiler.aggregation.section_totals import SectionSums
-from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
-from training_profiler.aggregation.work import InputWork
+from training_profiler.aggregation.section_totals import SectionSeries, SectionSums, rows_for
+from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, InputWork, StepSums, settled
+from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import StretchFigures
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, compared_blocks
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, compared_blocks
+from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Integers, Ints
 from training_profiler.statistics.trend import Series
+from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION
+
+MOST_PARTS: Final = 256
+MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known
+
+
+class MemoryPoint(NamedTuple):
+    """Mean memory over some steps."""
+
+    step: int  # the number of steps before the last of them
+    bytes: float
+
+
+class _Block(NamedTuple):
+    steps: int
+    sections_ns: Ints  # exclusive time, by section; the first is time in none
+
+    def together(self, following: "_Block") -> "_Block":
+        shorter, longer = sorted((self.sections_ns, following.sections_ns), key=len)
+        sums_ns = longer.copy()
+        sums_ns[: len(shorter)] += shorter
+        return _Block(self.steps + following.steps, sums_ns)
+
+
+class _Stretch(NamedTuple):
+    steps: int
+    machine: MachineSums
+    lines: LineCounts  # in sections and within steps
+    weighted: WeightedLines  # the time that these samples stand for
+
+    def together(self, following: "_Stretch") -> "_Stretch":
+        machine = MachineSums()
+        machine.add_levels(self.machine)
+        machine.add_levels(following.machine)
+        kept = _most_seen(self.lines + following.lines)
+        weighted = self.weighted.together(following.weighted)
+        weighted.keep_in_steps(kept)
+        return _Stretch(self.steps + following.steps, machine, kept, weighted)
+
+
+Part = TypeVar("Part", _Block, _Stretch)
+
+
+class _HistoryParts(Generic[Part]):
+    """Consecutive parts of a run, each with as many steps as the others, or a little fewer."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._steps_a_part = 1
+
+    def add(self, part: Part) -> None:
+        """Add the next one; all become twice as long whenever there are too many."""
+        self._append(part)
+        while len(self.parts) > MOST_PARTS:
+            self._steps_a_part *= 2
+            parts, self.parts = self.parts, []
+            for each in parts:
+                self._append(each)
+
+    def _append(self, part: Part) -> None:
+        if self.parts and self.parts[-1].steps + part.steps <= self._steps_a_part:
+            self.parts[-1] = self.parts[-1].together(part)
+        else:
+            self.parts.append(part)
+
+    def within(self, first: int, end: int) -> list[Part]:
+        """Return the parts all of whose steps are among these."""
+        found, begin = [], 0
+        for part in self.parts:
+            if first <= begin and begin + part.steps <= end:
+                found.append(part)
+            begin += part.steps
+        return found
+
+
+class RunHistory:
+    """The sections and the machine over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._blocks: _HistoryParts[_Block] = _HistoryParts()
+        self._stretches: _HistoryParts[_Stretch] = _HistoryParts()
+
+    @property
+    def size(self) -> int:
+        """Number of parts that are kept."""
+        return len(self._blocks.parts) + len(self._stretches.parts)
+
+    def add(self, series: SectionSeries, steps: int, machine: MachineSums, lines: LineCounts, wall_ns: int = 0) -> None:
+        """Add the steps of a stretch: their sections, their number, what the machine did, and the samples of lines.
+
+        ``wall_ns`` is the time of the stretch, for which all its samples stand.
+        """
+        # As precise as a journal, so that a report from one has the same figures.
+        sums_ns = (series.sums_ns + NS_PER_US // 2) // NS_PER_US * NS_PER_US
+        for row, begin in zip(sums_ns, range(0, series.steps, series.steps_a_block), strict=False):
+            self._blocks.add(_Block(min(series.steps_a_block, series.steps - begin), row))
+        if series.steps < steps:  # a journal of an earlier version
+            self._blocks.add(_Block(steps - series.steps, np.zeros(1, np.int64)))
+        levels = MachineSums()
+        levels.add_levels(machine)
+        in_steps = Counter({key: count for key, count in lines.items() if key[0] > 0 or key[0] == IN_STEPS})
+        kept = _most_seen(in_steps)
+        weighted = WeightedLines()
+        weighted.add(lines, wall_ns)
+        weighted.keep_in_steps(kept)
+        self._stretches.add(_Stretch(steps, levels, kept, weighted))
+
+    def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
+        """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""
+        block = _Block(0, np.zeros(1, np.int64))
+        for each in self._blocks.within(first, end):
+            block = block.together(each)
+        return (block.steps, block.sections_ns) if block.steps and block.sections_ns.any() else None
+
+    def machine(self, first: int, end: int) -> MachineSums:
+        """Return what the machine did in the stretches that lie in these steps."""
+        sums = MachineSums()
+        for each in self._stretches.within(first, end):
+            sums.add_levels(each.machine)
+        return sums
+
+    def memory(self, quantity: str) -> list[MemoryPoint]:
+        """Return the means of a quantity of the machine over consecutive steps."""
+        points, steps = [], 0
+        for stretch in self._stretches.parts:
+            steps += stretch.steps
+            weight, weighted, _, _ = stretch.machine.levels.get(quantity, (0.0, 0.0, 0.0, 0.0))
+            if weight and stretch.steps:
+                points.append(MemoryPoint(steps - 1, weighted / weight))
+        return points
+
+    def lines(self, first: int, end: int) -> LineCounts:
+        """Return the samples of lines in the stretches that lie in these steps."""
+        counts: LineCounts = Counter()
+        for each in self._stretches.within(first, end):
+            counts += each.lines
+        return counts
+
+    def line_ns(self, first: int, end: int) -> LineTimes:
+        """Return the time that these samples stand for."""
+        weighted = WeightedLines()
+        for each in self._stretches.within(first, end):
+            weighted = weighted.together(each.weighted)
+        return weighted.times()
+
+
+def _most_seen(lines: LineCounts) -> LineCounts:
+    if len(lines) <= MOST_LINES:
+        return lines
+    kept: LineCounts = Counter()
+    for at, ((section, location), count) in enumerate(lines.most_common()):
+        kept[section, location if at < MOST_LINES else None] += count
+    return kept
+
 
 SUMMED: Final = ("tokens", "training_spans", "dropped", "unended")
 
@@ -141,7 +295,10 @@ class Totals(StretchFigures, eq=False, kw_only=True):
         self.lines.update(later.lines)
         self.weighted_lines.add(later.lines, later.wall_ns)
         self.machine.add(later.machine)
-        self._add_batches(later)
+        if later.batches is not None:
+            before = 0 if self.batches is None else self.samples
+            self.samples = None if before is None or later.samples is None else before + later.samples
+            self.batches = (self.batches or 0) + later.batches
         for name in SUMMED:
             if (more := getattr(later, name)) is not None:
                 setattr(self, name, (getattr(self, name) or 0) + more)
@@ -150,17 +307,74 @@ class Totals(StretchFigures, eq=False, kw_only=True):
         self.loaders.add(later.loaders)
         self.with_grad = (self.with_grad[0] + later.with_grad[0], self.with_grad[1] + later.with_grad[1])
 
-    def _add_batches(self, later: "Totals") -> None:
-        if later.batches is None:
+
+class GradientSyncAttribution:
+    """Moves exposed gradient sync from backward passes to ``synchronization`` nested in them.
+
+    Both are measured on the host's clock. DDP may report time for a step that has not ended. The part that exceeds
+    this interval is carried into the next one, and moved in sums that contain both (see ``move_late``).
+    """
+
+    def __init__(self, names: SectionNames) -> None:
+        self._names = names
+        self._waiting_ns = 0  # still to move
+        self._spans = 0
+        self._moved_ns = 0  # moved, but not yet attributed to a step
+        self._early: deque[tuple[int, int]] = deque()  # (one of the first steps, ns), often known late
+
+    def attribute(self, totals: Totals, synced: GradientSyncTotals, has_steps: bool) -> None:
+        """Move the reported time in ``totals``, if the host waits for it."""
+        if not synced.is_on_host:
             return
-        if self.batches is None:
-            self.batches, self.samples = later.batches, later.samples
-        else:
-            self.batches += later.batches
-            is_known = self.samples is not None and later.samples is not None
-            self.samples = self.samples + later.samples if is_known else None  # type: ignore[operator]
+        late_ns, self._waiting_ns = self._waiting_ns, synced.exposed_ns
+        self._spans += synced.exchanges
+        self._early.extend((step, ns) for step, ns in synced.of_steps if ns and step < FIRST_STEPS)
+        if not late_ns and not self._waiting_ns and not self._early:
+            return
+        backward = next((id for id, name in list(self._names.names.items()) if name == BACKWARD_PASS), None)
+        if backward is None:  # the section around the backward passes is unknown
+            self._waiting_ns = self._spans = 0
+            self._early.clear()
+            return
+        synchronization = self._names.id_of(SYNCHRONIZATION)
+        sections = totals.sections
+        sections.grow(rows_for(len(self._names.names)))
+        totals.late_exchange_ns = late_ns
+        # An open step may turn out not to be a step. Most time of a step that began earlier may be in earlier totals.
+        moved_ns = _move(sections, backward, synchronization, self._waiting_ns, has_steps)
+        if moved_ns:
+            edge = (backward, synchronization)
+            sections.count[synchronization] += self._spans
+            sections.parents[edge] = sections.parents.get(edge, 0) + self._spans
+            self._spans = 0
+        self._waiting_ns -= moved_ns
+        self._moved_ns += late_ns + moved_ns
+        while self._early and self._moved_ns:  # one by one: the first steps may turn out to be warm-up
+            step, ns = self._early.popleft()
+            moved_ns = min(ns, self._moved_ns)
+            self._moved_ns -= moved_ns
+            if moved_ns < ns:
+                self._early.appendleft((step, ns - moved_ns))
+            totals.add_early(*(np.array([value], np.int64) for value in (step, synchronization, moved_ns)))
 
 
-def rows_for(sections: int) -> int:
-    """Return the number of rows to keep for this many sections; a multiple of 16, so that arrays seldom grow."""
-    return (sections // 16 + 1) * 16
+def move_late(sums: Totals, names: SectionNames, later: Totals) -> None:
+    """Move gradient sync that ``later`` reports for backward passes before it, if ``sums`` contains these too."""
+    ns = later.late_exchange_ns if sums.begin_ns < later.begin_ns else 0
+    if not ns:
+        return
+    ids = {name: id for id, name in list(names.names.items()) if name in (BACKWARD_PASS, SYNCHRONIZATION)}
+    if len(ids) == 2 and max(ids.values()) < sums.sections.rows:
+        _move(sums.sections, ids[BACKWARD_PASS], ids[SYNCHRONIZATION], ns, has_steps=True)
+
+
+def _move(sections: SectionSums, backward: int, synchronization: int, most_ns: int, has_steps: bool) -> int:
+    """Move at most so much time of backward passes; return how much was moved."""
+    own = [sections.self_ns, sections.step_self_ns] if has_steps else [sections.self_ns]
+    whole = [sections.total_ns, sections.step_total_ns] if has_steps else [sections.total_ns]
+    moved_ns = max(0, min(most_ns, *(int(column[backward]) for column in own)))
+    for column in own:
+        column[backward] -= moved_ns
+    for column in own + whole:
+        column[synchronization] += moved_ns
+    return moved_ns

@@ -11,7 +11,7 @@ from pathlib import Path
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_lines
 from training_profiler.cli.common import add_run, runs_folder, write
-from training_profiler.storage.run_lookup import run_named
+from training_profiler.storage.run_folder import run_named
 from training_profiler.storage.run_reader import is_still_running, journals_of_running, newest_runs
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 

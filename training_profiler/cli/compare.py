@@ -29,10 +29,9 @@ from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
-from training_profiler.storage.run_list import RUNNING, listed_run
-from training_profiler.storage.run_lookup import program_in, read_meta, typed_path
-from training_profiler.storage.run_reader import choose_run, newest_runs, read_run, run_name
-from training_profiler.storage.series_reader import SeriesReader
+from training_profiler.storage.run_folder import program_in, read_meta, typed_path
+from training_profiler.storage.run_reader import RUNNING, choose_run, listed_run, newest_runs, read_run, run_name
+from training_profiler.storage.timeline_reader import SeriesReader
 
 SLOWER_STATUS = 1
 _QUOTED = ("the run ", "1 torn line", "the figures above", "left out")  # notes that concern what can be compared

@@ -17,7 +17,7 @@ from training_profiler.base.text import printable_data
 from training_profiler.base.units import ms_number
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.storage.run_list import ListedRun, list_runs
+from training_profiler.storage.run_reader import ListedRun, list_runs
 
 HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdict")
 NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530

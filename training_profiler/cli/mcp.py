@@ -25,10 +25,8 @@ from training_profiler.reports.comparison import comparison_data, render_compari
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.storage.run_folder import captures_of
-from training_profiler.storage.run_list import list_runs, listed_run
-from training_profiler.storage.run_lookup import read_program, run_named
-from training_profiler.storage.run_reader import newest_run, newest_runs, read_run
+from training_profiler.storage.run_folder import captures_of, read_program, run_named
+from training_profiler.storage.run_reader import list_runs, listed_run, newest_run, newest_runs, read_run
 
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 200_000  # characters of an answer

@@ -16,7 +16,7 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings.settings import FORMATS
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.storage.run_lookup import read_program, run_named, typed_path
+from training_profiler.storage.run_folder import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
 from training_profiler.trials.report import render_results, with_trials
 from training_profiler.trials.results import Results, load

@@ -21,9 +21,9 @@ from training_profiler.reports.ranks import of_ranks
 from training_profiler.sampling.stack_signal import is_stopped, parse_dump, stacks_by_signal
 from training_profiler.sampling.thread_stacks import FrameNames, is_own_file
 from training_profiler.sampling.user_code import Places, places_of_this_process
-from training_profiler.snapshot.stacks import RankStacks, ThreadStack
+from training_profiler.snapshot.ranks import RankStacks, ThreadStack
 from training_profiler.storage.journal_discovery import JournalFile
-from training_profiler.storage.run_lookup import read_meta
+from training_profiler.storage.run_folder import read_meta
 from training_profiler.storage.run_reader import choose_run, is_still_running, journals_of_running
 from training_profiler.storage.stack_files import read_request, read_stacks, write_request, write_stacks
 

@@ -14,7 +14,7 @@ from training_profiler.base.text import printable_data, printable_lines
 from training_profiler.cli.common import runs_folder, write
 from training_profiler.findings.registry import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
-from training_profiler.storage.run_lookup import run_named
+from training_profiler.storage.run_folder import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks

@@ -31,8 +31,7 @@ from training_profiler.cli.common import layout_of_stdout, runs_folder, say, wri
 from training_profiler.cli.run import resolve
 from training_profiler.reports.layout import shortened
 from training_profiler.settings.settings import read_settings
-from training_profiler.storage.run_folder import MASK, describe_process
-from training_profiler.storage.run_lookup import typed_path
+from training_profiler.storage.run_folder import MASK, describe_process, typed_path
 from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests

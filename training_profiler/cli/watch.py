@@ -29,10 +29,8 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, watch_lines
 from training_profiler.settings.settings import is_dumb_terminal
 from training_profiler.storage.live_reader import LiveRun, Look
-from training_profiler.storage.run_folder import META, captures_of
-from training_profiler.storage.run_list import ENDED, KILLED
-from training_profiler.storage.run_lookup import read_program, typed_path
-from training_profiler.storage.run_reader import choose_run, run_folders
+from training_profiler.storage.run_folder import META, captures_of, read_program, typed_path
+from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, run_folders
 
 INTERRUPTED: Final = 130
 LEAST_S, MOST_S = 0.2, 3600.0

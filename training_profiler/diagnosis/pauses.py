@@ -12,8 +12,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough
 from training_profiler.diagnosis.threads import lock_wait
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
-from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, Pause
+from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, CollectionStats, MachineStats, Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 

@@ -17,7 +17,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
-from training_profiler.model.step_flops import StepFlops
+from training_profiler.model.interval import StepFlops
 from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted

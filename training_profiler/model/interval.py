@@ -9,7 +9,16 @@ from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.bounds import Count, Moment, Real
 from training_profiler.model.location import Location
-from training_profiler.model.step_flops import StepFlops
+
+
+class StepFlops(NamedTuple):
+    """The floating-point operations of one step."""
+
+    flops: int  # as executed, so recomputation by checkpointing counts too
+    dtype: str  # of most of them: float32, bfloat16, ..., or tf32
+    device: str  # name of the accelerator of most of them; "" for none or several
+    attention: str = ""  # torch's kernel of most attention; "" for none
+
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section
 BIN_COUNT: Final = 1856  # bins of 2 % up to 2**53 ns, 104 days; longer durations share the last one

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.hot_lines import ENOUGH
-from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, ENOUGH, IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import warmup_steps
 from training_profiler.aggregation.totals import Totals

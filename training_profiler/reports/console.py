@@ -28,7 +28,7 @@ from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import HEADER, device_cell, device_lines, device_words, machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.pauses import Pause
+from training_profiler.snapshot.machine import Pause
 from training_profiler.snapshot.snapshot import (
     BETWEEN,
     HOT_SHARE,

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.ranks import of_ranks
-from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
+from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.tables.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
 
 MOST_PLACES: Final = 4  # in one line

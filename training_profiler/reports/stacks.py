@@ -8,7 +8,7 @@ from typing import Any, Final
 from training_profiler.base.text import printable_data
 from training_profiler.model.location import Location
 from training_profiler.reports.labels import table_label
-from training_profiler.snapshot.loader_workers import WorkerStats
+from training_profiler.snapshot.lines import WorkerStats
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import BETWEEN
 

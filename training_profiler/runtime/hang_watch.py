@@ -18,9 +18,9 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.stack_signal import StackSignal
 from training_profiler.sampling.thread_stacks import read_stacks
 from training_profiler.settings.settings import Settings
-from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
+from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
-from training_profiler.storage.run_lookup import typed_path
+from training_profiler.storage.run_folder import typed_path
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.torch_capture.trace_writer import OutputLocation
 

@@ -33,8 +33,7 @@ from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT
-from training_profiler.storage.run_lookup import typed_path
+from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT, typed_path
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 LONGEST_S: Final = 10.0  # that it delays the end of the program

@@ -11,7 +11,7 @@ from training_profiler.safety.background_thread import OWN_THREADS
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
-from training_profiler.snapshot.stacks import StackFrame
+from training_profiler.snapshot.ranks import StackFrame
 
 MOST_FRAMES: Final = 200  # of a stack, the innermost ones
 _OWN_FILES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

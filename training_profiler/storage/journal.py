@@ -3,21 +3,32 @@
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
+from training_profiler.aggregation.section_totals import ADDED, MEASURED
 from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
+from training_profiler.base.units import NS_PER_US
+from training_profiler.model.interval import (
+    NO_SECTION,
+    IntervalRecord,
+    SectionRecord,
+    StretchFigures,
+)
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
-from training_profiler.storage.journal_codec import interval_of
 from training_profiler.storage.journal_lines import (
+    JOURNAL_SCHEMA,
     EndLine,
     EpochBeginLine,
     EpochEndLine,
@@ -44,7 +55,7 @@ class BufferedLines:
     def __init__(self, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> None:
         self.dropped = 0  # dropped intervals
         self._most_lines, self._most_bytes = most_lines, most_bytes
-        self._lines: deque[tuple[str, bytes]] = deque()
+        self.lines: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
         self._rank_summary = b""
 
@@ -53,27 +64,19 @@ class BufferedLines:
         if kind == "rank":
             self._rank_summary = line
             return
-        self._lines.append((kind, line))
+        self.lines.append((kind, line))
         self._bytes += len(line)
-        while len(self._lines) > self._most_lines or self._bytes > self._most_bytes:
-            gone, oldest = self._lines.popleft()
+        while len(self.lines) > self._most_lines or self._bytes > self._most_bytes:
+            gone, oldest = self.lines.popleft()
             self._bytes -= len(oldest)
             self.dropped += gone == "interval"
 
-    @property
-    def has_intervals(self) -> bool:
-        """Whether an interval is among the lines."""
-        return any(kind == "interval" for kind, _ in self._lines)
-
     def drain(self) -> bytes:
         """Return all lines in one piece, and keep none."""
-        lines = b"".join(line for _, line in self._lines) + self._rank_summary
-        self._lines.clear()
+        lines = b"".join(line for _, line in self.lines) + self._rank_summary
+        self.lines.clear()
         self._bytes, self._rank_summary = 0, b""
         return lines
-
-
-JOURNAL_SCHEMA: Final = 1
 
 
 class Line(NamedTuple):
@@ -191,7 +194,7 @@ class Journal:
     @property
     def has_unsaved_intervals(self) -> bool:
         """Whether it has no file yet, and intervals in memory."""
-        return self._buffer is not None and self._buffer.has_intervals
+        return self._buffer is not None and any(kind == "interval" for kind, _ in self._buffer.lines)
 
     @property
     def reopened(self) -> int:
@@ -251,3 +254,67 @@ def _health(health: Health) -> dict[str, Any]:
     # Dropped events are not here: a reader sums those of the intervals.
     costs = {"overhead_s": health.overhead_s, "span_s": health.span_s}
     return {"disabled": health.disabled, **costs, "notes": health.notes}
+
+
+Interval = TypeVar("Interval", bound=IntervalRecord)
+
+
+def interval_of(
+    kind: type[Interval], totals: Totals, step_ns: Sequence[int], names: SectionNames, **more: Any
+) -> Interval:
+    """Return the totals of a flush interval as a line of that kind, which has ``more`` fields."""
+    sums = totals.sections
+    # Time within steps is added at the end of the step, which may be in a later interval than the spans.
+    has_data = np.bitwise_or.reduce([getattr(sums, name) for name in ADDED])
+    ids = [0, *(np.flatnonzero(has_data[1:]) + 1).tolist()]
+    rows: dict[int, list[Any]] = {}  # of each section: samples, and the location if it is in the user's code
+    for (section, location), count in totals.lines.items():
+        cells = () if location is None else location if any(location[4:]) else location[:4]
+        rows.setdefault(section, []).append((count, *cells))
+    calls = [(len(list(steps)), calls) for calls, steps in groupby(totals.step_calls)]
+    step_s, squares_s2 = totals.coupling.step
+    return kind(
+        **{name: getattr(totals, name) for name in StretchFigures.__struct_fields__},
+        step_ns=list(step_ns),
+        steps_a_block=totals.series.steps_a_block if totals.series.steps else None,
+        sections=dict(zip([names.names.get(id, NO_SECTION) for id in ids], _section_records(totals, ids), strict=True)),
+        parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
+        coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
+        step_lines=rows.pop(IN_STEPS, []),
+        startup_lines=rows.pop(BEFORE_STEPS, []),
+        lines={names.names[id]: of_section for id, of_section in rows.items()},
+        by_loader=[[loader_id, *table.ravel().tolist()] for loader_id, table in totals.loaders.tables.items()],
+        machine=totals.machine.record(),
+        step_calls=[] if set(totals.step_calls) == {1} else calls,
+        input_sizes=totals.input_sizes.points,
+        garbage=totals.garbage.record(),
+        **more,
+    )
+
+
+def _section_records(totals: Totals, ids: Sequence[int]) -> list[SectionRecord]:
+    sums = totals.sections
+    values = {name: getattr(sums, name)[list(ids)].tolist() for name in (*ADDED, *MEASURED)}
+    filled = dict(sums.filled_bins())
+    records = []
+    for row, id in enumerate(ids):
+        columns: dict[str, Any] = {name: values[name][row] for name in (*ADDED, *(MEASURED if id in filled else ()))}
+        if id in filled:
+            bins = np.flatnonzero(sums.bins[id, filled[id]]) + filled[id].start
+            columns |= {"mean_ns": float(sums.mean_ns[id]), "m2": float(sums.m2[id])}
+            columns["bins"] = bins.tolist(), sums.bins[id, bins].tolist()
+        records.append(SectionRecord(**columns, **_beside_spans(totals, id)))
+    return records
+
+
+def _beside_spans(totals: Totals, id: int) -> dict[str, Any]:
+    """Return the columns of a section that are not sums over its spans."""
+    columns: dict[str, Any] = {}
+    sections, series, early = totals.coupling.sections, totals.series.sums_ns, totals.early_ns
+    if totals.coupling.count and id < sections.shape[1]:
+        columns["coupling"] = sections[:, id].tolist()
+    if id < series.shape[1] and series[:, id].any():
+        columns["series_us"] = ((series[:, id] + NS_PER_US // 2) // NS_PER_US).tolist()
+    if id < early.shape[1] and len(steps := np.flatnonzero(early[:, id])):
+        columns["early"] = steps.tolist(), early[steps, id].tolist()
+    return columns

@@ -1,20 +1,204 @@
 """Finds the journals in a run folder, written there or copied together, and selects those of one run."""
 
 import os
+import re
+import socket
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
-from training_profiler.base.units import NS_PER_S
-from training_profiler.safety.files import NotRegularFileError, is_folder, may_follow
-from training_profiler.storage.journal import JOURNAL_SCHEMA
-from training_profiler.storage.journal_tail import read_head
-from training_profiler.storage.launch import LaunchId, is_running, is_same_launch, is_surely_another, launch_from_data
-from training_profiler.storage.run_folder import is_own_name, read_journal_name
+from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
+from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_SUM
+from training_profiler.safety.files import NotRegularFileError, is_folder, lines_of, may_follow, open_file
+from training_profiler.settings.settings import Launch
+from training_profiler.snapshot.ranks import AttemptStats
+from training_profiler.storage.journal_lines import JOURNAL_SCHEMA
+from training_profiler.storage.journal_lines import as_object as as_record
+from training_profiler.storage.run_folder import (
+    is_own_name,
+    read_journal_name,
+)
+
+T = TypeVar("T")
+
+HEAD_BYTES: Final = 64 * 1024  # contain the first line
+TAIL_BYTES: Final = 256 * 1024  # first read; more if the line is not in it
+GROWTH: Final = 8
+MOST_AT_ONCE: Final = 8 * BYTES_PER_MIB
+MOST_TRIES: Final = 1_000  # lines of the kind that cannot be used
+_BEGIN: Final = re.compile(rb'\{"kind": ?"begin"')
+_END: Final = re.compile(rb'\{"kind": ?"end"')
+
+
+class End(NamedTuple, Generic[T]):
+    """The end of a journal."""
+
+    value: T | None
+    is_torn: bool  # the last line is incomplete
+    has_end: bool  # the last line is the end of the run
+
+
+def read_head(path: Path) -> dict[str, Any] | None:
+    """Return the first line, which identifies the journal; None if it is incomplete or of another kind.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_file(path, follow=may_follow(path)) as file:
+        head, newline, _ = file.read(HEAD_BYTES).partition(b"\n")
+    record = as_record(head) if newline else None
+    return record if record is not None and record.get("kind") == "begin" else None
+
+
+def lines_of_journal(path: Path) -> Iterator[bytes | None]:
+    """Yield the lines of a journal; None for one that is too long.
+
+    Raises:
+        RunFolderError: the file cannot be read, or is larger than any journal.
+    """
+    try:
+        with open_file(path, follow=may_follow(path)) as file:
+            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
+                raise RunFolderError(f"{path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
+            yield from lines_of(file, MOST_LINE_BYTES)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def is_beginning(path: Path) -> bool:
+    """Return whether a journal has less than its first line, as for a moment when a run begins.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_file(path, follow=may_follow(path)) as file:
+        head = file.read(HEAD_BYTES)
+    return not head or (b"\n" not in head and _BEGIN.match(head) is not None)
+
+
+def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[T]:
+    """Return ``read(line)`` of the last line of that kind that ``read`` accepts, and the state of the file's end.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    of_kind = re.compile(rb'^\{"kind": ?"%s"[^\n]*' % kind.encode(), re.MULTILINE)
+    end: End[T] = End(None, False, False)
+    last, tries = b"", 0
+    for number, block in enumerate(_blocks_backwards(path)):
+        lines, _, torn = block.rpartition(b"\n") if not number else (block, b"", b"")
+        last = last or lines.rstrip().rpartition(b"\n")[2]
+        is_torn = end.is_torn or bool(torn.strip())
+        end = End(None, is_torn, not is_torn and _END.match(last) is not None)
+        for line in reversed(of_kind.findall(lines)):
+            record, tries = as_record(line), tries + 1
+            with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+                if record is not None:
+                    return end._replace(value=read(record))
+            if tries >= MOST_TRIES:
+                return end
+    return end
+
+
+def _blocks_backwards(path: Path) -> Iterator[bytes]:
+    """Yield whole lines of a file, the last ones first, without reading more of it than needed."""
+    with open_file(path, follow=may_follow(path)) as file:
+        at = file.seek(0, 2)
+        rest, length = b"", TAIL_BYTES
+        while at > 0:
+            begin = max(0, at - length)
+            file.seek(begin)
+            rest = file.read(at - begin) + rest
+            at, length = begin, min(length * GROWTH, MOST_AT_ONCE)
+            if at:
+                rest, newline, lines = rest.partition(b"\n")
+                if not newline:
+                    if len(rest) > MOST_LINE_BYTES:  # no line of ours
+                        return
+                    continue
+            else:
+                lines = rest
+            yield lines
+
+
+SAME_START_S: Final = 2.0  # start times are on the wall clock, which may have been set since
+
+
+class LaunchId(NamedTuple):
+    """Identifies the processes of one launch. None means unknown."""
+
+    host: str | None = None
+    torchrun: str | None = None  # the run id set by the user, if it is not the default
+    job: str | None = None  # of SLURM, with its step
+    parent_pid: int | None = None
+    parent_start_s: float | None = None  # by the host's wall clock
+
+
+def this_launch(launch: Launch) -> LaunchId:
+    """Return the launch of this process."""
+    return LaunchId(socket.gethostname(), launch.run_id, launch.job, *_parent())
+
+
+def _parent() -> tuple[int | None, float | None]:
+    try:
+        import psutil  # imported here, because a report does not need it
+
+        parent = psutil.Process(os.getppid())
+        return parent.pid, parent.create_time()
+    except Exception:  # it has ended or belongs to another user; psutil.Error is not a built-in
+        return None, None
+
+
+def launch_from_data(data: object) -> LaunchId:
+    """Return the launch that ``_asdict`` was called on; values of another form are unknown."""
+    values = data if isinstance(data, Mapping) else {}
+    kinds: dict[str, Any] = {"host": str, "torchrun": str, "job": str, "parent_pid": int, "parent_start_s": float}
+    return LaunchId(**{name: values[name] for name, kind in kinds.items() if isinstance(values.get(name), kind)})
+
+
+def is_same_launch(launch: LaunchId, other: LaunchId) -> bool | None:
+    """Return whether two processes are of the same launch; None if unknown."""
+    if launch.torchrun is not None and other.torchrun is not None:
+        return launch.torchrun == other.torchrun
+    if launch.host == other.host and launch.parent_start_s is not None and other.parent_start_s is not None:
+        is_same_start = abs(launch.parent_start_s - other.parent_start_s) <= SAME_START_S
+        return launch.parent_pid == other.parent_pid and is_same_start
+    if launch.job is not None and other.job is not None:
+        return launch.job == other.job
+    return None
+
+
+def is_surely_another(launch: LaunchId, other: LaunchId) -> bool:
+    """Return whether two processes with the same run name are certainly of different launches.
+
+    Different parents on one host prove nothing: there may be two agents of torchrun, or a wrapper around each rank.
+    """
+    pairs = ((launch.torchrun, other.torchrun), (launch.job, other.job))
+    return any(mine is not None and its is not None and mine != its for mine, its in pairs)
+
+
+def is_running(host: object, pid: object, began_s: float) -> bool | None:
+    """Return whether the process ``pid`` that ran on ``host`` at ``began_s`` still runs; None if unknown."""
+    if host != socket.gethostname() or not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+        return None
+    try:
+        import psutil
+    except ImportError:
+        return None
+    try:
+        process = psutil.Process(pid)
+        is_dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return not is_dead and process.create_time() <= began_s + SAME_START_S  # else another process has its id now
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, OverflowError, ValueError):
+        return None
+
 
 MOST_SHOWN: Final = 300  # characters of a path in a message
 MOST_NUMBER: Final = 2**62
@@ -60,13 +244,6 @@ class JournalFile:
     def wall_ns(self) -> int:
         """Begin of the run on the wall clock; 0 if unknown."""
         return _number((self.begin or {}).get("wall_ns")) or 0
-
-
-class RunJournals(NamedTuple):
-    """The journals of one run, one for each rank and attempt, and messages on files that were left out."""
-
-    journals: list[JournalFile]
-    left_out: list[str]
 
 
 class AttemptJournals(NamedTuple):
@@ -118,8 +295,8 @@ def read_begin(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def select_journals(found: Iterable[JournalFile], folder: Path) -> RunJournals:
-    """Return the journals of the run in ``folder``: without copies, and without journals of other runs."""
+def select_journals(found: Iterable[JournalFile], folder: Path) -> tuple[list[JournalFile], list[str]]:
+    """Return the journals of the run in ``folder``, one for each rank and attempt, and messages on files left out."""
     left_out: list[str] = []
     belonging = _of_one_run(list(found), folder, left_out)
     by_place: dict[tuple[int | None, int, str], list[JournalFile]] = defaultdict(list)
@@ -127,7 +304,7 @@ def select_journals(found: Iterable[JournalFile], folder: Path) -> RunJournals:
         # An unreadable file does not displace another one.
         by_place[journal.rank, journal.attempt, journal.shown if journal.problem else ""].append(journal)
     journals = [_best(same, left_out) for same in by_place.values()]
-    return RunJournals(sorted(journals, key=_order), left_out)
+    return sorted(journals, key=_order), left_out
 
 
 def select_attempt(folder: Path, found: list[JournalFile], asked: int | None) -> AttemptJournals:
@@ -169,31 +346,30 @@ def inspect_journal(path: Path, shown: str) -> JournalFile:
     """Return what the first line of a file says that is named like a journal; ``shown`` is its path in messages."""
     shown = printable(shown, MOST_SHOWN)
     rank, attempt = read_journal_name(path.name) or (None, 0)
+    file = JournalFile(path, shown, 0, rank, attempt)
     try:
-        size = path.stat().st_size
+        file = replace(file, size=path.stat().st_size)
         begin = read_head(path)
     except NotRegularFileError:
-        return JournalFile(path, shown, 0, rank, attempt, problem="is not a file")
+        return replace(file, size=0, problem="is not a file")
     except OSError as error:
-        return JournalFile(path, shown, 0, rank, attempt, problem=f"cannot be read ({error.strerror})")
+        return replace(file, size=0, problem=f"cannot be read ({error.strerror})")
     if begin is None:
-        return JournalFile(path, shown, size, rank, attempt, problem=NO_JOURNAL)
+        return replace(file, problem=NO_JOURNAL)
     if begin.get("schema") != JOURNAL_SCHEMA:
         problem = (
             f"has schema {printable(repr(begin.get('schema')))}, this version reads {JOURNAL_SCHEMA}; "
             f"read it with the version that wrote it (meta.json names it)"
         )
-        return JournalFile(path, shown, size, rank, attempt, problem=problem)
+        return replace(file, problem=problem)
     who = begin.get("who")
     stated_attempt = _number(who.get("attempt")) if isinstance(who, dict) else None
     stated_rank = _number(begin.get("rank"))
-    return JournalFile(
-        path,
-        shown,
-        size,
-        rank if stated_rank is None else stated_rank,
-        attempt if stated_attempt is None else stated_attempt,
-        begin,
+    return replace(
+        file,
+        rank=rank if stated_rank is None else stated_rank,
+        attempt=attempt if stated_attempt is None else stated_attempt,
+        begin=begin,
     )
 
 
@@ -252,3 +428,38 @@ def _best(same: Sequence[JournalFile], left_out: list[str]) -> JournalFile:
             why = "a copy of" if journal.process == best.process else "of an earlier process than"
             left_out.append(f"left out: {journal.shown}, {why} {best.shown}")
     return best
+
+
+def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[AttemptStats, ...]:
+    """Return the attempts before ``number``, each from the journal of its lowest rank, if there is one.
+
+    ``journals`` are in the order of attempts and ranks.
+    """
+    stats: dict[int, AttemptStats] = {}
+    for journal in journals:
+        if journal.attempt < number and journal.attempt not in stats and journal.begin is not None:
+            attempt = _figures(journal)
+            if attempt is not None:
+                stats[journal.attempt] = attempt
+    return tuple(stats[number] for number in sorted(stats))
+
+
+def _figures(journal: JournalFile) -> AttemptStats | None:
+    begin = journal.begin or {}
+
+    def until_then(interval: dict[str, Any]) -> tuple[int, float]:
+        steps, ns = int(interval["first_step"]) + len(interval["step_ns"]), interval["end_ns"] - begin["begin_ns"]
+        if not (0 <= steps <= MOST_SUM and 0 <= ns <= MOST_SUM):
+            raise ValueError("steps or time out of range")
+        return steps, ns / NS_PER_S
+
+    try:
+        steps, wall_s = read_end(journal.path, "interval", until_then).value or (0, 0.0)
+        end = read_end(journal.path, "end", _ended_by).value
+    except OSError:
+        return None
+    return AttemptStats(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
+
+
+def _ended_by(end: dict[str, Any]) -> tuple[str | None]:
+    return (None if end["ended_by"] is None else printable(str(end["ended_by"])),)

@@ -48,66 +48,57 @@ class SpansLine(Struct, tag_field="kind", tag="spans"):
     names: list[str]  # of the sections
     steps: list[StepRow]
 
+    def check(self) -> None:
+        """Check what the types alone do not.
+
+        Raises:
+            ValueError: columns do not belong together.
+        """
+        for row in self.steps:
+            if row.end_ns < row.begin_ns:
+                raise ValueError("a step ends before its begin")
+            for lane in row.lanes:
+                if not len(lane.names) == len(lane.begin_us) == len(lane.end_us):
+                    raise ValueError("the columns of spans have different lengths")
+                if any(name >= len(self.names) for name in lane.names):
+                    raise ValueError("a span is of a section without a name")
+                if any(end < begin for begin, end in zip(lane.begin_us, lane.end_us, strict=True)):
+                    raise ValueError("a span ends before its begin")
+
     def step_lanes(self, name: Callable[[str], str], thread: Callable[[str], str]) -> list[StepLanes]:
         """Return the steps, with the texts that two functions make of names of sections and of threads."""
         names = [name(given) for given in self.names]
-        return [
-            StepLanes(
-                row.number,
-                row.why,
-                row.begin_ns,
-                row.end_ns,
-                row.duration_ns,
-                row.left_out,
-                tuple(Lane(thread(lane.thread), _spans(row, lane, names)) for lane in row.lanes),
-            )
-            for row in self.steps
-        ]
-
-
-def _spans(row: StepRow, lane: LaneRow, names: Sequence[str]) -> tuple[Span, ...]:
-    columns = zip(lane.names, lane.begin_us, lane.end_us, strict=True)
-    return tuple(
-        Span(names[name], row.begin_ns + begin * NS_PER_US, row.begin_ns + end * NS_PER_US)
-        for name, begin, end in columns
-    )
+        found = []
+        for row in self.steps:
+            lanes = []
+            for lane in row.lanes:
+                columns = zip(lane.names, lane.begin_us, lane.end_us, strict=True)
+                spans = (
+                    Span(names[at], *(row.begin_ns + us * NS_PER_US for us in ends_us)) for at, *ends_us in columns
+                )
+                lanes.append(Lane(thread(lane.thread), tuple(spans)))
+            bounds = (row.begin_ns, row.end_ns, row.duration_ns)
+            found.append(StepLanes(row.number, row.why, *bounds, row.left_out, tuple(lanes)))
+        return found
 
 
 def spans_line(steps: Sequence[RecordedStep], names: Mapping[int, str]) -> SpansLine:
     """Return single steps with their spans."""
     used = sorted({id for step in steps for lane in step.threads.values() for id in lane.ids.tolist()})
     place = {id: at for at, id in enumerate(used)}
-    return SpansLine([names[id] for id in used], [_step_row(step, place) for step in steps])
+    rows = []
+    for step in steps:
+        number, begin_ns, end_ns, duration_ns = step.bounds
+        lanes = []
+        for thread, spans in step.threads.items():
+            # Both ends are rounded in the same way, so what is nested stays nested.
+            ends_us = (((times - begin_ns) // NS_PER_US).tolist() for times in (spans.begin_ns, spans.end_ns))
+            lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], *ends_us))
+        rows.append(StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes))
+    return SpansLine([names[id] for id in used], rows)
 
 
-def _step_row(step: RecordedStep, place: Mapping[int, int]) -> StepRow:
-    number, begin_ns, end_ns, duration_ns = step.bounds
-    lanes = []
-    for thread, spans in step.threads.items():
-        # Both ends are rounded in the same way, so what is nested stays nested.
-        begins_us, ends_us = ((times - begin_ns) // NS_PER_US for times in (spans.begin_ns, spans.end_ns))
-        lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], begins_us.tolist(), ends_us.tolist()))
-    return StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes)
-
-
-def check_spans(line: SpansLine) -> None:
-    """Check what the types alone do not.
-
-    Raises:
-        ValueError: columns do not belong together.
-    """
-    for row in line.steps:
-        if row.end_ns < row.begin_ns:
-            raise ValueError("a step ends before its begin")
-        for lane in row.lanes:
-            if not len(lane.names) == len(lane.begin_us) == len(lane.end_us):
-                raise ValueError("the columns of spans have different lengths")
-            if any(name >= len(line.names) for name in lane.names):
-                raise ValueError("a span is of a section without a name")
-            if any(end < begin for begin, end in zip(lane.begin_us, lane.end_us, strict=True)):
-                raise ValueError("a span ends before its begin")
-
-
+JOURNAL_SCHEMA: Final = 1
 Share = Annotated[float, Meta(ge=0, le=1e9)]
 MOST_CALLS: Final = 32  # in the facts of a program; and arguments, data types, devices
 _PARTS: Final = frozenset({"used", "part", "passed_on", "loop"})  # fields of facts that are 0 to 1
@@ -149,17 +140,8 @@ class LoaderRow(Struct, array_like=True):
         """Return the batches of a loader so far."""
         phases = [counts.of(phase) for phase in (TRAIN, VAL)]
         rows = [Phase(cast(Any, of.phase), of.batches, of.samples, of.wait_ns, of.made, of.cut_passes) for of in phases]
-        return cls(
-            counts.name,
-            counts.batches,
-            counts.samples,
-            counts.wait_ns,
-            counts.loader_id,
-            counts.requested_share,
-            rows,
-            counts.arguments,
-            counts.workers,
-        )
+        sums = (counts.name, counts.batches, counts.samples, counts.wait_ns)
+        return cls(*sums, counts.loader_id, counts.requested_share, rows, counts.arguments, counts.workers)
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
@@ -195,10 +177,6 @@ class IntervalLine(IntervalRecord, omit_defaults=True, kw_only=True, tag_field="
     def loader_counts(self) -> list[LoaderCounts]:
         """Return the counts of the loaders."""
         return [row.counts() for row in self.loaders[:MOST_LOADERS]]
-
-    def device_timing(self) -> DeviceTimingStats | None:
-        """Return how device time was measured; None without an accelerator."""
-        return fit(self.device, MOST_NOTES)
 
     def program_facts(self) -> ProgramFacts | None:
         """Return what the program had set; its texts fit for a report."""
@@ -273,11 +251,6 @@ Line = (
 _LINES: Final = msgspec.json.Decoder(Line)
 
 
-class _Kind(Struct):
-    kind: str
-
-
-_KINDS: Final = msgspec.json.Decoder(_Kind)
 _KNOWN: Final = ("interval", "pending", "lost", "sources", "epoch_begin", "epoch_end", "held", "spans", "end", "begin")
 _OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -292,10 +265,8 @@ def decode_line(line: bytes) -> Line | None:
     line = _decodable(line)
     try:
         record: Line = _LINES.decode(line)
-        if isinstance(record, IntervalLine):
+        if isinstance(record, (IntervalLine, SpansLine)):
             record.check()
-        elif isinstance(record, SpansLine):
-            check_spans(record)
     except (msgspec.ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError) or _kind(line) in _KNOWN:
             raise BadLineError(one_line(error)) from None
@@ -308,10 +279,8 @@ def decode_line(line: bytes) -> Line | None:
 
 
 def _kind(line: bytes) -> str:
-    try:
-        return _KINDS.decode(line).kind
-    except (ValueError, RecursionError):
-        return _KNOWN[0]
+    kind = (as_object(line) or {}).get("kind")
+    return kind if isinstance(kind, str) else _KNOWN[0]
 
 
 def as_object(line: bytes) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
@@ -18,8 +18,7 @@ from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.statistics.trend import Point, Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.replay import Replay
-from training_profiler.storage.run_list import ENDED, STATES
-from training_profiler.storage.run_reader import find_attempt, with_ranks
+from training_profiler.storage.run_reader import ENDED, STATES, find_attempt, with_ranks
 
 MOST_A_LOOK: Final = 8 * BYTES_PER_MIB
 KEPT: Final = 256  # bytes that were read last
@@ -144,7 +143,12 @@ class _GrowingJournal:
                 status = os.fstat(file.fileno())
                 if status.st_size > MOST_JOURNAL_BYTES:
                     raise RunFolderError(f"{path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
-                begins_again = self._at > 0 and not self._continues(file, status)
+                # Whether this is the file of the last look, with what was read then.
+                continues = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._at
+                if continues and self._at:
+                    file.seek(self._at - len(self._last))
+                    continues = file.read(len(self._last)) == self._last
+                begins_again = self._at > 0 and not continues
                 if begins_again:
                     self._begin()
                 self._file = status.st_dev, status.st_ino
@@ -158,13 +162,6 @@ class _GrowingJournal:
         self._last = (self._last + data)[-KEPT:]
         self.written_s, self.left_bytes = status.st_mtime, max(0, status.st_size - self._at)
         return begins_again
-
-    def _continues(self, file: BinaryIO, status: os.stat_result) -> bool:
-        """Return whether this is the file of the last look, with what was read then."""
-        if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
-            return False
-        file.seek(self._at - len(self._last))
-        return file.read(len(self._last)) == self._last
 
     def as_of_now(self, with_torn_line: bool) -> tuple[Replay, Recent]:
         """Return the figures with what the next lines may cover again."""

@@ -13,13 +13,14 @@ from training_profiler.ranks.summary import RankSummary, gradient_sync_stats, ra
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
+    End,
     JournalFile,
     enumerated,
     find_journals,
+    read_end,
     select_attempt,
 )
-from training_profiler.storage.journal_tail import End, read_end
-from training_profiler.storage.run_lookup import read_meta
+from training_profiler.storage.run_folder import read_meta
 
 MOST_MESSAGES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a larger number is not a world size, and would take memory
@@ -89,15 +90,15 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
     if torn:
         messages.append(f"the last line is torn, the one before it was read: {enumerated(torn)}")
     summaries = tuple(by_rank[rank] for rank in sorted(by_rank))
-    world_size = max(
-        [summary.who.world_size for summary in summaries] + [_world_size(journal) for journal in journals], default=1
-    )
+    sizes = [summary.who.world_size for summary in summaries] + [_world_size(journal) for journal in journals]
+    world_size = max(sizes, default=1)
+    settings = read_meta(journals[0].path.parent).get("settings") if journals else None
+    flush_s = settings.get("flush_s") if isinstance(settings, dict) else None
+    flush_s = float(flush_s) if isinstance(flush_s, (int, float)) and 0 <= flush_s <= MOST_SUM else 0.0
+    more = len(messages) - MOST_MESSAGES
+    messages[MOST_MESSAGES:] = [f"{more} more files left out"] if more > 0 else []
     return ReceivedRanks(
-        summaries,
-        world_size,
-        tuple(_bounded(messages)),
-        _ages(summaries),
-        outdated_after_s(_flush_s(journals), world_size),
+        summaries, world_size, tuple(messages), _ages(summaries), outdated_after_s(flush_s, world_size)
     )
 
 
@@ -152,16 +153,3 @@ def _world_size(journal: JournalFile) -> int:
     who = (journal.begin or {}).get("who")
     size = who.get("world_size") if isinstance(who, dict) else None
     return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
-
-
-def _flush_s(journals: Sequence[JournalFile]) -> float:
-    for journal in journals[:1]:
-        settings = read_meta(journal.path.parent).get("settings")
-        flush_s = settings.get("flush_s") if isinstance(settings, dict) else None
-        return float(flush_s) if isinstance(flush_s, (int, float)) and 0 <= flush_s <= MOST_SUM else 0.0
-    return 0.0
-
-
-def _bounded(messages: list[str]) -> list[str]:
-    more = len(messages) - MOST_MESSAGES
-    return messages if more <= 0 else [*messages[:MOST_MESSAGES], f"{more} more files left out"]

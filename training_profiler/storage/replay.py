@@ -1,16 +1,44 @@
 """Adds up the lines of one journal to the stats of its rank."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
+from msgspec import structs
+
+from training_profiler.aggregation.garbage import GarbageSums
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
+from training_profiler.aggregation.machine import FACTS, GPU_QUANTITIES, LEVELS, RAM, MachineSums
 from training_profiler.aggregation.run import RunSums
+from training_profiler.aggregation.section_totals import ADDED, MEASURED, SectionSums, rows_for
+from training_profiler.aggregation.step_totals import Coupling
+from training_profiler.aggregation.totals import Totals
 from training_profiler.base.text import one_line, printable
-from training_profiler.model.bounds import MOST_EPOCHS, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
-from training_profiler.model.interval import IntervalRecord
+from training_profiler.base.units import NS_PER_US, counted
+from training_profiler.model.bounds import (
+    MOST_DEVICES,
+    MOST_EPOCHS,
+    MOST_LINE_BYTES,
+    MOST_LOADERS,
+    MOST_NAMES,
+    MOST_NOTES,
+    MOST_SUM,
+    fit,
+)
+from training_profiler.model.interval import (
+    BIN_COUNT,
+    NO_SECTION,
+    IntervalRecord,
+    MachineRecord,
+    SectionRecord,
+    StretchFigures,
+    location_of,
+)
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.snapshot.snapshot import Health, Price, Snapshot
-from training_profiler.storage.journal_codec import SpareBins, totals_of
+from training_profiler.statistics.arrays import Ints
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
     BadLineError,
@@ -26,7 +54,7 @@ from training_profiler.storage.journal_lines import (
     decode_line,
     sentences,
 )
-from training_profiler.storage.run_lookup import read_meta
+from training_profiler.storage.run_folder import read_meta
 
 # By whether the process still runs, as far as known.
 _UNENDED: Final = {
@@ -148,7 +176,7 @@ class Replay:
                 notes=tuple(notes),
             ),
             loaders=last.loader_counts() if last else [],
-            device=last.device_timing() if last else None,
+            device=fit(last.device, MOST_NOTES) if last else None,
             program=last.program_facts() if last else None,
             open_sections=sentences(last.open_sections) if last else (),
             run_folder=str(folder),
@@ -158,24 +186,20 @@ class Replay:
         )
 
     def _notes(self) -> list[str]:
-        notes = []
-        if self._unusable:
-            lines = "1 line" if self._unusable == 1 else f"{self._unusable} lines"
-            notes.append(f"{lines} of the journal left out, so what they measured is missing ({self.problem})")
-        if self._is_torn:
-            notes.append("1 torn line in the journal left out")
-        if self._unsaved:
-            dropped = "1 interval was" if self._unsaved == 1 else f"{self._unsaved} intervals were"
-            notes.append(f"{dropped} dropped before this rank knew of the run's folder")
-        if self._lost:
-            lost = "1 interval" if self._lost == 1 else f"{self._lost} intervals"
-            notes.append(f"{lost} not written: the disk did not respond for too long")
-        further = len(self._names.further_names)
-        if further:
-            notes.append(f"the journal has over {MOST_NAMES} section names; {further} more are in {OTHER_NAMES}")
-        if self._further_epochs:
-            notes.append(f"only the first {MOST_EPOCHS} epochs are listed, {self._further_epochs} more are left out")
-        return notes
+        lines, unsaved = counted(self._unusable, "line"), counted(self._unsaved, "interval")
+        were, further = "was" if self._unsaved == 1 else "were", len(self._names.further_names)
+        rows = (
+            (self._unusable, f"{lines} of the journal left out, so what they measured is missing ({self.problem})"),
+            (self._is_torn, "1 torn line in the journal left out"),
+            (self._unsaved, f"{unsaved} {were} dropped before this rank knew of the run's folder"),
+            (self._lost, f"{counted(self._lost, 'interval')} not written: the disk did not respond for too long"),
+            (further, f"the journal has over {MOST_NAMES} section names; {further} more are in {OTHER_NAMES}"),
+            (
+                self._further_epochs,
+                f"only the first {MOST_EPOCHS} epochs are listed, {self._further_epochs} more are left out",
+            ),
+        )
+        return [note for is_so, note in rows if is_so]
 
 
 def _price(folder: Path) -> Price | None:
@@ -194,3 +218,125 @@ def _thresholds(folder: Path) -> dict[str, float]:
         return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
+
+
+MOST_FLOPS: Final = 10**30  # more are damaged
+_DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
+_LEAST_WEIGHT: Final = 1e-9
+
+
+class SpareBins:
+    """The memory for quantiles of an interval, used again for the next one: clearing all of it takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._bins = np.zeros((16, BIN_COUNT), np.int64)
+        self._used: list[int] = []
+
+    def take(self, rows: int, ids: list[int]) -> Ints:
+        """Return zeros for so many rows, of which those of ``ids`` may be filled until the next call."""
+        self._bins[self._used] = 0
+        self._used = ids
+        if rows > len(self._bins):
+            self._bins = np.zeros((rows, BIN_COUNT), np.int64)
+        return self._bins[:rows]
+
+
+def totals_of(record: IntervalRecord, names: SectionNames, spare: SpareBins | None = None) -> Totals:
+    """Return the totals that ``interval_of`` was called with.
+
+    Names beyond the limit of ``names`` share a row, as in the run itself. With ``spare``, the totals are valid until
+    the next call.
+    """
+    ids = [id_in(names, name) for name in record.sections]
+    edges = [((id_in(names, parent), names.id_of(child)), count) for parent, child, count in record.parents]
+    rows = rows_for(max((*ids, *(id for edge, _ in edges for id in edge)), default=0))
+    totals = Totals(
+        **{name: getattr(record, name) for name in StretchFigures.__struct_fields__},
+        sections=SectionSums(rows, None if spare is None else spare.take(rows, ids)),
+        coupling=Coupling(rows),
+        step_calls=[calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)],
+    )
+    for id, section in zip(ids, record.sections.values(), strict=True):
+        _add_section(totals, id, section)
+    parents = totals.sections.parents
+    for edge, count in edges:
+        parents[edge] = parents.get(edge, 0) + count
+    columns = [section.series_us for section in record.sections.values()]
+    if record.steps_a_block and any(columns):
+        sums_ns = np.zeros((record.block_count, rows), np.int64)
+        for id, column in zip(ids, columns, strict=True):
+            if column:
+                sums_ns[:, id] += np.array(column, np.int64) * NS_PER_US
+        totals.series.restore(sums_ns, len(record.step_ns), record.steps_a_block)
+    totals.coupling.count, *step = record.coupling
+    totals.coupling.step[:] = step
+    tables = [(id_in(names, name), table) for name, table in record.lines.items()]
+    for id, table in (*tables, (IN_STEPS, record.step_lines), (BEFORE_STEPS, record.startup_lines)):
+        for row in table:
+            totals.lines[id, location_of(row)] += row.samples
+    for loader_id, *cells in record.by_loader[:MOST_LOADERS]:
+        totals.loaders.add_table(loader_id, np.array(cells, np.int64).reshape(-1, 2))
+    if record.machine is not None:
+        totals.machine = machine_of(record.machine)
+    totals.input_sizes.add_points(record.input_sizes)
+    if record.garbage is not None:
+        totals.garbage = GarbageSums.of(record.garbage)
+    if record.flops is not None:
+        is_possible = 0 <= record.flops.flops <= MOST_FLOPS
+        totals.flops = fit(record.flops._replace(flops=0))._replace(flops=record.flops.flops if is_possible else 0)
+    return totals
+
+
+def id_in(names: SectionNames, name: str) -> int:
+    """Return the id of a section of a journal; 0 for time in none."""
+    return 0 if name == NO_SECTION else names.id_of(name)
+
+
+def _add_section(totals: Totals, id: int, record: SectionRecord) -> None:
+    sums = totals.sections
+    for name in ADDED:
+        getattr(sums, name)[id] += getattr(record, name)  # of names that share a row, the sums add up
+    if record.early:
+        steps, ns = (np.array(column, np.int64) for column in record.early)
+        totals.add_early(steps, np.full(len(steps), id), ns)
+    if record.coupling:
+        totals.coupling.sections[:, id] += record.coupling
+    if not record.measured or sums.measured[id]:  # of names that share a row, the first has the quantiles
+        return
+    for name in MEASURED:
+        getattr(sums, name)[id] = getattr(record, name)
+    if record.bins:
+        bins, counts = record.bins
+        sums.mean_ns[id], sums.m2[id] = record.mean_ns, record.m2
+        sums.bins[id, bins] = counts
+
+
+def machine_of(record: MachineRecord) -> MachineSums:
+    """Return the sums of the machine's samples: of quantities that there are, of a bounded number of devices."""
+    if not record.samples:
+        return MachineSums()
+    facts: dict[str, float | str] = {}
+    devices: dict[int, dict[str, float | str]] = {}
+    for key, value in record.facts.items():
+        if key in FACTS and isinstance(value, float):
+            facts[key] = value
+        match = _DEVICE.fullmatch(key)
+        if match and isinstance(value, str) == (match[2] == "name"):
+            devices.setdefault(int(match[1]), {})[match[2]] = fit(value)
+    kept = {f"gpu{index}.": device for index, device in list(devices.items())[:MOST_DEVICES] if "name" in device}
+    facts |= {own + name: value for own, device in kept.items() for name, value in device.items()}
+    own = tuple(kept)
+    levels = {key: level for key, level in _known(record.levels, own).items() if level[0] >= _LEAST_WEIGHT}
+    return MachineSums.of(structs.replace(record, facts=facts, levels=levels, series=_known(record.series, own)))
+
+
+T = TypeVar("T")
+
+
+def _known(quantities: Mapping[str, T], own: tuple[str, ...]) -> dict[str, T]:
+    named = {*LEVELS, RAM}
+    return {
+        key: value
+        for key, value in quantities.items()
+        if key in named or (key.startswith(own) and key.partition(".")[2] in GPU_QUANTITIES)
+    }

@@ -4,22 +4,32 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.bounds import MOST_SUM
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.files import is_folder
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.safety.own_folder import is_in_place, keep_open, let_go, remove, rename_file, rename_open
 from training_profiler.settings.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal, JournalLines, Line
-from training_profiler.storage.journal_discovery import read_begin
-from training_profiler.storage.launch import this_launch
+from training_profiler.storage.journal_discovery import (
+    LaunchId,
+    attempts_before,
+    find_journals,
+    is_same_launch,
+    launch_from_data,
+    read_begin,
+    select_journals,
+    this_launch,
+)
 from training_profiler.storage.run_folder import (
     META,
     OWN_NAME,
@@ -29,22 +39,17 @@ from training_profiler.storage.run_folder import (
     command_words,
     describe_git,
     describe_process,
+    is_own_name,
     is_plain_name,
     journal_name,
     make_folder,
     make_run_folder,
+    program_in,
+    read_meta,
     renamed_run,
     run_ending,
     write_json,
     write_text,
-)
-from training_profiler.storage.run_lookup import (
-    attempts_in,
-    has_run_of_child,
-    program_in,
-    read_meta,
-    run_of_rank,
-    runs_of,
 )
 from training_profiler.storage.source_lines import DigestBook
 
@@ -87,7 +92,10 @@ class RunFiles:
         self._clock = clock
         self._launch = this_launch(settings.launch)
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
-        self._begin_folder = _current_folder()  # the program may change its working directory
+        try:
+            self._begin_folder = os.getcwd()  # the program may change its working directory
+        except OSError:  # it was removed
+            self._begin_folder = os.sep
         self._script = os.path.join(self._begin_folder, sys.argv[0] if sys.argv else "")
         self._digests = DigestBook(self._begin_folder, command_words(), self._wall_ns)
         self._lines = JournalLines(names)
@@ -141,12 +149,21 @@ class RunFiles:
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
                 self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
-                self._describe_run()
+                if self._needs_meta and self.folder is not None:
+                    # Once the journal is there: a description takes far more calls, and the GIL for each.
+                    self._needs_meta, self._needs_git = False, True
+                    meta = {**self._describe(), **self._identity(), "attempts": [self._attempt()]}
+                    self._write_meta(self.folder, meta)
         if self._journal.is_buffered:
             self._who = who
             folder = self._announced_folder() or self._folder_on_disk()
             if folder is not None:
-                self._join_folder(self._journal, folder)
+                is_new = make_folder(folder)  # rank 0 is on another machine
+                keep_open(folder)
+                if is_new:
+                    about = {**self._describe(), **self._identity(), "run": folder.name}
+                    write_json(folder / f"meta-rank{self._who.rank}.json", about)
+                self._open_journal(self._journal, folder)
         return self._journal
 
     def write_report(self, text: str, data: dict[str, Any]) -> None:
@@ -211,13 +228,6 @@ class RunFiles:
         self._needs_meta = True
         return folder
 
-    def _describe_run(self) -> None:
-        """Write meta.json, once the journal is there: a description takes far more calls, and the GIL for each."""
-        if self._needs_meta and self.folder is not None:
-            self._needs_meta, self._needs_git = False, True
-            meta = {**self._describe(), **self._identity(), "attempts": [self._attempt()]}
-            self._write_meta(self.folder, meta)
-
     def _describe(self) -> dict[str, Any]:
         about = {**describe_process(self.settings), "folder": self._begin_folder}
         self.program = program_in(about["command"])
@@ -255,11 +265,9 @@ class RunFiles:
             return None
         folder = self._parent / self.run_name
         # In a process that profiles twice, the name may still be that of the first run.
-        return None if self._wrote(folder / journal_name(self._who.rank, self._who.attempt)) else folder
-
-    def _wrote(self, path: Path) -> bool:
-        begin = read_begin(path)
-        return begin is not None and (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname())
+        begin = read_begin(folder / journal_name(self._who.rank, self._who.attempt)) or {}
+        is_own = (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname())
+        return None if is_own else folder
 
     def _folder_on_disk(self) -> Path | None:
         now_ns = self._clock()
@@ -269,30 +277,18 @@ class RunFiles:
         self._search_every_ns = min(LAST_SEARCH_NS, 2 * self._search_every_ns)
         return run_of_rank(self._who, self._wall_ns, self._launch, self._parent)
 
-    def _join_folder(self, journal: Journal, folder: Path) -> None:
-        is_new = make_folder(folder)  # rank 0 is on another machine
-        keep_open(folder)
-        if is_new:
-            about = {**self._describe(), **self._identity(), "run": folder.name}
-            write_json(folder / f"meta-rank{self._who.rank}.json", about)
-        self._open_journal(journal, folder)
-
     def _open_journal(self, journal: Journal, folder: Path) -> None:
-        file = self._new_journal(folder)
+        for number in range(1, MOST_JOURNALS):  # a new file, never one that another process has written
+            path = folder / journal_name(self._who.rank, self._who.attempt, number)
+            with suppress(FileExistsError):
+                file = OwnFile(path, is_new=True)
+                break
+        else:
+            raise FileExistsError(f"{folder} holds {MOST_JOURNALS - 1} journals of {self._who}")
         self._made.append(file.path)
         identity = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
         journal.open_file(file, {**identity, "rank": self._who.rank, **self._identity()})
         self.folder = folder
-
-    def _new_journal(self, folder: Path) -> OwnFile:
-        """Return a new file, never one that another process has written."""
-        for number in range(1, MOST_JOURNALS):
-            path = folder / journal_name(self._who.rank, self._who.attempt, number)
-            try:
-                return OwnFile(path, is_new=True)
-            except FileExistsError:
-                continue
-        raise FileExistsError(f"{folder} holds {MOST_JOURNALS - 1} journals of {self._who}")
 
     def _identity(self) -> dict[str, Any]:
         return {"who": asdict(self._who), "launched": self._launch._asdict()}
@@ -308,8 +304,70 @@ class RunFiles:
         }
 
 
-def _current_folder() -> str:
+NEWEST: Final = 20  # run folders that are searched
+APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
+
+
+def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
+    """Return the attempts before number ``before`` of the run in ``folder``, from rank 0's journals."""
+    return attempts_before(select_journals(find_journals(folder, "rank0"), folder)[0], before)
+
+
+class Attempt(NamedTuple):
+    """One attempt of a run according to meta.json."""
+
+    number: int
+    wall_ns: int
+
+
+def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], Attempt]]:
+    """Yield the run folders of that launch in ``parent``, newest first: folder, meta.json, and last attempt."""
+    for folder, meta in _newest(parent):
+        rows = meta.get("attempts")
+        attempts = [each for each in map(_attempt, rows if isinstance(rows, list) else ()) if each is not None]
+        if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
+            yield folder, meta, max(attempts)
+
+
+def _newest(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the newest run folders in ``parent``, each with its meta.json."""
     try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return os.sep
+        names = sorted((name for name in os.listdir(parent) if name[:8].isdigit()), reverse=True)
+    except OSError:
+        return
+    for folder in (parent / name for name in names[:NEWEST]):
+        if is_folder(folder):  # a link could lead anywhere
+            yield folder, read_meta(folder)
+
+
+def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Path | None:
+    """Return the run folder that rank 0 has made in ``parent`` for the run of ``who``; None if unknown.
+
+    ``wall_ns`` is when this rank began.
+    """
+    for folder, _, attempt in runs_of(launch, parent):
+        is_of_attempt = attempt.number == who.attempt and abs(attempt.wall_ns - wall_ns) <= APART_NS
+        has_journal = (folder / journal_name(who.rank, who.attempt)).exists()
+        if is_of_attempt and not has_journal and not is_own_name(folder.name):
+            return folder
+    return None
+
+
+def has_run_of_child(parent: Path, own: Path | None, launch: str | None) -> bool:
+    """Return whether one of the newest runs in ``parent``, besides ``own``, is that of a child of this process.
+
+    ``launch`` is the id that the processes of this launch share, if it is known.
+    """
+    for folder, meta in _newest(parent):
+        is_same = launch is not None and meta.get("launch") == launch and meta.get("pid") != os.getpid()
+        if folder != own and (is_same or launch_from_data(meta.get("launched")).parent_pid == os.getpid()):
+            return True
+    return False
+
+
+def _attempt(row: Any) -> Attempt | None:
+    try:
+        attempt = Attempt(int(row["number"]), int(row["begin_wall_ns"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return attempt if all(0 <= number <= MOST_SUM for number in attempt) else None

@@ -11,14 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.safety.files import is_folder, is_readable, replace_file
+from training_profiler.base.text import printable
+from training_profiler.model.bounds import MOST_META_BYTES
+from training_profiler.safety.files import is_folder, is_readable, read_file, replace_file
 from training_profiler.sampling.user_code import SPAWNED
 from training_profiler.settings.settings import Settings, launch_id
+from training_profiler.storage.journal_lines import as_object
 from training_profiler.torch_capture.request import FOLDER
 
 MOST_CAPTURES: Final = 50
@@ -99,8 +103,10 @@ def _is_secret(name: str) -> bool:
 def _mask_within(word: str) -> str:
     word = _IN_ADDRESS.sub(MASK, word)
     word = _BEARER.sub(lambda match: f"{match[1]} {MASK}", word)
-    word = _AWS_KEY.sub(_mask_unreadable, _KNOWN.sub(MASK, _mask_pairs(word)))
-    return _RANDOM.sub(_mask_unspoken, word)
+    word = _KNOWN.sub(MASK, _mask_pairs(word))
+    word = _AWS_KEY.sub(lambda match: MASK if len(_WORDS.findall(match[0])) > _MOST_WORDS else match[0], word)
+    spoken = _SPOKEN.fullmatch
+    return _RANDOM.sub(lambda match: match[0] if all(map(spoken, re.split("[-_]", match[0]))) else MASK, word)
 
 
 def _mask_pairs(word: str) -> str:
@@ -110,25 +116,11 @@ def _mask_pairs(word: str) -> str:
     while pair := _PAIR.search(word, at):
         shown += word[at : pair.end()]
         at = pair.end()
-        value = _value_after(pair).match(word, at) if _is_secret(pair[1]) else None
+        form = _LINE if _HEADER.fullmatch(pair[1]) else _QUOTED if pair[2] else _VALUE
+        value = form.match(word, at) if _is_secret(pair[1]) else None
         if value:
             shown, at = shown + MASK, value.end()
     return shown + word[at:]
-
-
-def _value_after(pair: re.Match[str]) -> re.Pattern[str]:
-    if _HEADER.fullmatch(pair[1]):
-        return _LINE
-    return _QUOTED if pair[2] else _VALUE
-
-
-def _mask_unspoken(match: re.Match[str]) -> str:
-    parts = re.split("[-_]", match[0])
-    return match[0] if all(_SPOKEN.fullmatch(part) for part in parts) else MASK
-
-
-def _mask_unreadable(match: re.Match[str]) -> str:
-    return MASK if len(_WORDS.findall(match[0])) > _MOST_WORDS else match[0]
 
 
 META: Final = "meta.json"
@@ -299,3 +291,64 @@ def write_text(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     replace_file(path, text.encode("utf-8", "backslashreplace"))
+
+
+MOST_COMMAND: Final = 10_000  # characters; the program is among the first
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the content of meta.json in ``folder``; empty if it cannot be read."""
+    return read_object(folder / META, MOST_META_BYTES) or {}
+
+
+def read_object(path: Path, most_bytes: int) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it cannot be read, is too large or is none."""
+    try:
+        return as_object(read_file(path, most_bytes))
+    except (OSError, ValueError):
+        return None
+
+
+def read_program(folder: Path) -> str | None:
+    """Return the name of the script or module of the run in ``folder``; None where it is unknown."""
+    return program_in(read_meta(folder).get("command", ""))
+
+
+def program_in(command: object) -> str | None:
+    """Return the name of the script or module in a command line; None where it is unknown."""
+    try:
+        words = shlex.split(str(command)[:MOST_COMMAND])[1:]  # the first is the interpreter
+    except ValueError:  # a quote without its end
+        return None
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-m":
+            return printable(words[0]) if words else None
+        if option == "-c":
+            return None
+        if option in ("-W", "-X"):  # their value is the next word
+            words = words[1:]
+    return printable(Path(words[0]).name) if words else None
+
+
+def typed_path(folder: Path) -> str:
+    """Return ``folder`` as it can be typed in a shell here: relative where it is below the current folder."""
+    with suppress(OSError, ValueError):  # the current folder is gone, or is not above
+        folder = folder.absolute().relative_to(Path.cwd())
+    return shlex.quote(str(folder))
+
+
+def run_named(name: str, parent: Path) -> Path | None:
+    """Return the newest run in ``parent`` with that name, or whose folder is called so; None without one."""
+    try:
+        folders = sorted((entry for entry in os.listdir(parent) if is_folder_of(entry, name)), reverse=True)
+    except (OSError, ValueError):
+        return None
+    if is_plain_name(name) and is_folder(parent / name):
+        return parent / name
+    for folder in (parent / each for each in folders):
+        # The folder of a second run of a name ends like that of another name.
+        settings = read_meta(folder).get("settings")
+        if not isinstance(settings, dict) or settings.get("name", name) == name:
+            return folder
+    return None

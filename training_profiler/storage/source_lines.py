@@ -89,7 +89,10 @@ def read_lines(
         digests: of the files, by their names in reports.
     """
     found = Sources({}, {})
-    folders = list(_folders_in(meta))
+    folder_given, words = meta.get("folder"), list[str]()
+    with suppress(ValueError):
+        words = shlex.split(str(meta.get("command", ""))[:MOST_COMMAND])
+    folders = list(_folders(folder_given, words)) if isinstance(folder_given, str) else []
     why = "" if is_of_this_user(folder) else OF_OTHERS
     texts: dict[str, list[str] | None] = {}
     for file, line in sorted(places):
@@ -132,15 +135,6 @@ def _paths(file: str, folders: Iterable[Path]) -> Iterator[Path]:
     name = PurePath(file)
     if name.suffix == ".py" and ".." not in name.parts:
         yield from (folder / name for folder in folders)
-
-
-def _folders_in(meta: dict[str, Any]) -> Iterator[Path]:
-    folder = meta.get("folder")
-    if isinstance(folder, str):
-        words: list[str] = []
-        with suppress(ValueError):
-            words = shlex.split(str(meta.get("command", ""))[:MOST_COMMAND])
-        yield from _folders(folder, words)
 
 
 def _folders(folder: str, command: Sequence[str]) -> Iterator[Path]:

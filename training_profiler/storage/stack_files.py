@@ -10,7 +10,7 @@ import msgspec
 
 from training_profiler.model.bounds import Moment, fit
 from training_profiler.safety.files import is_folder, make_inner_folder, read_file, replace_file
-from training_profiler.snapshot.stacks import RankStacks
+from training_profiler.snapshot.ranks import RankStacks
 
 FOLDER: Final = "stacks"
 REQUEST: Final = "request.json"

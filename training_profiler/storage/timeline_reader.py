@@ -3,36 +3,91 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from training_profiler.aggregation.machine import MachineSums
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
+from training_profiler.base.units import NS_PER_S
+from training_profiler.comparison.run_series import RunSeries, SeriesStretch
+from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.bounds import (
     MOST_EPOCHS,
     MOST_NAMES,
     MOST_SOURCES,
     MOST_SPANS,
 )
-from training_profiler.model.interval import NO_SECTION, LineRow, location_of
+from training_profiler.model.interval import NO_SECTION, IntervalRecord, LineRow, location_of
 from training_profiler.model.location import Location
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
-from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_attempt
+from training_profiler.storage.journal_discovery import JournalFile, find_journals, lines_of_journal, select_attempt
 from training_profiler.storage.journal_lines import (
     BeginLine,
     EpochBeginLine,
     EpochEndLine,
     IntervalLine,
-    Line,
     PendingLine,
     SourcesLine,
     SpansLine,
     decode_line,
 )
-from training_profiler.storage.journal_tail import lines_of_journal
+from training_profiler.storage.replay import machine_of
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
+
+
+class SeriesReader:
+    """The steps of one rank, interval by interval."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self._stretches: list[SeriesStretch] = []
+        self._machine = MachineSums()
+        self._first_unknown = 0  # stretches from here on do not know what the machine did
+        self._fetched = 0  # samples of intervals in which no step ended, for the next step
+
+    def begin(self, rank: int) -> None:
+        """Start again, with the journal of this rank."""
+        vars(self).update(vars(SeriesReader()), rank=rank)
+
+    def add(self, record: IntervalRecord) -> None:
+        """Add the next interval."""
+        if record.machine is not None:
+            self._machine.add(machine_of(record.machine))
+        if record.step_ns:
+            blocks = record.blocks(lambda name: printable(name) or OTHER)
+            sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
+            samples = None if record.samples is None else record.samples + self._fetched
+            step_s, slowed = np.array(record.step_ns, np.float64) / NS_PER_S, tuple(record.slowed_by_capture)
+            stretch = SeriesStretch(step_s, slowed, sections, blocks.steps_a_block, samples=samples)
+            self._stretches.append(stretch)
+            self._fetched = 0
+        else:
+            self._fetched += record.samples or 0
+        if self._machine.samples >= SAMPLES_NEEDED:
+            self._know_loss(cpu_loss(self._machine.stats(has_growth=False)).to_others)
+
+    def _know_loss(self, lost: float) -> None:
+        """Say of the stretches since the last time how much was lost to others: one alone may have too few samples."""
+        latest = self._stretches[self._first_unknown :]
+        self._stretches[self._first_unknown :] = [replace(stretch, lost=lost) for stretch in latest]
+        self._machine, self._first_unknown = MachineSums(), len(self._stretches)
+
+    def series(self, warmup: int) -> RunSeries:
+        """Return the steps read so far."""
+        if self._first_unknown < len(self._stretches):  # few samples: too wide an interval is the smaller mistake
+            stats = self._machine.stats(has_growth=False)
+            if stats is not None:
+                self._know_loss(cpu_loss(replace(stats, samples=max(stats.samples, SAMPLES_NEEDED))).to_others)
+            elif self._first_unknown:
+                self._know_loss(self._stretches[self._first_unknown - 1].lost or 0.0)
+        return RunSeries(tuple(self._stretches), warmup, self.rank)
+
 
 ON_STACK: Final = 6  # fields of a location that stacks of samples show: up to its phase
 
@@ -91,10 +146,6 @@ class _Reading:
             record = decode_line(line)
         except ValueError:
             return
-        if record is not None:
-            self._add(record)
-
-    def _add(self, record: Line) -> None:
         if isinstance(record, BeginLine):
             if self._begin_ns is None:
                 self._begin_ns = self._end_ns = record.begin_ns
@@ -106,7 +157,10 @@ class _Reading:
             self._pending = None
             self._add_interval(record)
         elif isinstance(record, SpansLine):
-            self._add_spans(record)
+            for step in record.step_lanes(self._name, printable):
+                self._spans += 1 + sum(len(lane.spans) for lane in step.lanes)
+                if self._spans <= MOST_SPANS:
+                    self._recorded[step.number] = step
         elif isinstance(record, SourcesLine):
             self._sources |= list(record.files.items())[: MOST_SOURCES - len(self._sources)]
         elif isinstance(record, EpochBeginLine) and len(self._epochs) < MOST_EPOCHS:
@@ -146,7 +200,9 @@ class _Reading:
             return
         blocks = record.blocks(self._name)
         outside_ns = sum(
-            section.self_ns for given, section in record.sections.items() if _is_outside_steps(self._name(given))
+            section.self_ns
+            for given, section in record.sections.items()
+            if (name := self._name(given)) == PROFILER or name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
         )
         levels = record.machine.levels if record.machine is not None else {}
         self._stretches.append(
@@ -164,15 +220,7 @@ class _Reading:
             )
         )
         self._epoch_begin_ns, self._end_ns = None, record.end_ns
-        self._add_lines(record)
 
-    def _add_spans(self, record: SpansLine) -> None:
-        for step in record.step_lanes(self._name, printable):
-            self._spans += 1 + sum(len(lane.spans) for lane in step.lanes)
-            if self._spans <= MOST_SPANS:
-                self._recorded[step.number] = step
-
-    def _add_lines(self, record: IntervalLine) -> None:
         for parent, section, spans in record.parents:
             self._edges[self._name(section), self._name(parent) if parent else ""] += spans
         for name, rows in record.lines.items():
@@ -186,10 +234,6 @@ class _Reading:
         if given == NO_SECTION:
             return OTHER
         return self._names.names[self._names.id_of(given)]
-
-
-def _is_outside_steps(name: str) -> bool:
-    return name == PROFILER or name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
 
 
 def _counted(rows: Iterable[LineRow]) -> Counter[Location | None]:

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.children import ROOT
 from benchmarks.figures import Figure, print_table
 
-PROGRAM = ROOT / "tests" / "planted" / "savings.py"
+PROGRAM = ROOT / "benchmarks" / "planted" / "savings.py"
 # Under the profiler: its first seconds, in which it costs more, are to be a small part. As many with and without the
 # cost, after one of each that is not counted: what grows grows as long.
 ROUNDS = 40

@@ -88,14 +88,12 @@ def test_rule_is_one_row_and_one_function(copy: Copy) -> None:
         '''
 
 @RULES.rule(
-    "always", 0.5, label="SLOW SLEEP", claims=(FORWARD_PASS,), is_cause=True, saves=(0.4, 1.2), changes=(Change.DETACH,)
+    "always", 0.5, label="SLOW SLEEP", claims=(FORWARD_PASS,), saves=(0.4, 1.2), changes=(Change.DETACH,)
 )  # of step time
 def always(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a forward pass that takes over half of the step."""
     cost = cost_of_steps(snapshot, threshold, snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
-    if cost is None:
-        return None
-    return cost.finding("always", f"The forward pass sleeps ({cost.per_step} per step)", "Do not sleep in it")
+    return cost.finding(f"The forward pass sleeps ({cost.per_step} per step)", "Do not sleep in it")
 ''',
     )
     output = " ".join(copy.run_steps().split())
@@ -169,7 +167,8 @@ class StepsFile(Sink):
     )
     registry = copy.package / "tables" / "trackers.py"
     with registry.open("a", encoding="utf-8") as file:
-        file.write('STEPS: Final = _row(Tracker("steps", "steps_file", "StepsFile", "`steps.txt`"))\n')
+        file.write('STEPS: Final = Tracker("steps", "steps_file", "StepsFile", "`steps.txt`")\n')
+        file.write("TRACKERS[STEPS.name] = STEPS\n")
     copy.run_steps("log_every=4, sinks='steps'")
     (written,) = copy.folder.glob("runs/*/steps.txt")
     assert written.read_text().split()[-1] == "12"

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from training_profiler.comparison.drift import FORGOTTEN_S, STATE_STD, span_needed, unseen_variance
+from training_profiler.comparison.compare import FORGOTTEN_S, STATE_STD, span_needed, unseen_variance
 from training_profiler.statistics.long_run import variance_of_mean
 
 

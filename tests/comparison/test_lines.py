@@ -1,4 +1,4 @@
-from training_profiler.comparison.lines import line_of
+from training_profiler.comparison.differences import line_of
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
@@ -31,9 +31,3 @@ def test_a_difference_within_the_noise_of_samples_names_no_line():
     after = run_of(LineStats("/a/app/data.py", 10, "load", 0.25, 25))
     assert line_of(before, after, "data_loading", 0.005) is None
     assert line_of(run_of(), run_of(), "data_loading", 0.01) is None
-
-
-def test_a_line_that_explains_little_is_not_named():
-    before = run_of(LineStats("/a/app/data.py", 10, "load", 0.20, 20_000))
-    after = run_of(LineStats("/a/app/data.py", 10, "load", 0.25, 25_000))
-    assert line_of(before, after, "data_loading", 0.05) is None

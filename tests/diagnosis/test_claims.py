@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.claims import each_second_once
+from training_profiler.diagnosis.registry import each_second_once
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -55,11 +55,6 @@ def test_uneven_steps_leave_out_all_that_lies_inside_the_section_that_is_claimed
 def test_uneven_steps_of_another_cause_lie_in_claimed_sections_as_much_as_in_others():
     uneven = finding("step-time-varies", 3.0, {"moves_with": "backward_pass", "explained": 0.9})
     assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(1.8)
-
-
-def test_uneven_steps_with_nothing_left_are_left_out():
-    uneven = finding("step-time-varies", 3.0, {"moves_with": "data_loading", "explained": 1.0})
-    assert savings(finding("data-loading-bound", 4.0), uneven) == {"data-loading-bound": 4.0}
 
 
 def test_a_rise_is_claimed_before_the_section_that_rises():

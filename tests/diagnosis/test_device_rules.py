@@ -48,12 +48,6 @@ def test_time_of_the_host_costs_no_more_than_the_device_is_idle(code, busy, savi
     assert [finding.potential_saving_s for finding in left] == ([] if saving_s is None else [pytest.approx(saving_s)])
 
 
-def test_findings_without_a_saving_go_by_what_they_lost():
-    oversubscribed = of_the_host("cpu-oversubscribed", 0.0, lost_s=3.0)
-    assert within_idle_time([oversubscribed], run_at_all(0.99)) == []
-    assert within_idle_time([oversubscribed], run_at_all(0.5)) == [oversubscribed]
-
-
 def test_work_of_the_device_costs_its_time_although_it_is_busy():
     found = [of_the_host("full-precision", 3.0), of_the_host("metrics-heavy", 3.0)]
     assert within_idle_time(found, run_at_all(1.0)) == found

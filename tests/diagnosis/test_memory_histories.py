@@ -12,7 +12,7 @@ from math import exp
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.diagnosis.memory import memory_growth
+from training_profiler.diagnosis.device import memory_growth
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.statistics.trend import Series
 

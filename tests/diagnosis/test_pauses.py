@@ -43,28 +43,6 @@ def test_collections_are_the_time_that_long_steps_lost() -> None:
     assert line.startswith("Pauses within steps (12.0 s): garbage collection 2.00 s; steps took 1.9")
 
 
-@pytest.mark.parametrize(
-    ("levels", "cause", "part"),
-    [
-        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 0.8}, "CPUs busy with other programs", 0.2),
-        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 2.0}, "CPUs busy with its own threads and processes", 0.2),
-        ({"cpu_wait": 0.2, "cpu_throttled": 0.5}, "the container's CPU quota", 0.2),
-        ({"cpu_steal": 0.2, "cpu_process": 0.5}, "CPUs that the hypervisor gave to others", 0.1),
-        ({"memory_stall": 0.2}, "memory pages", 0.2),
-        ({"disk_stall": 0.2}, "disk", 0.2),
-    ],
-)
-def test_what_the_machine_counts_has_the_share_of_the_steps(levels: dict[str, float], cause: str, part: float) -> None:
-    run = replace(on(EVEN, **levels), wall_s=12.5)  # the steps take 10 s of it
-    (pause,) = pauses(run)
-    assert pause == Pause(
-        cause,
-        pytest.approx(10 * part),
-        pytest.approx(max(0.0, 12.5 * part - 2.5)),
-        pytest.approx(12.5 * part),
-    )
-
-
 def synced(samples: int, function: str = "os.fsync") -> LineStats:
     share = samples / 200  # of a run of 200 samples
     return LineStats("log.py", 9, "write", share, samples, called={function: share})
@@ -89,11 +67,6 @@ def test_what_is_written_between_steps_is_not_a_pause_within_them() -> None:
     assert pause.seconds == pytest.approx(2.5)
 
 
-def test_pages_that_a_disk_reads_back_count_once() -> None:
-    found = {pause.cause: pause.seconds for pause in pauses(on(EVEN, memory_stall=0.2, disk_stall=0.25))}
-    assert found == {"memory pages": pytest.approx(2.0), "disk": pytest.approx(0.5)}
-
-
 def test_a_collection_that_waits_for_a_cpu_counts_once() -> None:
     run = on(uneven(), cpu_wait=0.25, cpu_host=1.0, cpu_process=0.75)
     found = {pause.cause: pause.seconds for pause in pauses(run)}
@@ -107,12 +80,6 @@ def test_the_lock_has_the_uncertainty_of_its_samples() -> None:
     line = LineStats("train.py", 4, "main", 0.5, 100, held_by={"load.py:9 decode": 0.25})
     (pause,) = pauses(replace(EVEN, lines={"forward_pass": (line,)}))
     assert pause == Pause("Python's lock", pytest.approx(2.5), pytest.approx(2.0), pytest.approx(3.0))
-
-
-def test_a_quiet_run_has_no_line() -> None:
-    assert pauses(EVEN) == []
-    assert pause_lines(on(EVEN, disk_stall=0.005)) == []
-    assert pause_lines(Snapshot()) == []
 
 
 def simulated(seed: int) -> tuple[Snapshot, float]:
@@ -176,9 +143,3 @@ def test_time_that_no_sample_covers_widens_the_interval() -> None:
     assert (exact.least_s, exact.most_s) == (pytest.approx(5.0), pytest.approx(5.0))
     (wider,) = pauses(replace(run, machine=replace(run.machine, cpu_wait_known_s=8.0)))
     assert (wider.seconds, wider.least_s, wider.most_s) == tuple(map(pytest.approx, (5.0, 4.0, 6.0)))
-
-
-def test_a_helper_that_waits_longer_is_not_lost_for_sure() -> None:
-    levels = {"cpu_wait": 0.5, "cpu_wait_own": 0.3, "cpu_waiting": 0.7, "cpu_host": 1.0, "cpu_process": 0.7}
-    (pause,) = pauses(replace(on(EVEN, **levels), wall_s=10.0))
-    assert (pause.seconds, pause.least_s, pause.most_s) == tuple(map(pytest.approx, (5.0, 3.0, 7.0)))

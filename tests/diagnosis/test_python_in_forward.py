@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.diagnosis.test_program_rules import ADAM, CPU, LONG, run_with
-from training_profiler.diagnosis.in_python import loops
 from training_profiler.snapshot.program import CompileFacts, ForwardFacts, OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
@@ -35,14 +32,6 @@ def with_a_small_batch(median_s: float) -> Snapshot:
     run = with_loop(0.5, LONG._replace(operators=80, operators_s=0.0035))
     forward = replace(run.sections["forward_pass"], min_s=0.004, p50_s=median_s)
     return replace(run, sections={**run.sections, "forward_pass": forward})
-
-
-@pytest.mark.parametrize(("turns", "is_loop"), [(0.15, True), (0.05, False)])
-def test_operators_without_a_call_belong_to_a_loop_where_its_turns_are_sampled(turns, is_loop):
-    share = 0.4
-    line = LineStats("model.py", 9, "mask", share, 100, called={"<python>": turns * share, "self.attn": 0.25 * share})
-    run = replace(run_with(ProgramFacts(ADAM)), lines={"forward_pass": (line,)})
-    assert sum(each.share for each in loops(run)) == pytest.approx(0.75 * share if is_loop else 0.0)
 
 
 def changed(run: Snapshot, **figures: float) -> Snapshot:

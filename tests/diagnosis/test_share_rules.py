@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.support.loader_workers import machine
-from tests.support.recording import FakeRun, section_stats, snapshot_of
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -48,20 +46,6 @@ def in_backward(function: str, called: dict[str, float], share: float = 0.4) -> 
 
 def test_no_rule_fires_without_data():
     assert diagnose(Snapshot()) == []
-
-
-def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
-    run = FakeRun()
-    for step in range(20):
-        with run.section("data_loading"):
-            run.clock.advance(5.0 if step == 0 else 0.01)
-        with run.section("forward_pass"):
-            run.clock.advance(0.4)
-        run.step()
-    snapshot = run.snapshot()
-    assert snapshot.step.warmup_count == 1
-    assert snapshot.share_of_step("data_loading") == pytest.approx(0.01 / 0.41)
-    assert "data-loading-bound" not in [finding.code for finding in diagnose(snapshot)]
 
 
 def in_sections(run: Snapshot, **changes: dict[str, object]) -> Snapshot:

@@ -1,7 +1,4 @@
-import pytest
-
 from tests.diagnosis.test_program_rules import ADAM, CPU, run_with
-from training_profiler.diagnosis.small_operators import saved_by_whole_sequences
 from training_profiler.snapshot.program import CompileFacts, ForwardFacts, ProgramFacts, RecurrentFacts
 
 LITTLE, MUCH = 50_000, 500_000
@@ -11,11 +8,6 @@ OPERATORS = ProgramFacts(ADAM, cpu=CPU, operators=12_000, forward=ForwardFacts(1
 
 def with_facts(**facts):
     return run_with(OPERATORS._replace(**facts))
-
-
-@pytest.mark.parametrize("facts", [None, GRU._replace(is_known=False), GRU._replace(kind="Own", loop=0.6)])
-def test_what_is_not_known_saves_nothing(facts):
-    assert saved_by_whole_sequences(facts) == 0.0
 
 
 CELL = GRU._replace(kind="GRUCell", part=0.9, loop=0.95, work=LITTLE)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding
 from training_profiler.model.location import Location
-from training_profiler.page.findings import Excerpt
-from training_profiler.page.render import PageOrigin, render_page
+from training_profiler.page.render import Excerpt, PageOrigin, render_page
 from training_profiler.snapshot.lines import WorkerLineStats, WorkerStats
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch

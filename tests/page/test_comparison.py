@@ -94,12 +94,6 @@ def test_long_runs_are_drawn_as_means():
     assert data["after"][100] == pytest.approx(1000 * steps.step_s[steps.numbers // 5 == 100].mean(), rel=1e-3)
 
 
-def test_several_runs_stand_below_each_other_on_one_page():
-    page = render_comparisons([pair(name="b"), pair(0.8, name="c")])
-    assert [each["id"] for each in data_in(page)["compared"]] == ["pair1", "pair2"]
-    assert '<h2 id="pair2-verdict-title">runs/b (c): Verdict</h2>' in page
-
-
 def test_no_name_adds_a_tag_or_an_attribute():
     plain, hostile = Parsed(render_comparisons([pair()])), Parsed(render_comparisons([pair(name=HOSTILE)]))
     assert sorted(hostile.tags) == sorted(plain.tags)

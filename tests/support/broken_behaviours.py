@@ -84,7 +84,7 @@ diagnosis/shares.py | diagnosis/test_share_rules.py diagnosis/test_cases.py
 diagnosis/shares.py | diagnosis/test_share_rules.py diagnosis/test_cases.py
 - if saved * total_s < MIN_SAVING_S:
 + if saved * total_s < 0:
-diagnosis/claims.py | diagnosis/test_claims.py diagnosis/test_diagnose.py
+diagnosis/registry.py | diagnosis/test_claims.py diagnosis/test_diagnose.py
 - return left.potential_saving_s >= max(MIN_SAVING_S, SAYS_MORE_FROM * whole.potential_saving_s)
 + return True
 comparison/compare.py | comparison/test_compare.py

@@ -23,8 +23,7 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import encodable, one_line, printable
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
 from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
-from training_profiler.comparison.differences import differing
-from training_profiler.comparison.lines import line_of
+from training_profiler.comparison.differences import differing, line_of
 from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, expm1, inf, log, log1p, sqrt
-from typing import Final, NamedTuple
+from math import ceil, exp, expm1, hypot, inf, log, log1p, pi, sqrt
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 
 from training_profiler.base.units import duration_text
-from training_profiler.comparison.drift import span_needed, unseen_variance
 from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
 from training_profiler.snapshot.snapshot import OTHER
 from training_profiler.statistics.arrays import Floats, Ints
 from training_profiler.statistics.long_run import (
     HUBER_K,
     MAD_TO_STD,
+    MOST_COSINES,
     Estimate,
     freedom_of_sum,
     plain_mean,
@@ -23,6 +24,10 @@ from training_profiler.statistics.long_run import (
     variance_of_mean,
 )
 
+STATE_STD: Final = 0.026  # of the logarithm; equal runs of 1 s beside other programs differed by up to 5.6%
+FORGOTTEN_S: Final = 2.5  # until the correlation with now is 1/e
+LONGEST_S: Final = 3600.0
+_GROWTH: Final = 1.1
 FASTER, SLOWER, NOT_SHOWN = "faster", "slower", "no difference shown"
 # A verdict is wrong in at most 5% of pairs of equal runs. Most of that belongs to the typical step; the mean finds rare
 # long steps, which are far outside of any interval.
@@ -40,6 +45,31 @@ OF_LOSS: Final = 0.75
 MOST_LOST: Final = 0.95
 CARRIES: Final = 0.1  # of the difference
 MANY: Final = 1e6  # degrees of freedom
+
+
+def unseen_variance(span_s: float) -> float:
+    """Return the variance of a run's mean, relative to its square, that steps of ``span_s`` in all do not show."""
+    if span_s <= 0:
+        return STATE_STD**2
+    x = span_s / FORGOTTEN_S
+    in_mean = 2 / x * (1 - (1 - exp(-x)) / x) if x > 1e-4 else 1.0
+    shown = sum(2 / x / (1 + (pi * number / x) ** 2) for number in range(1, MOST_COSINES + 1)) / MOST_COSINES
+    return STATE_STD**2 * max(0.0, in_mean - shown)
+
+
+def span_needed(difference: float, scatter: float, span_s: float, level: float) -> float | None:
+    """Return how long two runs have to be, in s, for this difference of logarithms to be shown.
+
+    ``scatter`` is half of the interval by the scatter of the steps of two runs of ``span_s``; it falls as runs get
+    longer. None where an hour is not enough.
+    """
+    quantile = NormalDist().inv_cdf((1 + level) / 2)
+    needed_s = span_s
+    while needed_s < LONGEST_S:
+        needed_s *= _GROWTH
+        if hypot(scatter * sqrt(span_s / needed_s), quantile * sqrt(2 * unseen_variance(needed_s))) < difference:
+            return needed_s
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +152,10 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
         if run.steps < 2:
             raise NoComparisonError(f"{name} run has {run.steps or 'no'} step{'' if run.steps == 1 else 's'} so far")
     old, new = settle(before), settle(after)
-    _check_sections(old, new)
+    names = [run.sections.keys() - {OTHER} for run in (old, new)]
+    if all(names) and not names[0] & names[1]:
+        shown = [", ".join(sorted(each)[:3]) for each in names]
+        raise NoComparisonError(f"the runs have no section in common ({shown[0]}; {shown[1]})")
     work = new.samples_a_step / old.samples_a_step if old.samples_a_step and new.samples_a_step else None
     scale = 1 / work if work is not None and abs(work - 1) > SAME_WORK else 1.0
     at = _paired_steps(old, new)
@@ -149,13 +182,6 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
         work,
         at is not None,
     )
-
-
-def _check_sections(old: SettledSteps, new: SettledSteps) -> None:
-    names = [run.sections.keys() - {OTHER} for run in (old, new)]
-    if all(names) and not names[0] & names[1]:
-        shown = [", ".join(sorted(each)[:3]) for each in names]
-        raise NoComparisonError(f"the runs have no section in common ({shown[0]}; {shown[1]})")
 
 
 def _verdict(usual: Difference, mean: Difference) -> tuple[str, bool]:
@@ -200,18 +226,14 @@ def _difference(
     # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
     explained, allowance = _explained(runs)
     scatter = _width(level, terms)
-    width = _width(level, [*terms, *map(_unseen, runs)])
+    # The variance that a run is too short to see is taken for known.
+    width = _width(level, [*terms, *((unseen_variance(run.span_s), MANY) for run in runs)])
     low = ratio - width - allowance - max(0.0, explained)
     high = ratio + width + allowance - min(0.0, explained)
     left = abs(ratio) - allowance - max(0.0, explained if ratio > 0 else -explained)
     is_too_short = scatter < left <= width and abs(expm1(ratio)) >= LEAST_SHOWN
     needed_s = span_needed(left, scatter, min(run.span_s for run in runs), level) if is_too_short else None
     return Difference(old.mean, new.mean, expm1(ratio), expm1(low), exp(min(50.0, high)) - 1, level, needed_s)
-
-
-def _unseen(run: SettledSteps) -> tuple[float, float]:
-    """Return the variance that the run is too short to see. It is taken for known."""
-    return unseen_variance(run.span_s), MANY
 
 
 def _width(level: float, terms: Sequence[tuple[float, float]]) -> float:
@@ -234,12 +256,7 @@ def _explained(runs: tuple[SettledSteps, SettledSteps]) -> tuple[float, float]:
     return of_steps[1] - of_steps[0], OF_LOSS * max(*of_steps, *of_runs)
 
 
-class _Pairs(NamedTuple):
-    before: Ints
-    after: Ints
-
-
-def _paired_steps(old: SettledSteps, new: SettledSteps) -> _Pairs | None:
+def _paired_steps(old: SettledSteps, new: SettledSteps) -> tuple[Ints, Ints] | None:
     """Return the places of the steps that both runs have, if those go together; None otherwise.
 
     Steps of the same number go together where both runs pass batches of different sizes in the same order.
@@ -253,13 +270,7 @@ def _paired_steps(old: SettledSteps, new: SettledSteps) -> _Pairs | None:
     norms = [float(np.sqrt((change**2).sum())) for change in changes]
     if min(norms) <= 0 or float(changes[0] @ changes[1]) < PAIRED_FROM * norms[0] * norms[1]:
         return None
-    return _Pairs(at_old, at_new)
-
-
-class _Weighted(NamedTuple):
-    mean_s: float
-    variance: float
-    freedom: float
+    return at_old, at_new
 
 
 def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bool) -> tuple[SectionDifference, ...]:
@@ -271,16 +282,18 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
     level = 1 - (1 - SECTIONS_LEVEL) / max(1, len(names))
     explained, allowance = _explained((old, new))
     for name in names:
-        was, now = (_section(run, weight, name) for run, weight in zip((old, new), weights, strict=True))
-        terms = [(was.variance, was.freedom), (scale**2 * now.variance, now.freedom)]
-        unseen = [(was.mean_s**2 * variance, freedom) for variance, freedom in map(_unseen, (old, new))]
+        (was_s, *was), (now_s, now_variance, now_freedom) = (
+            _section(run, weight, name) for run, weight in zip((old, new), weights, strict=True)
+        )
+        terms = [(was[0], was[1]), (scale**2 * now_variance, now_freedom)]
+        unseen = [(was_s**2 * unseen_variance(run.span_s), MANY) for run in (old, new)]
         width = _width(level, [*terms, *unseen])
-        after_s = scale * now.mean_s
-        seconds = after_s - was.mean_s
+        after_s = scale * now_s
+        seconds = after_s - was_s
         # What waits for a CPU may be any section.
-        low_s = seconds - width - was.mean_s * expm1(allowance + max(0.0, explained))
-        high_s = seconds + width + was.mean_s * expm1(allowance + max(0.0, -explained))
-        rows.append(SectionDifference(name, was.mean_s, after_s, low_s, high_s))
+        low_s = seconds - width - was_s * expm1(allowance + max(0.0, explained))
+        high_s = seconds + width + was_s * expm1(allowance + max(0.0, -explained))
+        rows.append(SectionDifference(name, was_s, after_s, low_s, high_s))
     return tuple(sorted(rows, key=lambda row: (-abs(row.seconds), row.name)))
 
 
@@ -294,14 +307,15 @@ def _weights(run: SettledSteps) -> Floats:
     return np.minimum(1.0, HUBER_K * scale / np.maximum(distance, 1e-12 * scale))
 
 
-def _section(run: SettledSteps, weights: Floats, name: str) -> _Weighted:
+def _section(run: SettledSteps, weights: Floats, name: str) -> tuple[float, float, float]:
+    """Return the mean of a section in a step, its variance, and the degrees of freedom of that."""
     seconds = run.sections.get(name)
     if seconds is None:
-        return _Weighted(0.0, 0.0, float(max(1, len(weights) - 1)))
+        return 0.0, 0.0, float(max(1, len(weights) - 1))
     steps = weights * run.block_steps
     mean_s = float((weights * seconds).sum() / steps.sum())
     influence = (weights * seconds - mean_s * steps) / steps.mean()
-    return _Weighted(mean_s, *variance_of_mean(influence))
+    return mean_s, *variance_of_mean(influence)
 
 
 def _carriers(verdict: str, sections: tuple[SectionDifference, ...]) -> tuple[str, ...]:

@@ -1,30 +1,28 @@
 """Rules about backward passes that do more than the training needs."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
-from training_profiler.diagnosis.in_python import in_python
 from training_profiler.diagnosis.pauses import page_fault_time
-from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps, row_of
-from training_profiler.diagnosis.small_operators import is_on_cpu
+from training_profiler.diagnosis.places import in_python, places_text
+from training_profiler.diagnosis.program import is_on_cpu
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps, row_of
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ANOMALY
 from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot
-from training_profiler.tables.pass_phases import (
+from training_profiler.tables.sections import (
     ANOMALIES,
     BACKWARD_HOOK,
+    BACKWARD_PASS,
     CUSTOM_BACKWARD,
     FORWARD_HOOK,
-    RECOMPUTATION,
-)
-from training_profiler.tables.sections import (
-    BACKWARD_PASS,
     FORWARD_PASS,
+    RECOMPUTATION,
     SYNCHRONIZATION,
 )
 
@@ -50,7 +48,6 @@ OF_WEIGHTS: Final = 0.5
     "anomaly-detection",
     threshold=0.03,  # of step time
     claims=(FORWARD_PASS, OTHER, BACKWARD_PASS),
-    is_cause=True,
     saves=(0.8, 1.6),
     changes=(Change.NO_ANOMALY_DETECTION,),
     explains_idle=True,
@@ -65,16 +62,16 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     stacks = sum(share for phase, share in snapshot.phases.items() if ANOMALIES in phase.split(BETWEEN))
     spent_s = stacks * snapshot.wall_s * (step.settled_s / step.total_s if step.total_s else 0.0)
-    checks_s = _checks_s(snapshot)
+    # Operators of the counted step took the host's time, so how long the checks take on a device is unknown.
+    checks, checks_s = snapshot.program.nan_checks, None
+    if checks.all_s and not snapshot.is_by_device(BACKWARD_PASS):
+        checks_s = checks.seconds / checks.all_s * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
     cost = cost_of_steps(snapshot, threshold, min(step.settled_s, spent_s + (checks_s or 0.0)))
-    if cost is None:
-        return None
     places = snapshot.program.places_of(ANOMALY)
     where = f", switched on at {places}" if places else ""
     checking = "to look for NaN in each gradient"
     more, unknown = ("", f", and more {checking}") if checks_s is None else (f" and {checking}", "")
     return cost.finding(
-        "anomaly-detection",
         f"Autograd's anomaly detection takes {cost.share:.0%} of step time to keep a stack for each operation{more} "
         f"({cost.per_step} per step){where}{unknown}",
         "Switch anomaly detection off (torch.autograd.set_detect_anomaly, detect_anomaly): use it to find the "
@@ -83,23 +80,11 @@ def anomaly_detection(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _checks_s(snapshot: Snapshot) -> float | None:
-    """Return how long the checks take in backward passes within steps; None where that is unknown.
-
-    A device's time is unknown: operators of the counted step took the host's time.
-    """
-    checks = snapshot.program.nan_checks
-    if not checks.all_s or snapshot.is_by_device(BACKWARD_PASS):
-        return None
-    return checks.seconds / checks.all_s * (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
-
-
 @RULES.rule(
     "needless-create-graph",
     threshold=0.02,  # of step time
     label="NEEDLESS GRAPH",
     claims=(BACKWARD_PASS,),
-    is_cause=True,
     saves=(0.3, 2.8),
     changes=(Change.NO_CREATE_GRAPH,),
 )
@@ -113,10 +98,7 @@ def created_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or not backward_s or count < NEARLY_ALL_UPDATES * step.count:
         return None
     cost = cost_of_steps(snapshot, threshold, GRAPH_COSTS * backward_s)
-    if cost is None:
-        return None
     return cost.finding(
-        "needless-create-graph",
         f"Backward passes record a graph of the gradients (create_graph=True) that nothing uses, in "
         f"{count} of {step.count} steps ({ms_text(backward_s / cost.steps)} per step)",
         "Leave create_graph=True out, unless a gradient is computed of these gradients: it keeps each step's graph "
@@ -126,61 +108,41 @@ def created_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule(
-    "backward-hooks",
-    threshold=0.10,  # of step time
-    claims=(BACKWARD_PASS,),
-    is_cause=True,
-    saves=(0.3, 1.1),
-    changes=(Change.LESS_OFTEN, Change.CHEAPER_HOOKS),
-    explains_idle=True,
-)
-def backward_hooks(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag hooks of the program that take over 10 % of step time in backward passes; None below 10 samples of them.
+OR_READ: Final = "or read .grad after backward()"
+AND_KEEP: Final = "and keep tensors instead of reading numbers out of each"
 
-    Whether the training needs them is not known: some change gradients, others only watch them.
+
+def _of_hooks(
+    name: str, phase: str, watch: str, otherwise: str, snapshot: Snapshot, threshold: float
+) -> Finding | None:
+    """Flag hooks of the program that take over 10 % of step time in these passes; None below 10 samples of them.
+
+    Whether the training needs them is not known: some change gradients or outputs, others only watch them.
     """
-    fix = (
-        "Hooks that only watch gradients can do so every n-th step (remove them meanwhile), or read .grad after "
-        "backward(); let the others compute with whole tensors instead of loops in Python"
-    )
-    return _of_hooks(snapshot, threshold, "backward-hooks", BACKWARD_PASS, BACKWARD_HOOK, fix)
-
-
-@RULES.rule(
-    "forward-hooks",
-    threshold=0.10,  # of step time
-    claims=(FORWARD_PASS,),
-    is_cause=True,
-    saves=(0.3, 1.1),
-    changes=(Change.LESS_OFTEN, Change.CHEAPER_HOOKS),
-    explains_idle=True,
-)
-def forward_hooks(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag hooks of the program that take over 10 % of step time in forward passes; None below 10 samples of them.
-
-    Whether the training needs them is not known: some change outputs, others only watch them.
-    """
-    fix = (
-        "Hooks that only watch outputs can do so every n-th step (remove them meanwhile), and keep tensors instead of "
-        "reading numbers out of each; let the others compute with whole tensors instead of loops in Python"
-    )
-    return _of_hooks(snapshot, threshold, "forward-hooks", FORWARD_PASS, FORWARD_HOOK, fix)
-
-
-def _of_hooks(snapshot: Snapshot, threshold: float, code: str, name: str, phase: str, fix: str) -> Finding | None:
     lines = [line for line in snapshot.lines_of_steps(name) if phase in line.phase.split(BETWEEN)]
     if sum(line.samples for line in lines) < HOOK_SAMPLES_NEEDED or snapshot.is_by_device(name):
         return None
     whole = sum(line.share for line in lines)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, name, whole))
-    if cost is None:
-        return None
     texts = places_text([line for line in lines if line.share >= HOOK_NAMED_FROM * whole][:HOOKS_NAMED], whole)
     above_all = f", above all in {texts}" if texts else ""
     passes = name.replace("_pass", " passes")
-    message = f"Hooks take {cost.share:.0%} of step time in {passes} ({cost.per_step} per step){above_all}"
-    return cost.finding(code, message, fix, seconds=cost.seconds, lines=texts)
+    return cost.finding(
+        f"Hooks take {cost.share:.0%} of step time in {passes} ({cost.per_step} per step){above_all}",
+        f"Hooks that only {watch} can do so every n-th step (remove them meanwhile), {otherwise}; let the others "
+        "compute with whole tensors instead of loops in Python",
+        seconds=cost.seconds,
+        lines=texts,
+    )
+
+
+for code, name, phase, watch, otherwise in (
+    ("backward-hooks", BACKWARD_PASS, BACKWARD_HOOK, "watch gradients", OR_READ),
+    ("forward-hooks", FORWARD_PASS, FORWARD_HOOK, "watch outputs", AND_KEEP),
+):
+    changes = Change.LESS_OFTEN, Change.CHEAPER_HOOKS
+    rule = RULES.rule(code, 0.10, claims=(name,), saves=(0.3, 1.1), changes=changes, explains_idle=True)
+    rule(partial(_of_hooks, name, phase, watch, otherwise))
 
 
 def _sampled_s(snapshot: Snapshot, name: str, share: float) -> float:
@@ -196,7 +158,6 @@ def _sampled_s(snapshot: Snapshot, name: str, share: float) -> float:
     threshold=0.10,  # of step time
     label="PYTHON",
     claims=(BACKWARD_PASS,),
-    is_cause=True,
     saves=(0.3, 1.1),
     changes=(Change.WHOLE_TENSORS,),
 )
@@ -211,11 +172,8 @@ def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
     python = in_python(lines)
     whole = sum(line.share for line in python)
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, whole))
-    if cost is None:
-        return None
     texts = places_text(hottest_places(sorted(python, key=lambda line: -line.share))[:PLACES_NAMED], whole)
     return cost.finding(
-        "python-in-backward",
         f"Backward passes of own autograd functions run Python or other libraries for {cost.share:.0%} of step time "
         f"({cost.per_step} per step), above all in {texts}",
         "Write these functions as operations on whole tensors of torch: it computes their gradients itself",
@@ -225,7 +183,7 @@ def python_in_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 
 @RULES.rule(
-    "recomputation", 0.10, claims=(BACKWARD_PASS,), is_cause=True, saves=(0.6, 1.4), changes=(Change.CHECKPOINTING,)
+    "recomputation", 0.10, claims=(BACKWARD_PASS,), saves=(0.6, 1.4), changes=(Change.CHECKPOINTING,)
 )  # of step time
 def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training on the CPU that computes parts of the forward pass again, for over 10 % of step time.
@@ -239,12 +197,13 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     of_run = sum(share for phase, share in snapshot.phases.items() if RECOMPUTATION in phase.split(BETWEEN))
     cost = cost_of_steps(snapshot, threshold, _sampled_s(snapshot, BACKWARD_PASS, of_run))
-    if cost is None:
-        return None
-    lines = _checkpointed(snapshot)
+    lines = [
+        line
+        for line in snapshot.lines_of_steps(FORWARD_PASS)
+        if any(name.rpartition(".")[2] in CHECKPOINT_CALLS for name in line.called)
+    ]
     texts = places_text(lines[:PLACES_NAMED], sum(line.share for line in lines))
     return cost.finding(
-        "recomputation",
         f"Backward passes compute parts of the forward pass again, for {cost.share:.0%} of step time "
         f"({cost.per_step} per step): activation checkpointing"
         f"{f', called at {texts}' if texts else ''}. At most {machine.ram_share.max:.0%} of the memory was used",
@@ -255,16 +214,7 @@ def recomputation(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def _checkpointed(snapshot: Snapshot) -> list[LineStats]:
-    """Return the lines of the forward pass that call blocks by torch's function for it."""
-    return [
-        line
-        for line in snapshot.lines_of_steps(FORWARD_PASS)
-        if any(name.rpartition(".")[2] in CHECKPOINT_CALLS for name in line.called)
-    ]
-
-
-@RULES.rule("unused-gradients", 0.05, claims=(BACKWARD_PASS,), is_cause=True, saves=(0.5, 1.5))  # of step time
+@RULES.rule("unused-gradients", 0.05, claims=(BACKWARD_PASS,), saves=(0.5, 1.5))  # of step time
 def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag gradients of parameters that are in no optimizer, for what is over 5 % of step time.
 
@@ -275,30 +225,24 @@ def unused_gradients(snapshot: Snapshot, threshold: float) -> Finding | None:
     if facts is None or not backward_s:
         return None
     cost = cost_of_steps(snapshot, threshold, backward_s * (facts.part - (1 - OF_WEIGHTS) * facts.passed_on))
-    if cost is None:
-        return None
     at = f", called at {facts.place}" if facts.place else ""
+    fix = "Set requires_grad_(False) on these parameters"
+    changes: tuple[Change, ...] = (Change.NO_REQUIRES_GRAD,)
+    if facts.is_whole:
+        fix = "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
+        changes = (Change.NO_GRAD, Change.NO_REQUIRES_GRAD)
+    rest = ", unless you read their gradients; if they are to be trained, give them to the optimizer"
     return cost.finding(
-        "unused-gradients",
         f"Backward passes compute gradients of {facts.numbers:,} parameters that are in no optimizer, "
         f"{facts.numbers / facts.of:.0%} of all with gradients: of {facts.module}{at}; a step's backward passes take "
         f"{ms_text(backward_s / cost.steps)}",
-        _without_unused(facts.is_whole),
+        Fix(f"{fix}{rest}", changes),
         parameters=facts.numbers,
         of_parameters=facts.of,
         part_of_forward=facts.part,
         module=facts.module,
         lines=facts.place,  # those of the backward pass start that of all parameters
     )
-
-
-def _without_unused(is_whole: bool) -> Fix:
-    """Return what to change where gradients of all, or of some, of a module's parameters are not used."""
-    rest = ", unless you read their gradients; if they are to be trained, give them to the optimizer"
-    if not is_whole:
-        return Fix(f"Set requires_grad_(False) on these parameters{rest}", (Change.NO_REQUIRES_GRAD,))
-    call = "Call it under torch.no_grad() if it only gives targets, or set requires_grad_(False) on these parameters"
-    return Fix(f"{call}{rest}", (Change.NO_GRAD, Change.NO_REQUIRES_GRAD))
 
 
 def _without_other_ranks(finding: Finding, findings: Sequence[Finding], snapshot: Snapshot) -> Finding | None:
@@ -319,6 +263,7 @@ def _without_other_ranks(finding: Finding, findings: Sequence[Finding], snapshot
     "backward-slow",
     threshold=3.0,  # 2x is expected: twice the arithmetic
     label="COMPUTE-BOUND",
+    says_where=True,
     claims=(BACKWARD_PASS,),
     saves=(0.0, 1.5),
     try_=COMPUTING_TRIALS,
@@ -340,13 +285,16 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
         return None  # host time of one and device time of the other cannot be compared
     if snapshot.is_by_device(BACKWARD_PASS) and is_device_idle(snapshot):
         return None  # its times are those in which the host launches work, which says nothing about the work
-    backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
+    waits = snapshot.sections.get(SYNCHRONIZATION)
+    if waits is not None and waits.parent == BACKWARD_PASS and not snapshot.is_by_device(BACKWARD_PASS):
+        backward_s -= snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0  # waiting for other ranks is not its own work
     faults = None if snapshot.is_by_device(BACKWARD_PASS) else page_fault_time(snapshot)
     if faults is not None and snapshot.step is not None and snapshot.step.total_s:
         backward_s -= faults.seconds * snapshot.step.settled_s / snapshot.step.total_s
     other_s = 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
     forward = "forward pass" if other_s <= A_TRIFLE * forward_s else "forward pass and the time in no section"
-    forward_s = (forward_s + other_s) * max(1.0, _backwards_a_forward(snapshot))
+    forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
+    forward_s = (forward_s + other_s) * max(1.0, backwards / forwards if forwards else 1.0)
     ratio = backward_s / forward_s
     potential_saving_s, own = backward_s - 2 * forward_s, _own_function(snapshot)
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
@@ -361,12 +309,11 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     if own is not None:
         text = f"Do less in {own.place} {own.what}: operations on whole tensors, and no loops over their elements"
         fix = Fix(text, (Change.WHOLE_TENSORS,))
-    return Finding(
-        code="backward-slow",
-        message=f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
-        evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
-        potential_saving_s=potential_saving_s,
-        fix=fix,
+    return found(
+        f"The backward pass takes {ratio:.1f}x as long as the {forward} (usual: 2x)",
+        {"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
+        fix,
+        saving_s=potential_saving_s,
     )
 
 
@@ -382,16 +329,3 @@ def _own_function(snapshot: Snapshot) -> LineStats | None:
     calls_it = sum(share for name, share in place.called.items() if name.rpartition(".")[2] == BACKWARD_METHOD)
     is_own = place.function.rpartition(".")[2] == BACKWARD_METHOD and bool(place.called) and not place.inside
     return place if is_own and calls_it < MOST_OF_IT * place.share else None
-
-
-def _backwards_a_forward(snapshot: Snapshot) -> float:
-    forwards, backwards = (snapshot.sections[name].count for name in (FORWARD_PASS, BACKWARD_PASS))
-    return backwards / forwards if forwards else 1.0
-
-
-def _synchronization_within(snapshot: Snapshot, name: str) -> float:
-    """Return the synchronization time within a section: waiting for other ranks is not the section's own work."""
-    waits = snapshot.sections.get(SYNCHRONIZATION)
-    if waits is None or waits.parent != name or snapshot.is_by_device(name):
-        return 0.0
-    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0

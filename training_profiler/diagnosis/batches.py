@@ -37,7 +37,7 @@ AGAIN: Final = 1.5  # calls for each sample: such as one for each token
 
 
 @RULES.rule(
-    "tiny-batches", 0.25, claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP), is_cause=True, saves=(0.5, 1.1)
+    "tiny-batches", 0.25, claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP), saves=(0.5, 1.1)
 )  # of step time
 def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a training on the CPU with at most 4 samples, or parts of a batch, at once, whose operators hardly compute.
@@ -55,10 +55,7 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     # Longer passes than the shortest may have more to compute: more samples would take as much longer.
     spent_s = min(computing_s, shortest_s * step.settled_count) + parts.update_s
     cost = cost_of_steps(snapshot, threshold, spent_s * (1 - 1 / min(LARGER, parts.times)))
-    if cost is None:
-        return None
     return cost.finding(
-        "tiny-batches",
         f"{parts.text}: an operator takes {shortest_s / operators * 1e6:.1f} us, and starting one "
         f"{cpu.operator_s * 1e6:.1f} us, so {parts.effect}",
         parts.fix,
@@ -154,7 +151,6 @@ def _shortest_s(snapshot: Snapshot) -> float:
     saving=Saving.RUN,
     label="TINY VALIDATION BATCHES",
     claims=(VALIDATION_EPOCH,),
-    is_cause=True,
     saves=(0.5, 1.1),
     changes=(Change.LARGER_EVALUATION,),
 )
@@ -184,14 +180,11 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
     if is_loaded_so:
         saving_s += _saved_loading_s(snapshot, loaders)
     cost = cost_of_run(snapshot, threshold, saving_s)
-    if cost is None:
-        return None
     times = rows / samples
     again = f", {times:.3g} times for each" if times > AGAIN else ""
     at_once = "1 sample" if round(facts.rows, 1) == 1 else f"{facts.rows:.2g} samples"
     many = f"{facts.training_rows:.0f}"
     return cost.finding(
-        "validation-tiny-batches",
         f"Validation calls the model on {at_once} at a time{again}: a forward pass takes {ms_text(now_s)} a "
         f"sample, and {ms_text(training_s)} in the training, on {many}",
         _fix_of_validation(loaders, is_loaded_so, times > AGAIN, many),

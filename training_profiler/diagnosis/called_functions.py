@@ -30,8 +30,8 @@ class Activity(NamedTuple):
     text: str  # "most of it spent ..."
     functions: frozenset[str]  # a name with a dot is meant with what stands before it: ``log`` may be a logarithm
     fix: Fix
-    of: tuple[str, ...] = ()  # all functions of these objects and modules
-    exactly: frozenset[str] = frozenset()  # functions, and no methods of these names
+    of: tuple[str, ...]  # all functions of these objects and modules
+    exactly: frozenset[str]  # functions, and no methods of these names
 
     def matches(self, name: str) -> bool:
         """Return whether a function of this name is one of these."""
@@ -40,152 +40,134 @@ class Activity(NamedTuple):
         return name in self.functions or name.rpartition(".")[2] in self.functions or name.startswith(self.of)
 
 
-MAKING_TENSORS: Final = Activity(
+def _activity(
+    text: str,
+    functions: str,
+    advice: str,
+    *changes: Change,
+    of: tuple[str, ...] = (),
+    exactly: frozenset[str] = frozenset(),
+) -> Activity:
+    return Activity(text, named(functions), Fix(advice, changes), of, exactly)
+
+
+MAKING_TENSORS: Final = _activity(
     "making tensors of lists and arrays",
-    named("torch.tensor torch.as_tensor FloatTensor LongTensor np.array numpy.array"),
-    Fix("Make tensors of the data once, ahead of time, and take batches of them by index", (Change.AHEAD_OF_TIME,)),
+    "torch.tensor torch.as_tensor FloatTensor LongTensor np.array numpy.array",
+    "Make tensors of the data once, ahead of time, and take batches of them by index",
+    Change.AHEAD_OF_TIME,
 )
 COPYING_S: Final = "copying_s"  # of the evidence: time spent copying objects
-COPYING: Final = Activity(
+COPYING: Final = _activity(
     "copying objects",
-    named("deepcopy clone state_dict load_state_dict"),
-    Fix(
-        "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
-        "Tensor.copy_ for a backup",
-        (Change.FOREACH_AVERAGE,),
-    ),
+    "deepcopy clone state_dict load_state_dict",
+    "Copy only what is kept, or update one copy in place: torch._foreach_lerp_ for a moving average of weights, "
+    "Tensor.copy_ for a backup",
+    Change.FOREACH_AVERAGE,
 )
 ACTIVITIES: Final = (
-    Activity(
+    _activity(
         "in loops and functions of Python",
-        frozenset({PYTHON}),
-        Fix(
-            "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
-            (Change.WHOLE_TENSORS,),
-        ),
+        PYTHON,
+        "Replace loops in Python by operations on whole tensors, or move them to where data is made: the data set",
+        Change.WHOLE_TENSORS,
     ),
-    Activity(
+    _activity(
         "drawing figures",
-        named("savefig tight_layout imshow add_figure"),
-        Fix(
-            "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each "
-            "time",
-            (Change.LESS_OFTEN,),
-        ),
+        "savefig tight_layout imshow add_figure",
+        "Draw every n-th step, or from kept numbers after the loop; plt.pause(s) also waits for s seconds each time",
+        Change.LESS_OFTEN,
         of=("plt.", "pyplot.", "pylab.", "ax.", "axes.", "fig.", "sns.", "canvas."),
     ),
-    Activity("pausing", frozenset({"sleep"}), Fix("Remove the pauses, or pause in a thread of its own")),
+    _activity("pausing", "sleep", "Remove the pauses, or pause in a thread of its own"),
     COPYING,
-    Activity(
+    _activity(
         "printing and writing",
-        named(
-            "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
-            "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
-            "format repr"
-        ),
-        Fix("Write every n-th step, and only what is new", (Change.LESS_OUTPUT,)),
+        "print write writelines writerow flush fsync dump dumps save savez savetxt to_csv commit executemany info "
+        "debug warning add_scalar add_scalars add_histogram add_image log_metric log_metrics wandb.log run.log "
+        "format repr",
+        "Write every n-th step, and only what is new",
+        Change.LESS_OUTPUT,
     ),
-    Activity(
+    _activity(
         "opening and reading files",
-        named(
-            "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
-            "numpy.load pickle.load yaml.safe_load"
-        ),
-        Fix("Open and read files once, before the loop"),
+        "open read readline readlines read_text read_bytes read_csv loadtxt imread json.load torch.load np.load "
+        "numpy.load pickle.load yaml.safe_load",
+        "Open and read files once, before the loop",
     ),
-    Activity(
+    _activity(
         "computing metrics",
-        named(
-            "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
-            "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
-            "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
-            "precision_recall_fscore_support"
-        ),
-        Fix(
-            "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the "
-            "data",
-            (Change.LESS_OFTEN, Change.DETACH),
-        ),
+        "roc_auc_score f1_score accuracy_score balanced_accuracy_score precision_score recall_score "
+        "average_precision_score confusion_matrix classification_report roc_curve precision_recall_curve "
+        "top_k_accuracy_score r2_score cohen_kappa_score pearsonr spearmanr matthews_corrcoef "
+        "precision_recall_fscore_support",
+        "Collect outputs (.detach()), and compute metrics of them every n-th step or once in each pass over the data",
+        Change.LESS_OFTEN,
+        Change.DETACH,
     ),
     MAKING_TENSORS,
-    Activity(
+    _activity(
         "making optimizers and schedulers",
-        named(
-            "Adam AdamW SGD RMSprop Adagrad NAdam RAdam Adadelta LambdaLR StepLR CosineAnnealingLR OneCycleLR "
-            "ReduceLROnPlateau LinearLR SequentialLR"
-        ),
-        Fix(
-            "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
-            (Change.ONE_OPTIMIZER,),
-        ),
+        "Adam AdamW SGD RMSprop Adagrad NAdam RAdam Adadelta LambdaLR StepLR CosineAnnealingLR OneCycleLR "
+        "ReduceLROnPlateau LinearLR SequentialLR",
+        "Make the optimizer and its scheduler once, before the loop: a new optimizer also forgets its averages",
+        Change.ONE_OPTIMIZER,
     ),
-    Activity(
+    _activity(
         "checking the arguments of probability distributions",
-        frozenset({CHECKS}),
-        Fix(
-            "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
-            (Change.NO_ARGUMENT_CHECKS,),
-        ),
+        CHECKS,
+        "torch.distributions.Distribution.set_default_validate_args(False) leaves these checks out",
+        Change.NO_ARGUMENT_CHECKS,
     ),
-    Activity(
+    _activity(
         "making and asking probability distributions",
-        named(
-            "Categorical Normal Bernoulli Beta OneHotCategorical MultivariateNormal Dirichlet Independent "
-            "TransformedDistribution log_prob kl_divergence"
-        ),
-        Fix("Where a step makes several, make one distribution for a whole batch", (Change.ONE_DISTRIBUTION,)),
+        "Categorical Normal Bernoulli Beta OneHotCategorical MultivariateNormal Dirichlet Independent "
+        "TransformedDistribution log_prob kl_divergence",
+        "Where a step makes several, make one distribution for a whole batch",
+        Change.ONE_DISTRIBUTION,
     ),
-    Activity(
+    _activity(
         "filling tensors with zeros",
-        frozenset(("zeros_like", "zero_")),
-        Fix(
-            "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with "
-            "zeros",
-            (Change.SET_TO_NONE,),
-        ),
+        "zeros_like zero_",
+        "If these are gradients: optimizer.zero_grad(set_to_none=True) drops them instead of filling them with zeros",
+        Change.SET_TO_NONE,
     ),
-    Activity(
+    _activity(
         "changing tensors in place",
-        named("mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_"),
-        Fix(
-            "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
-            "weights, torch._foreach_add_ for an update",
-            (Change.FOREACH, Change.FOREACH_AVERAGE),
-        ),
+        "mul_ add_ sub_ div_ lerp_ addcmul_ addcdiv_",
+        "Where a loop changes many tensors, change them all at once: torch._foreach_lerp_ for a moving average of "
+        "weights, torch._foreach_add_ for an update",
+        Change.FOREACH,
+        Change.FOREACH_AVERAGE,
     ),
-    Activity(
+    _activity(
         "emptying the cache of torch's allocator",
-        frozenset({"empty_cache"}),
-        Fix(
-            "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
-            (Change.KEPT_CACHE,),
-        ),
+        "empty_cache",
+        "Leave empty_cache() out of the loop: what it gives back has to be allocated again by the driver",
+        Change.KEPT_CACHE,
     ),
-    Activity(
+    _activity(
         "waiting for the network",
-        named(
-            "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
-            "session.get session.post client.get client.post"
-        ),
-        Fix(
-            "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
-            (Change.LESS_OFTEN,),
-        ),
+        "recv_into sendall create_connection urlopen getresponse requests.get requests.post requests.put "
+        "session.get session.post client.get client.post",
+        "Send and ask every n-th step, or in a thread of its own that the training does not wait for",
+        Change.LESS_OFTEN,
     ),
-    Activity(
+    _activity(
         "reading numbers out of tensors",
-        named("item tolist numpy cpu"),
-        Fix("Keep tensors (.detach()) and read them every n-th step", (Change.LESS_OFTEN, Change.DETACH)),
-        exactly=READ_BY_FUNCTION,  # ``mask.bool()`` reads nothing
+        "item tolist numpy cpu",
+        "Keep tensors (.detach()) and read them every n-th step",
+        Change.LESS_OFTEN,
+        Change.DETACH,
+        exactly=READ_BY_FUNCTION,
     ),
-    Activity(
+    _activity(
         "computing norms and statistics of tensors",
-        named("norm isnan isfinite isinf histc histogram quantile allclose std var median"),
-        Fix(
-            "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips "
-            "all gradients at once and returns their norm",
-            (Change.FOREACH, Change.LESS_OFTEN),
-        ),
+        "norm isnan isfinite isinf histc histogram quantile allclose std var median",
+        "Where they are only logged or checked, compute them every n-th step; clip_grad_norm_(foreach=True) clips "
+        "all gradients at once and returns their norm",
+        Change.FOREACH,
+        Change.LESS_OFTEN,
     ),
 )
 
@@ -221,36 +203,27 @@ def activities(share: float, lines: Sequence[LineStats], has_forward: bool) -> l
         whole = its.total()
         if share and whole >= EACH_FROM * share:
             names = [name for name, its_share in its.most_common(MOST_NAMES) if its_share >= OFTEN_CALLED * whole]
-            with_rest = whole + sum(_rest_of(line, activity) for line in lines)
-            spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), _shown(names)))
+            shown = tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
+            with_rest = float(whole)
+            for line in lines:
+                of_line = sum(part for name, part in line.called.items() if activity.matches(name) and not line.inside)
+                with_rest += max(0.0, line.share - of_line) if of_line > MOSTLY * line.share else 0.0
+            spent.append(Spent(activity, min(1.0, whole / share), min(1.0, with_rest / share), shown))
     spent = sorted(spent, key=lambda each: -each.part)[:MOST_ACTIVITIES]
     return spent if sum(each.part for each in spent) >= TOGETHER_FROM else []
-
-
-def _rest_of(line: LineStats, activity: Activity) -> float:
-    """Return the rest of a line that mostly does ``activity``; 0 for any other."""
-    its = 0.0 if line.inside else sum(share for name, share in line.called.items() if activity.matches(name))
-    return max(0.0, line.share - its) if its > MOSTLY * line.share else 0.0
 
 
 def without_losses(lines: Sequence[LineStats]) -> list[LineStats]:
     """Return the lines with what they do beside calling functions that compute a loss."""
     others = []
     for line in lines:
-        called = {name: share for name, share in line.called.items() if not _computes_loss(name)}
+        plain_names = {name: name.rpartition(".")[2] for name in line.called}
+        losses = {name for name, plain in plain_names.items() if plain in LOSSES or plain.endswith(LOSS_SUFFIX)}
+        called = {name: share for name, share in line.called.items() if name not in losses}
         share = line.share - (sum(line.called.values()) - sum(called.values()))
         if share >= EACH_FROM * line.share:
             others.append(line if len(called) == len(line.called) else replace(line, share=share, called=called))
     return others
-
-
-def _computes_loss(name: str) -> bool:
-    name = name.rpartition(".")[2]
-    return name in LOSSES or name.endswith(LOSS_SUFFIX)
-
-
-def _shown(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}()" for name in names if name not in (CHECKS, PYTHON))
 
 
 def spent_text(spent: Sequence[Spent]) -> str:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import time_text
-from training_profiler.diagnosis.claims import claimed_in_steps_s, moves_with
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
@@ -17,14 +16,13 @@ from training_profiler.diagnosis.machine import (
     THE_MACHINE,
     cpu_loss,
 )
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, claimed_in_steps_s, found, moves_with
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import (
     OTHER,
     PROFILER,
-    GpuStats,
     LineChange,
     MemoryChange,
     Snapshot,
@@ -63,6 +61,7 @@ ALL_ALIKE: Final = (  # what the program does more of makes one part longer, or 
     "Look for what made the machine slower (its clock and heat, other programs) and for threads that the program "
     "starts, before changing what a step does"
 )
+WHAT_BEGINS: Final = "Look for what begins there: a schedule, another phase of the data, other work on the machine"
 _FIXES: Final = {
     **OF_THE_MACHINE,
     OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
@@ -103,7 +102,15 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     if potential_saving_s < MIN_SAVING_S:
         return None
     cause, reason = cause_of(change)
-    fix = COPIED if copies_all(change) else Fix(_where_to_look(change, cause, reason))
+    if copies_all(change):
+        fix = COPIED
+    elif cause:
+        look = _FIXES.get(cause, f"Look for what {name_of(cause)} does differently from there on")
+        # A section may also rise alone because the machine is slower at what it does.
+        is_certain = cause not in change.sections or _line_that_rose(change, cause) is not None
+        fix = Fix(look if is_certain else f"{look}; or for what slowed the machine then")
+    else:
+        fix = Fix(ALL_ALIKE if reason else WHAT_BEGINS)
     evidence: dict[str, float | int | str] = {
         "rise": rise,
         "threshold": threshold,
@@ -115,25 +122,13 @@ def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     if cause:
         evidence["moves_with"] = cause
-    return Finding(
-        code="slower-since",
-        message=f"Steps take {rise:.0%} longer since {when_text(change)} ({time_text(change.before_s)} before, "
+    return found(
+        f"Steps take {rise:.0%} longer since {when_text(change)} ({time_text(change.before_s)} before, "
         f"{time_text(change.after_s)} after){reason}{_ranks_text(snapshot, change)}",
-        evidence=evidence,
-        potential_saving_s=potential_saving_s,
-        fix=fix,
+        evidence,
+        fix,
+        saving_s=potential_saving_s,
     )
-
-
-def _where_to_look(change: StepChange, cause: str, reason: str) -> str:
-    """Return what to look for. A section may also rise alone because the machine is slower at what it does."""
-    if not cause and reason:
-        return ALL_ALIKE
-    if not cause:
-        return "Look for what begins there: a schedule, another phase of the data, other work on the machine"
-    of_cause = _FIXES.get(cause, f"Look for what {name_of(cause)} does differently from there on")
-    is_certain = cause not in change.sections or _line_that_rose(change, cause) is not None
-    return of_cause if is_certain else f"{of_cause}; or for what slowed the machine then"
 
 
 def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:
@@ -157,18 +152,14 @@ def work_of(change: StepChange) -> tuple[str, float] | None:
 
     The time of a forward pass may rise with the square of its input, as in attention.
     """
-    passes = _ratio(change.forward_passes)
-    elements = _ratio(change.input_elements)
+    pairs = change.forward_passes, change.input_elements
+    passes, elements = (pair[1] / pair[0] if pair is not None and pair[0] > 0 else 1.0 for pair in pairs)
     rise = change.after_s / change.before_s
     if elements > 1 + WORKS_MORE and rise <= (1 + WORKS_MORE) * passes * elements**2:
         return "input elements", passes * elements
     if passes > 1 + WORKS_MORE and rise <= (1 + WORKS_MORE) * passes:
         return "forward passes", passes
     return None
-
-
-def _ratio(pair: tuple[float, float] | None) -> float:
-    return pair[1] / pair[0] if pair is not None and pair[0] > 0 else 1.0
 
 
 def cause_of(change: StepChange) -> tuple[str, str]:
@@ -195,7 +186,11 @@ def cause_of(change: StepChange) -> tuple[str, str]:
     before_s, after_s = change.sections[name]
     part = min(1.0, added[name] / added_s)
     times = f"({time_text(before_s)} before, {time_text(after_s)} after)"
-    return name, f"; {part:.0%} of that is in {name_of(name)} {times}{_line_text(change, name)}"
+    line, text = _line_that_rose(change, name), ""
+    if line is not None:
+        called = f", in {line.called}()" if line.called else ""
+        text = f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after{called})"
+    return name, f"; {part:.0%} of that is in {name_of(name)} {times}{text}"
 
 
 def _alike(change: StepChange) -> str:
@@ -219,16 +214,8 @@ def _alike(change: StepChange) -> str:
     )
 
 
-def _line_text(change: StepChange, section: str) -> str:
-    """Return the line that carries most of what a section rose by; "" where none does, or chance may explain it."""
-    line = _line_that_rose(change, section)
-    if line is None:
-        return ""
-    called = f", in {line.called}()" if line.called else ""
-    return f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after{called})"
-
-
 def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
+    """Return the line that carries most of what a section rose by; None where none does, or chance may explain it."""
     before_s, after_s = change.sections[section]
     for line in change.lines.get(section, ())[:1]:
         rise_s, error_s = line.after_s - line.before_s, CONFIDENCE * line.after_s / line.samples**0.5
@@ -237,10 +224,8 @@ def _line_that_rose(change: StepChange, section: str) -> LineChange | None:
     return None
 
 
-def copies_all(change: StepChange | None) -> bool:
+def copies_all(change: StepChange) -> bool:
     """Return whether the line that carries a rise puts tensors together, and so copies what it has so far."""
-    if change is None or change.after_s <= change.before_s:
-        return False
     section, _ = cause_of(change)
     line = _line_that_rose(change, section) if section in change.sections else None
     return line is not None and line.called.rpartition(".")[2] in PUT_TOGETHER
@@ -253,19 +238,16 @@ def _slower_clock(change: StepChange) -> str:
         return ""
     earlier = {gpu.index: gpu for gpu in before.gpus}
     for gpu in after.gpus:
-        was_mhz, mhz = _clocks(earlier.get(gpu.index), gpu)
-        if mhz and was_mhz / mhz - 1 >= max(CLOCK_FELL, CARRIES * (change.after_s / change.before_s - 1)):
+        was = earlier.get(gpu.index)
+        if was is None or not (was.clock_mhz and gpu.clock_mhz and was.utilization and gpu.utilization):
+            continue
+        was_mhz, mhz = was.clock_mhz.mean, gpu.clock_mhz.mean
+        is_busy = gpu.utilization.mean >= STILL_BUSY * was.utilization.mean
+        is_slower = mhz and was_mhz / mhz - 1 >= max(CLOCK_FELL, CARRIES * (change.after_s / change.before_s - 1))
+        if is_busy and is_slower:
             hot = "" if gpu.temperature_c is None else f", at {gpu.temperature_c.max:.0f} degrees C"
             return f"; since then the clock of GPU {gpu.index} is {mhz:,.0f} MHz, {was_mhz:,.0f} MHz before{hot}"
     return ""
-
-
-def _clocks(before: GpuStats | None, after: GpuStats) -> tuple[float, float]:
-    """Return the clock of a device before and after a change, in MHz; zeros where it is unknown or waits more."""
-    if before is None or not (before.clock_mhz and after.clock_mhz and before.utilization and after.utilization):
-        return 0.0, 0.0
-    is_busy = after.utilization.mean >= STILL_BUSY * before.utilization.mean
-    return (before.clock_mhz.mean, after.clock_mhz.mean) if is_busy else (0.0, 0.0)
 
 
 def _ranks_text(snapshot: Snapshot, change: StepChange) -> str:

@@ -1,24 +1,279 @@
-"""Rules about how busy accelerators are, and what the host's time costs while they work."""
+"""Rules about memory, and about how busy accelerators are, and what the host's time costs while they work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.memory import SAMPLES_NEEDED
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of
-from training_profiler.findings.finding import Finding, brief
+from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
+from training_profiler.diagnosis.change import when_text, work_of
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of
+from training_profiler.diagnosis.shares import severity_of
+from training_profiler.findings.finding import Finding, Fix, brief
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.snapshot import PROFILER, Snapshot, StepStats
+from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
+from training_profiler.tables.sections import DATA_LOADING
 
+OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
+SAMPLES_NEEDED: Final = 5  # of the system monitor
+WAITS_FROM: Final = 0.15  # of step time: then more rows a batch are as much more to wait for
+FULL_FROM: Final = 0.95  # of the time in which a device runs a kernel
+RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a training needs
+JUMPS: Final = 0.25  # of the memory before; allocators and data sets take some more now and then
+GROWTH_NEEDS: Final = 10  # points
+GROWTH_P_VALUE: Final = 0.001
+GRAPHS_NEEDED: Final = 10
+GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
+# In the first minute libraries are loaded, allocators and caches fill, and a rise that ends is like a leak.
+SHORT_S: Final = 60.0
+SHORT_AT_LEAST: Final = 64 * 2**20
 MOSTLY: Final = 0.5  # of a section's time, or of what long steps take beyond the median
 IN_SOME_STEPS: Final = 1.25  # of the latter: where more is waited, it is in each step, as far as samples show
 IDLE_AT_LEAST: Final = 0.1  # share of the host's time; what it does while the device works costs nothing
 CPU_BOTTLENECK: Final = 0.70
 SERIOUS: Final = 0.50
 MOST_OF_IT: Final = 0.5  # of the idle time
+LESS_MEMORY: Final = Fix(
+    "Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; map "
+    "datasets into memory (mmap) instead of loading them whole",
+    (Change.PREFETCH_FACTOR, Change.FEWER_WORKERS, Change.MAPPED_DATA, Change.OTHER_BATCHES, Change.ACCUMULATION),
+)
 GPU_UTILIZATION: Final = "gpu-utilization"
 SHARED_GPU: Final = "shared-gpu"
+
+
+@RULES.rule(
+    "host-memory",
+    threshold=0.85,
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    is_risk=True,
+)
+def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a peak above 85 % of the container's memory limit, or of the host's memory without such a limit."""
+    machine = snapshot.machine
+    if machine is None or machine.ram_share is None or machine.ram_share.max <= threshold:
+        return None
+    share = machine.ram_share.max
+    of = "the host's memory"
+    if machine.ram_limit_bytes is not None:
+        of = f"the container's limit of {bytes_text(machine.ram_limit_bytes)}"
+    return found(
+        f"Peak RAM is {share:.1%} of {of} (pressure {severity_of(share, threshold):.2f})",
+        {"ram_share": share, "threshold": threshold, "pressure": severity_of(share, threshold)},
+        LESS_MEMORY,
+    )
+
+
+@RULES.rule(
+    "gpu-memory-high",
+    threshold=0.90,
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.AUTOCAST, Change.OTHER_BATCHES, Change.CHECKPOINTING),
+    is_risk=True,
+)
+def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device with peak memory above 90 %; above 98 % it may run out."""
+    fullest_gpu = fullest(snapshot)
+    if fullest_gpu is None or fullest_gpu[1] <= threshold:
+        return None
+    gpu, share = fullest_gpu
+    risk = "; above 98% a larger batch runs out of memory" if share > OUT_OF_MEMORY_RISK else ""
+    return found(
+        f"Peak memory of GPU {gpu.index} is {share:.1%} of {bytes_text(gpu.total_bytes or 0)}{risk}",
+        {
+            "gpu": gpu.index,
+            "memory_share": share,
+            "threshold": threshold,
+            "pressure": severity_of(share, threshold),
+        },
+        "Use a smaller batch, gradient checkpointing (torch.utils.checkpoint) or mixed precision",
+    )
+
+
+@RULES.rule("gpu-memory-low", 0.50, saving=Saving.UNKNOWN, changes=(Change.OTHER_BATCHES,))
+def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a run in which no device used half its memory; None below 10 steps or 5 samples.
+
+    None either where steps wait for batches, or the device is full of work: larger batches would take as much longer.
+    """
+    fullest_gpu = fullest(snapshot)
+    machine = snapshot.machine
+    if fullest_gpu is None or machine is None or machine.samples < SAMPLES_NEEDED or not has_enough_steps(snapshot):
+        return None
+    gpu, share = fullest_gpu
+    busy, waits = gpu.loop_utilization, snapshot.share_of_step(DATA_LOADING) or 0.0
+    if share >= threshold or waits >= WAITS_FROM or (busy is not None and busy.mean > FULL_FROM):
+        return None
+    return found(
+        f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
+        {"gpu": gpu.index, "memory_share": share, "threshold": threshold},
+        "Use a larger batch, if the training allows it",
+    )
+
+
+@RULES.rule(
+    "allocator-retries",
+    threshold=0.01,  # in a step
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.OTHER_BATCHES, Change.CHECKPOINTING),
+)
+def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device whose allocator had to free its cache and try again in over one of 100 steps, three times or more.
+
+    What a retry takes is not known.
+    """
+    machine = snapshot.machine
+    if machine is None or not has_enough_steps(snapshot):
+        return None
+    counts = [(gpu.alloc_retries.max, gpu.index) for gpu in machine.gpus if gpu.alloc_retries is not None]
+    retries, index = max(counts, default=(0.0, 0))
+    if retries < RETRIES_NEEDED or retries / snapshot.steps <= threshold:
+        return None
+    return found(
+        f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
+        "allocator waited for the device, freed all that it had cached, and allocated again",
+        {"gpu": index, "retries": retries, "steps": snapshot.steps, "threshold": threshold},
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory; or use a smaller "
+        "batch or gradient checkpointing (torch.utils.checkpoint)",
+    )
+
+
+def _after_graphs(_: Finding, other: Finding) -> bool:
+    return other.code == "kept-graphs"
+
+
+@RULES.rule(
+    "memory-growth",
+    threshold=0.05,  # of the mean
+    saving=Saving.UNKNOWN,
+    label="MEMORY",
+    changes=(Change.DETACH,),
+    is_risk=True,
+    follows=_after_graphs,
+)
+def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process.
+
+    Inputs that grow need more memory, so then nothing is known.
+    """
+    machine = snapshot.machine
+    if machine is None or (snapshot.step is not None and snapshot.step.work_unit):
+        return None
+    for gpu in machine.gpus:
+        used, total_bytes = gpu.used_bytes, gpu.total_bytes
+        free = 0.0 if total_bytes is None or used is None else total_bytes - used.last
+        what = f"Memory allocated on GPU {gpu.index}"
+        if grows := _growing(gpu.allocated_growth, gpu.allocated_bytes, what, free, threshold):
+            return grows
+    available = machine.ram_available_bytes
+    free = 0.0 if available is None else available.last
+    return _growing(machine.ram_growth, machine.ram_process_bytes, "Memory of this process", free, threshold)
+
+
+@RULES.rule(
+    "memory-rises-since", 0.05, saving=Saving.UNKNOWN, label="MEMORY", changes=(Change.DETACH,), follows=_after_graphs
+)  # of the memory before
+def memory_rises_since(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag memory that grows by over 5 % from one step on, or is a quarter more; None where ``memory-growth`` fires.
+
+    Inputs that grow need more memory, so then nothing is known.
+    """
+    step = snapshot.step
+    if step is None or step.work_unit or (step.change is not None and work_of(step.change) is not None):
+        return None
+    if memory_growth(snapshot, snapshot.thresholds) is not None:
+        return None
+    for change in snapshot.memory_changes:
+        rise = change.after_bytes - change.before_bytes
+        if rise < GROWTH_AT_LEAST or rise <= (threshold if change.grows else JUMPS) * change.before_bytes:
+            continue
+        what = "Memory of this process" if change.device is None else f"Memory allocated on GPU {change.device}"
+        how = "grows since" if change.grows else "rose at"
+        levels = f"from {bytes_text(change.before_bytes)} to {bytes_text(change.after_bytes)}"
+        return found(
+            f"{what} {how} {when_text(change)}: {levels}",
+            {
+                "rise_bytes": rise,
+                "threshold": threshold,
+                "step": change.step,
+                "first_step": change.first_step,
+                "last_step": change.last_step,
+                "grows": int(change.grows),
+            },
+            "Look for what begins there: tensors kept with their graph (keep loss.item() or loss.detach() instead), a "
+            "cache, another part of the data",
+        )
+    return None
+
+
+def _growing(
+    growth: Growth | None, level: Level | None, what: str, free_bytes: float, threshold: float
+) -> Finding | None:
+    """Return the finding about memory that grows, of which so much is free; 0 if that is unknown."""
+    if growth is None or level is None or growth.points < GROWTH_NEEDS or growth.p_value > GROWTH_P_VALUE:
+        return None
+    least = SHORT_AT_LEAST if growth.seconds < SHORT_S else GROWTH_AT_LEAST
+    if growth.bytes < least or growth.bytes <= threshold * level.mean:
+        return None
+    bytes_per_s = growth.bytes / growth.seconds if growth.seconds else 0.0
+    evidence: dict[str, float | int | str] = {
+        "growth_bytes": growth.bytes,
+        "seconds": growth.seconds,
+        "threshold": threshold,
+        "p_value": growth.p_value,
+    }
+    lasts = ""
+    if free_bytes > 0 and bytes_per_s:
+        evidence["seconds_until_full"] = free_bytes / bytes_per_s
+        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(free_bytes / bytes_per_s)}"
+    return found(
+        f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
+        evidence,
+        "Look for tensors kept with their graph, such as a list of losses (keep loss.item() or loss.detach() "
+        "instead), or for a cache or log that is never emptied",
+    )
+
+
+@RULES.rule(
+    "kept-graphs", 0.9, saving=Saving.UNKNOWN, label="MEMORY", changes=(Change.DETACH,), is_risk=True
+)  # of the graphs that were followed
+def kept_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a program that keeps the graphs of earlier losses or outputs; None where fewer than 10 were followed."""
+    facts = snapshot.program.graphs
+    if facts is None or facts.steps < GRAPHS_NEEDED or facts.kept < threshold * facts.steps:
+        return None
+    where = f"; their backward passes begin at {facts.backward}" if facts.backward else ""
+    where = f": {facts.place}" if facts.place else where
+    return found(
+        f"The program keeps the graphs of earlier steps: {facts.kept} of {facts.steps} losses or outputs "
+        f"still had theirs {facts.after} steps later{where}",
+        {
+            "followed": facts.steps,
+            "kept": facts.kept,
+            "threshold": threshold,
+            "steps_later": facts.after,
+            "lines": facts.place,
+        },
+        "Keep loss.detach() instead: a graph takes memory as long as a loss of its step, or their sum, is kept",
+    )
+
+
+def _span_text(seconds: float) -> str:
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    if seconds < 3 * S_PER_HOUR:
+        return f"{seconds / S_PER_MINUTE:.0f} min"
+    return f"{seconds / S_PER_HOUR:.1f} h" if seconds < 100 * S_PER_HOUR else f"{seconds / S_PER_HOUR / 24:.0f} days"
+
+
+def fullest(snapshot: Snapshot) -> tuple[GpuStats, float] | None:
+    """Return the device with the highest peak share of its memory, and that share; None if unknown for all."""
+    gpus = [] if snapshot.machine is None else snapshot.machine.gpus
+    shares = [(gpu, held.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (held := gpu.held_bytes)]
+    return max(shares, key=lambda gpu_and_share: gpu_and_share[1], default=None)
 
 
 def trains_on_cpu(snapshot: Snapshot) -> bool:
@@ -113,21 +368,19 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     if machine.least_busy is None:
         return None
     utilization, index = machine.least_busy
-    idle = (1 - utilization) - utilization * _between_steps_s(snapshot) / step.total_s
+    # From the first step on, in no step, without the profiler's own.
+    own_s = snapshot.sections[PROFILER].total_s if PROFILER in snapshot.sections else 0.0
+    between_s = max(0.0, snapshot.wall_s - (step.before_s or 0.0) - step.total_s - own_s)
+    idle = (1 - utilization) - utilization * between_s / step.total_s
     if min(1 - utilization, idle) <= 1 - threshold:
         return None
-    if utilization < SERIOUS:
-        verdict = "serious"
-    elif utilization < CPU_BOTTLENECK:
-        verdict = "the CPU probably cannot keep up"
-    else:
-        verdict = "could be higher"
-    return Finding(
-        code="gpu-utilization",
-        message=f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
-        evidence={"gpu": index, "utilization": utilization, "threshold": threshold},
-        potential_saving_s=idle * step.settled_s,
-        fix='Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time',
+    verdict = "the CPU probably cannot keep up" if utilization < CPU_BOTTLENECK else "could be higher"
+    verdict = "serious" if utilization < SERIOUS else verdict
+    return found(
+        f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
+        {"gpu": index, "utilization": utilization, "threshold": threshold},
+        'Use a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs to give it more work at a time',
+        saving_s=idle * step.settled_s,
     )
 
 
@@ -145,23 +398,14 @@ def shared_gpu(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     others, gpu = machine.most_shared
     most = 2 if gpu.processes is None else max(2, round(gpu.processes.max))
-    return Finding(
-        code="shared-gpu",
-        message=f"Other programs use GPU {gpu.index}, too: their kernels run {others:.0%} of the time "
+    return found(
+        f"Other programs use GPU {gpu.index}, too: their kernels run {others:.0%} of the time "
         f"({most} processes in all), and work on it waits for them",
-        evidence={"gpu": gpu.index, "others": others, "processes": most, "threshold": threshold},
-        potential_saving_s=others * step.settled_s,
-        fix="Run it again on a GPU that no other program uses, before changing code: nvidia-smi lists the programs, "
+        {"gpu": gpu.index, "others": others, "processes": most, "threshold": threshold},
+        "Run it again on a GPU that no other program uses, before changing code: nvidia-smi lists the programs, "
         "CUDA_VISIBLE_DEVICES chooses the GPU",
+        saving_s=others * step.settled_s,
     )
-
-
-def _between_steps_s(snapshot: Snapshot) -> float:
-    """Return the time from the first step on that is in no step, without the profiler's own."""
-    assert snapshot.step is not None
-    profiler = snapshot.sections.get(PROFILER)
-    own_s = 0.0 if profiler is None else profiler.total_s
-    return max(0.0, snapshot.wall_s - (snapshot.step.before_s or 0.0) - snapshot.step.total_s - own_s)
 
 
 @RULES.rule(
@@ -183,12 +427,11 @@ def profiler_records(snapshot: Snapshot, threshold: float) -> Finding | None:
     if recorded is None or recorded.mean <= threshold or not has_enough_steps(snapshot):
         return None
     share = recorded.mean
-    return Finding(
-        code="profiler-records",
-        message=f"A profiler of torch that the program starts records {share:.0%} of the time, which makes each "
+    return found(
+        f"A profiler of torch that the program starts records {share:.0%} of the time, which makes each "
         "operator longer; all times below contain that",
-        evidence={"share_of_samples": share, "threshold": threshold},
-        fix="Record a few steps only: torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=1, "
+        {"share_of_samples": share, "threshold": threshold},
+        "Record a few steps only: torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=1, "
         "active=3, repeat=1)) with its step() after each training step; or train without torch.profiler, emit_nvtx and "
         "emit_itt",
     )

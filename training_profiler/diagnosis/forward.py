@@ -5,10 +5,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from training_profiler.diagnosis.in_python import SAMPLES_NEEDED, in_python, loops, place_of_most
-from training_profiler.diagnosis.program import per_step
+from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops, place_of_most
+from training_profiler.diagnosis.program import is_on_cpu, per_step
 from training_profiler.diagnosis.registry import RULES, cost_of_steps
-from training_profiler.diagnosis.small_operators import is_on_cpu
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
@@ -37,19 +36,11 @@ GRAPH_STEPS_NEEDED: Final = 10
 CALLS_A_STEP: Final = 0.25  # fewer may be chance, or a log entry now and then
 
 
-def _mostly_in_python(snapshot: Snapshot) -> list[LineStats]:
-    """Return the lines of forward passes that mostly run Python or other libraries."""
-    lines = snapshot.lines_of_steps(FORWARD_PASS)
-    shares = {(line.place, line.function): line.share for line in in_python(lines)}
-    return [line for line in lines if shares.get((line.place, line.function), 0.0) >= MOSTLY * line.share > 0]
-
-
 @RULES.rule(
     "python-in-forward",
     threshold=0.15,  # of step time
     label="PYTHON",
     claims=(FORWARD_PASS,),
-    is_cause=True,
     saves=(0.3, 1.1),
     changes=(Change.AHEAD_OF_TIME,),
     explains_idle=True,
@@ -65,14 +56,18 @@ def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     seconds, part = outside
     cost = cost_of_steps(snapshot, threshold, min(forward_s, seconds))
-    if part < PART_OF_FORWARD or cost is None:
+    if part < PART_OF_FORWARD:
         return None
-    lines = place_of_most(loops(snapshot) if program.forward is None else _mostly_in_python(snapshot), snapshot)
-    what = "is not in torch's operators, but in Python or in other libraries"
     if program.forward is None:
         what = f"is in loops of Python that start short operators, over {program.uncounted:,} in a step"
+        lines = place_of_most(loops(snapshot), snapshot)
+    else:
+        what = "is not in torch's operators, but in Python or in other libraries"
+        all_lines = snapshot.lines_of_steps(FORWARD_PASS)
+        python = {(line.place, line.function): line.share for line in in_python(all_lines)}
+        mostly = [each for each in all_lines if python.get((each.place, each.function), 0) >= MOSTLY * each.share > 0]
+        lines = place_of_most(mostly, snapshot)
     return cost.finding(
-        "python-in-forward",
         f"{part:.0%} of the forward pass {what} ({cost.per_step} per step)"
         + "".join(f"; above all in {line}" for line in lines.values()),
         "Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
@@ -133,7 +128,6 @@ def _saves_of_frozen(finding: Finding, _: Snapshot) -> tuple[float, float]:
     "frozen-forward",
     threshold=0.15,  # of step time
     claims=_sections_of_frozen,
-    is_cause=True,
     saves=_saves_of_frozen,
     changes=(Change.KEPT_FEATURES,),
 )
@@ -150,15 +144,15 @@ def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     if facts.batches < FROZEN_BATCHES_NEEDED or epochs < 2 or not _goes_on(snapshot.epochs, facts.seconds):
         return None
     frozen_s = min(step.settled_s, facts.part * sum(snapshot.total_of_step_s(name) or 0.0 for name in FROZEN_PASSES))
-    again = 1 - _first_part(snapshot.epochs, epochs)
+    # In the first epoch, the features have to be computed.
+    all_steps = sum(epoch.steps for epoch in snapshot.epochs)
+    is_complete = len(snapshot.epochs) == epochs and all_steps
+    again = 1 - (snapshot.epochs[0].steps / all_steps if is_complete else 1 / epochs)
     cost = cost_of_steps(snapshot, threshold, frozen_s, saved=again)
-    if cost is None:
-        return None
     at = f" (called at {facts.place})" if facts.place else ""
     more = f" and {facts.modules - 1} more" if facts.modules > 1 else ""
     does = "are not trained, and compute their" if more else "is not trained, and computes its"
     return cost.finding(
-        "frozen-forward",
         f"{facts.module}{more}{at} {does} outputs again in each of {epochs} epochs: {cost.per_step} per step, "
         f"{cost.share:.0%} of step time",
         "If each epoch has the same inputs, without random augmentation, compute these outputs once, keep them in "
@@ -170,12 +164,6 @@ def frozen_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         lines=facts.place,
         loading_s=again * (snapshot.total_of_step_s(DATA_LOADING) or 0.0),
     )
-
-
-def _first_part(epochs: tuple[EpochStats, ...], count: int) -> float:
-    """Return the part of the steps that the first epoch has: there, the features have to be computed."""
-    all_steps = sum(epoch.steps for epoch in epochs)
-    return epochs[0].steps / all_steps if len(epochs) == count and all_steps else 1 / count
 
 
 def _goes_on(epochs: tuple[EpochStats, ...], batch_s: float) -> bool:
@@ -194,7 +182,7 @@ def _sections_of_repeated(finding: Finding) -> tuple[str, ...]:
     return (VALIDATION_EPOCH,) if finding.evidence["in_validation"] else (FORWARD_WITHOUT_GRAD, ROLLOUT)
 
 
-@RULES.rule("repeated-forward", 0.05, claims=_sections_of_repeated, is_cause=True, saves=(0.8, 1.2))  # of step time
+@RULES.rule("repeated-forward", 0.05, claims=_sections_of_repeated, saves=(0.8, 1.2))  # of step time
 def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a module that runs again for the same input, in each step or at times; None where it was not looked for.
 
@@ -205,7 +193,7 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     is_each_step = facts.steps_with >= EACH_STEP * facts.steps
     cost = cost_of_steps(snapshot, threshold, _repeated_s(snapshot, step, facts))
-    if not (is_each_step or facts.steps_with >= AT_TIMES) or cost is None:
+    if not is_each_step and facts.steps_with < AT_TIMES:
         return None
     is_metric, is_random = facts.without_grad > MOSTLY * facts.calls, facts.random > MOSTLY * facts.calls
     where = f" at {facts.place}" if facts.place else ""
@@ -216,10 +204,24 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     of_step = "outside of steps" if in_validation else f"{cost.share:.0%} of step time"
     if is_random and not is_metric:
         cost = replace(cost, saving_s=0.0)
+    changes: tuple[Change, ...] = (Change.ONE_FORWARD, Change.DETACH)
+    text = "Call it once and use its output twice"
+    if is_metric and facts.after_update > MOSTLY * facts.calls:
+        text = "Take metrics from the output of the forward pass that is there: they are then those before the update"
+        changes = changes[:1]
+    elif is_metric:
+        text += f"; .detach() gives the values for metrics{', with its dropout' if is_random else ''}"
+    elif is_random:
+        text += (
+            ", unless the method needs two different outputs for one input, as R-Drop and SimCSE do: it draws random "
+            "numbers, such as dropout"
+        )
+        changes = changes[:1]
+    else:
+        text += "; .detach() is for what must not train it, such as a discriminator"
     return cost.finding(
-        "repeated-forward",
         f"A model runs again for the same input{where}{how}{when} ({cost.per_step} {of_a_step}, {of_step})",
-        _fix_of_repeated(facts, is_metric=is_metric, is_random=is_random),
+        Fix(text, changes),
         repeated_a_step=facts.calls / facts.steps,
         steps_with=facts.steps_with,
         without_gradients=int(is_metric),
@@ -227,24 +229,6 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         in_validation=int(in_validation),
         lines=facts.place,
     )
-
-
-def _fix_of_repeated(facts: RepeatFacts, *, is_metric: bool, is_random: bool) -> Fix:
-    if is_metric and facts.after_update > MOSTLY * facts.calls:
-        text = "Take metrics from the output of the forward pass that is there: they are then those before the update"
-        return Fix(text, (Change.ONE_FORWARD,))
-    if is_metric:
-        others = ", with its dropout" if is_random else ""
-        text = f"Call it once and use its output twice; .detach() gives the values for metrics{others}"
-        return Fix(text, (Change.ONE_FORWARD, Change.DETACH))
-    if is_random:
-        return Fix(
-            "Call it once and use its output twice, unless the method needs two different outputs for one input, as "
-            "R-Drop and SimCSE do: it draws random numbers, such as dropout",
-            (Change.ONE_FORWARD,),
-        )
-    text = "Call it once and use its output twice; .detach() is for what must not train it, such as a discriminator"
-    return Fix(text, (Change.ONE_FORWARD, Change.DETACH))
 
 
 def _repeated_s(snapshot: Snapshot, step: StepStats, facts: RepeatFacts) -> float:
@@ -257,9 +241,7 @@ def _repeated_s(snapshot: Snapshot, step: StepStats, facts: RepeatFacts) -> floa
     return min(step.settled_s, facts.seconds / facts.steps * step.settled_count)
 
 
-@RULES.rule(
-    "unused-graphs", 0.1, claims=(FORWARD_PASS,), is_cause=True, saves=(0.2, 2.5), changes=(Change.NO_GRAD,)
-)  # of step time
+@RULES.rule("unused-graphs", 0.1, claims=(FORWARD_PASS,), saves=(0.2, 2.5), changes=(Change.NO_GRAD,))  # of step time
 def unused_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag forward passes that record a graph which no backward pass uses, from 10 % of step time on.
 
@@ -273,11 +255,8 @@ def unused_graphs(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     spent_s = min(step.settled_s, facts.part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0))
     cost = cost_of_steps(snapshot, threshold, spent_s, saved=RECORDING_COSTS)
-    if cost is None:
-        return None
     at = f" at {facts.place}" if facts.place else ""
     return cost.finding(
-        "unused-graphs",
         f"Forward passes record gradients that no backward pass uses: {facts.calls / facts.of:.0%} of them, "
         f"above all {facts.module}{at} ({cost.per_step} per step, {cost.share:.0%} of step time)",
         "Call it under torch.no_grad(), as for acting, targets and metrics: it takes less memory, too",

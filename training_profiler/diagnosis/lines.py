@@ -1,6 +1,5 @@
 """Rules that name lines of the user's code, and the lines and calls that other findings name."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -9,13 +8,13 @@ from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, act
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps, row_of, section_of
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Evidence, Finding, Fix, joined
 from training_profiler.findings.losses import Change
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
-from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts
-from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.snapshot.program import LOADER, OPTIMIZER
+from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
@@ -50,7 +49,15 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     it waits in some steps only, the device has work in the others.
     """
     step = snapshot.step
-    waiting = _waiting_lines(snapshot)
+    # What makes a batch reads numbers of samples in memory, and each needs its own.
+    waiting = [
+        line
+        for name, section_lines in snapshot.lines.items()
+        if name == OTHER or (name not in MAKES_BATCHES and snapshot.sections[name].step_total_s > 0)
+        for line in section_lines
+        if line.waiting_share > 0
+    ]
+    waiting.sort(key=lambda line: -line.waiting_share)
     if step is None or not has_enough_steps(snapshot) or not step.total_s or not waiting or host_runs_ahead(snapshot):
         return None
     seconds = sum(line.waiting_share for line in waiting) * snapshot.wall_s
@@ -75,12 +82,11 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         what = f"Reading numbers out of tensors takes {share:.1%} of step time"
         why = "each .item() reads one number, .tolist() all of them at once"
     fix = _reading_fix(waiting[0])
-    return Finding(
-        code=WAITS_FOR_DEVICE,
-        message=f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
-        evidence=evidence,
-        potential_saving_s=potential_saving_s,
-        fix=Fix(f"{fix}: {why}", fix.changes),
+    return found(
+        f"{what} ({ms_text(seconds / step.count)} per step): {line_texts}",
+        evidence,
+        Fix(f"{fix}: {why}", fix.changes),
+        saving_s=potential_saving_s,
     )
 
 
@@ -105,7 +111,9 @@ def _saves(finding: Finding, _: Snapshot) -> tuple[float, float]:
     return 0.5, max(1.1, float(finding.evidence["seconds"]) / finding.potential_saving_s)
 
 
-@RULES.rule("unexplained", 0.10, label="UNATTRIBUTED", claims=(OTHER,), saves=_saves, explains_idle=True)
+@RULES.rule(
+    "unexplained", 0.10, label="UNATTRIBUTED", says_where=True, claims=(OTHER,), saves=_saves, explains_idle=True
+)
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
@@ -116,8 +124,13 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
         return None
-    total_s = other.settled_total_s - _reported_waits_s(snapshot)
-    has_forward, all_lines = _has_hidden_forward(snapshot), snapshot.lines_of_steps(OTHER)
+    total_s = other.settled_total_s
+    if host_runs_ahead(snapshot) or waits_for_device(snapshot, snapshot.thresholds) is not None:
+        total_s -= waited_s(snapshot, OTHER)
+    # The training computes gradients of something that no module computed.
+    backward, forward = (snapshot.sections.get(name) for name in (BACKWARD_PASS, FORWARD_PASS))
+    has_forward = backward is not None and backward.count > 0 and (forward is None or not forward.count)
+    all_lines = snapshot.lines_of_steps(OTHER)
     its_lines = all_lines if has_forward else without_losses(all_lines)
     loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
     loss_s = loss / other.share * other.settled_total_s if other.share else 0.0
@@ -128,7 +141,9 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if idle_s is not None:  # waiting for a busy device makes no step longer
         total_s = min(total_s, idle_s)
     share = total_s / snapshot.step.settled_s
-    recording_s = _recording_s(snapshot)
+    # What recording sections takes at most; how much of it lies in them is not known.
+    spans, step = sum(section.spans_in_steps for section in snapshot.sections.values()), snapshot.step
+    recording_s = snapshot.health.span_s * spans * step.settled_count / step.count if step.count else 0.0
     has_sections = any(section.count for section in snapshot.sections.values())
     total_s -= recording_s
     if total_s <= threshold * snapshot.step.settled_s or total_s < MIN_SAVING_S or not has_sections:
@@ -164,29 +179,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
             evidence[COPYING_S] = copying * total_s
     elif not lines:  # a saving needs a cause
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
-    return Finding("unexplained", message, evidence, saving_s, fix)
-
-
-def _reported_waits_s(snapshot: Snapshot) -> float:
-    """Return the unattributed time that ``waits-for-device`` reports, or in which a host that is ahead waits."""
-    if waits_for_device(snapshot, snapshot.thresholds) is None and not host_runs_ahead(snapshot):
-        return 0.0
-    return waited_s(snapshot, OTHER)
-
-
-def _recording_s(snapshot: Snapshot) -> float:
-    """Return what recording sections takes in the steps after warm-up, at most; how much is in them is not known."""
-    step = snapshot.step
-    if step is None or not step.count:
-        return 0.0
-    spans = sum(section.spans_in_steps for section in snapshot.sections.values())
-    return snapshot.health.span_s * spans * step.settled_count / step.count
-
-
-def _has_hidden_forward(snapshot: Snapshot) -> bool:
-    """Return whether the training computes gradients of something that no module computed."""
-    backward, forward = (snapshot.sections.get(name) for name in (BACKWARD_PASS, FORWARD_PASS))
-    return backward is not None and backward.count > 0 and (forward is None or not forward.count)
+    return found(message, evidence, fix, saving_s=saving_s)
 
 
 def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
@@ -225,40 +218,26 @@ def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
     if loader is None or loader.workers is None or not loader.workers.lines:
         return None
     lines = loader.workers.lines[:LINES_A_FUNCTION]
-    texts = [
-        f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase}{_waits(line, loader.workers)})"
-        for line in lines
-    ]
+    workers, texts = loader.workers, []
+    for line in lines:
+        # It waits there if all that they compute, even in this line, leaves most of its time over.
+        waits = line.share - (1 - waiting_share(workers)) >= MOSTLY_WAITS * line.share
+        is_lock = line.phase in (LOCK, SHARED_LOCK, THREADS)
+        of_cpu = f"; it waits there, a batch uses {ms_text(workers.cpu_avg_s)} of CPU" if waits and not is_lock else ""
+        texts.append(f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase}{of_cpu})")
     evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
     return replace(finding, message=f"{finding.message}; in the workers above all {texts[0]}", evidence=evidence)
 
 
-def _waits(line: WorkerLineStats, workers: WorkerStats) -> str:
-    """Return whether a line of workers mostly waits: where all that they compute leaves most of its time over."""
-    waits = line.share - (1 - waiting_share(workers))  # if all that is not waiting is in this line
-    if line.phase in (LOCK, SHARED_LOCK, THREADS) or waits < MOSTLY_WAITS * line.share:
-        return ""
-    return f"; it waits there, a batch uses {ms_text(workers.cpu_avg_s)} of CPU"
-
-
-def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:
-    """Return the lines within steps that waited for the device, the longest wait first.
-
-    What makes a batch reads numbers of samples in memory, and each needs its own.
-    """
-    lines = [
-        line
-        for name, section_lines in snapshot.lines.items()
-        if name == OTHER or (name not in MAKES_BATCHES and snapshot.sections[name].step_total_s > 0)
-        for line in section_lines
-        if line.waiting_share > 0
-    ]
-    return sorted(lines, key=lambda line: -line.waiting_share)
-
-
 def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     """Return the finding; its fix ends with the call that has to change, if exactly one call is meant."""
-    calls = list(_calls(finding, snapshot))
+    kind, facts = row_of(finding).call_of(finding), snapshot.program.optimizer
+    calls = [call for call in snapshot.program.calls if call.kind == kind]
+    loader = _loader(finding, snapshot) if kind == LOADER else None
+    if loader is not None and loader.made_at:
+        calls = [call for call in calls if call.site.place == loader.made_at]
+    if kind == OPTIMIZER:  # that with the most parameters, as far as its class shows
+        calls = [call for call in calls if facts is not None and call.function == facts.name]
     if len(calls) != 1 or not finding.fix:
         return finding
     text = calls[0].text
@@ -266,25 +245,6 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, fix=fix, evidence={**finding.evidence, "call": text})
 
 
-def _calls(finding: Finding, snapshot: Snapshot) -> Iterator[CallFacts]:
-    kind = row_of(finding).call_of(finding)
-    loader = _loader(finding, snapshot) if kind == LOADER else None
-    for call in snapshot.program.calls:
-        if call.kind != kind:
-            continue
-        if loader is not None and loader.made_at and call.site.place != loader.made_at:
-            continue
-        if kind == OPTIMIZER and not _is_main_optimizer(call, snapshot):
-            continue
-        yield call
-
-
 def _loader(finding: Finding, snapshot: Snapshot) -> LoaderStats | None:
     named = [loader for loader in snapshot.loaders if loader.name == finding.evidence.get("loader")]
     return named[0] if named else slowest_loader(snapshot)
-
-
-def _is_main_optimizer(call: CallFacts, snapshot: Snapshot) -> bool:
-    """Return whether the call made the optimizer with the most parameters, as far as its class shows."""
-    facts = snapshot.program.optimizer
-    return facts is not None and call.function == facts.name

@@ -68,7 +68,9 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
     loader = slowest_loader(snapshot)
     if loader is None:
         return UNKNOWN_LOADER
-    if (locked := _lock_in_the_way(snapshot)) is not None:
+    lines = snapshot.lines_of_steps(DATA_LOADING) if _has_lines_of_making(snapshot) else []
+    locked = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
+    if locked is not None and _part_of_waiting(snapshot, locked) >= MOSTLY_LOCKED:
         return Fix(f"Shorten what holds the lock that {locked.place} waits for", (Change.SHORTER_LOCK,))
     if _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
@@ -88,7 +90,10 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         once = Fix(f"{REMADE}, with new workers", REMADE.changes)
         fixes = [once, *(each.as_next for each in fixes if each != REMADE.as_next)]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
-    if line is not None and _makes_tensors(line) * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
+    called = {} if line is None else line.called
+    made_share = sum(share for name, share in called.items() if MAKING_TENSORS.matches(name))
+    makes = min(1.0, made_share / line.share) if line is not None and line.share else 0.0
+    if line is not None and makes * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
         made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
         fixes.append(Fix(made, (Change.AHEAD_OF_TIME,)))
     elif line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
@@ -152,21 +157,6 @@ def _has_lines_of_making(snapshot: Snapshot) -> bool:
     """Return whether the training makes its batches itself, and it is known in which lines."""
     loader, lines = slowest_loader(snapshot), snapshot.lines_of_steps(DATA_LOADING)
     return loader is not None and loader.num_workers == 0 and sum(line.samples for line in lines) >= SAMPLES_NEEDED
-
-
-def _lock_in_the_way(snapshot: Snapshot) -> LineStats | None:
-    """Return the line that waits for a lock in most of the time in which the training makes its batches itself."""
-    lines = snapshot.lines_of_steps(DATA_LOADING)
-    if not _has_lines_of_making(snapshot):
-        return None
-    waits = next((line for line in lines if line.phase in (LOCK, SHARED_LOCK)), None)
-    return waits if waits is not None and _part_of_waiting(snapshot, waits) >= MOSTLY_LOCKED else None
-
-
-def _makes_tensors(line: LineStats) -> float:
-    """Return the part of a line's time in functions that make tensors of other objects."""
-    made = sum(share for name, share in line.called.items() if MAKING_TENSORS.matches(name))
-    return min(1.0, made / line.share) if line.share else 0.0
 
 
 def _part_of_waiting(snapshot: Snapshot, line: LineStats) -> float:

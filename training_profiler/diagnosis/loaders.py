@@ -1,10 +1,10 @@
 """Rules about data loaders and their samplers."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -28,6 +28,7 @@ _FETCHING: Final = (DATA_LOADING, FIRST_FETCH, WORKER_START)  # sections in whic
     "loader-slow",
     threshold=2.0,  # x the mean of the others
     label="INPUT-BOUND",
+    says_where=True,
     claims=(DATA_LOADING,),
     changes=(Change.NUM_WORKERS, Change.PREFETCH_FACTOR, Change.LESS_PREPROCESSING),
     try_=LOADING_TRIALS,
@@ -48,30 +49,19 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     of = others[0][1].name if len(others) == 1 else "the others"
     part = waited_s / sum(data_s * loader.batches for data_s, loader in known)
-    return Finding(
-        code="loader-slow",
-        message=f"Loader {slow.name} is slow: {ms_text(slow_s)} per batch, against {ms_text(others_s)} for {of}; "
+    return found(
+        f"Loader {slow.name} is slow: {ms_text(slow_s)} per batch, against {ms_text(others_s)} for {of}; "
         f"it causes {part:.0%} of the wait for batches",
-        evidence={
+        {
             "loader": slow.name,
             "data_avg_s": slow_s,
             "others_avg_s": others_s,
             "threshold": threshold,
             "batches": slow.batches,
         },
-        potential_saving_s=potential_saving_s,
-        fix=f"Raise num_workers and prefetch_factor for loader {slow.name} only, or do less work in its dataset",
+        f"Raise num_workers and prefetch_factor for loader {slow.name} only, or do less work in its dataset",
+        saving_s=potential_saving_s,
     )
-
-
-class _Restarts(NamedTuple):
-    """Passes over one loader, or over all, of which the program takes the first batch alone."""
-
-    passes: int
-    batches: int
-    spent_s: float  # on these batches, and on the start of workers for them
-    starts_workers: bool
-    loader: str = ""  # its name; "" for all
 
 
 def _sections_of(finding: Finding) -> tuple[str, ...]:
@@ -83,7 +73,6 @@ def _sections_of(finding: Finding) -> tuple[str, ...]:
     threshold=0.05,  # of step time
     label="INPUT-BOUND",
     claims=_sections_of,
-    is_cause=True,
     saves=(0.5, 1.3),
     changes=(Change.WHOLE_PASSES,),
     call=LOADER,
@@ -95,28 +84,28 @@ def loader_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     It is one of several, or the only one. None where epochs are known and no such pass was left early: a loop over a
     loader of a single batch makes passes of one batch too, and needs them.
     """
-    step, restarts = snapshot.step, _restarts_of_one(snapshot) or _restarts_of_all(snapshot)
+    step, restarts = snapshot.step, _restarts(snapshot)
     if step is None or restarts is None or not has_enough_steps(snapshot) or not step.total_s:
         return None
+    passes, batches, fetch_s, start_s, loader = restarts
     outside_s = _outside_fetches_s(snapshot)
-    share = min(1.0, restarts.spent_s / step.total_s + (outside_s / step.settled_s if step.settled_s else 0.0))
+    spent_s = fetch_s + start_s
+    share = min(1.0, spent_s / step.total_s + (outside_s / step.settled_s if step.settled_s else 0.0))
     potential_saving_s = share * step.settled_s
     if share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    passes, batches = restarts.passes, restarts.batches
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "passes": passes, "batches": batches}
     if outside_s:
         evidence = {**evidence, OUTSIDE_FETCHES_S: outside_s}
-    of = f" of loader {restarts.loader}" if restarts.loader else ""
-    return Finding(
-        code="loader-restarted",
-        message=f"{passes} of {batches} batches{of} are the first of a new pass over the data loader, as "
+    of = f" of loader {loader}" if loader else ""
+    return found(
+        f"{passes} of {batches} batches{of} are the first of a new pass over the data loader, as "
         f"next(iter(loader)) makes it: {ms_text(share * step.total_s / passes)} each, {share:.0%} of step time. A pass "
-        f"begins with {'starting workers' if restarts.starts_workers else 'an order of all samples'}",
-        evidence={**evidence, "loader": restarts.loader} if restarts.loader else evidence,
-        potential_saving_s=potential_saving_s,
-        fix="Take all batches of a pass: for batch in loader, or batches = iter(loader) once and next(batches) in each "
+        f"begins with {'starting workers' if start_s > 0 else 'an order of all samples'}",
+        {**evidence, "loader": loader} if loader else evidence,
+        "Take all batches of a pass: for batch in loader, or batches = iter(loader) once and next(batches) in each "
         "step, and iter(loader) again at StopIteration",
+        saving_s=potential_saving_s,
     )
 
 
@@ -134,29 +123,25 @@ def _outside_fetches_s(snapshot: Snapshot) -> float:
     return 0.0 if other is None or not other.share else min(1.0, share / other.share) * other.settled_total_s
 
 
-def _restarts_of_all(snapshot: Snapshot) -> _Restarts | None:
-    """Return the passes of all loaders together, if they are of one batch each."""
+def _restarts(snapshot: Snapshot) -> tuple[int, int, float, float, str] | None:
+    """Return passes of which the program takes the first batch alone, batches, their time, that of starting workers.
+
+    And the loader, if it is one of several; all loaders together otherwise.
+    """
+    loaders, start = _training(snapshot), snapshot.sections.get(WORKER_START)
+    start_s = 0.0 if start is None else start.step_total_s
+    cut = [loader for loader in loaders if loader.cut_passes >= max(PASSES_NEEDED, NEARLY_ALL * loader.batches - 1)]
+    if len(loaders) > 1 and len(cut) == 1:
+        (loader,) = cut
+        others_start = any(each.num_workers for each in loaders if each is not loader)
+        start_s = start_s if loader.num_workers and not others_start else 0.0
+        return loader.cut_passes, loader.batches, loader.wait_s, start_s, loader.name
     first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
     if first is None or fetches is None or snapshot.epochs or snapshot.program.epochs:
         return None
     if first.count < max(PASSES_NEEDED, NEARLY_ALL * fetches.count):
         return None
-    start = snapshot.sections.get(WORKER_START)
-    start_s = 0.0 if start is None else start.step_total_s
-    return _Restarts(first.count, fetches.count, first.step_total_s + start_s, start_s > 0)
-
-
-def _restarts_of_one(snapshot: Snapshot) -> _Restarts | None:
-    """Return the passes of the one loader of several that the program leaves after the first batch."""
-    loaders = _training(snapshot)
-    cut = [loader for loader in loaders if loader.cut_passes >= max(PASSES_NEEDED, NEARLY_ALL * loader.batches - 1)]
-    if len(loaders) < 2 or len(cut) != 1:
-        return None
-    (loader,) = cut
-    start = snapshot.sections.get(WORKER_START)
-    others_start = any(each.num_workers for each in loaders if each is not loader)
-    start_s = 0.0 if start is None or others_start or not loader.num_workers else start.step_total_s
-    return _Restarts(loader.cut_passes, loader.batches, loader.wait_s + start_s, start_s > 0, loader.name)
+    return first.count, fetches.count, first.step_total_s, start_s, ""
 
 
 @RULES.rule("loader-mix", 0.01, saving=Saving.UNKNOWN)  # of all batches
@@ -176,11 +161,10 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
             evidence |= {loader.name: share, f"{loader.name} asked": asked}
     if not off:
         return None
-    return Finding(
-        code="loader-mix",
-        message=f"The mix of loaders differs from the configured one: {', '.join(off)}",
-        evidence=evidence,
-        fix="Check for a loader that ran out of batches, or a schedule that does not count batches",
+    return found(
+        f"The mix of loaders differs from the configured one: {', '.join(off)}",
+        evidence,
+        "Check for a loader that ran out of batches, or a schedule that does not count batches",
     )
 
 
@@ -193,7 +177,6 @@ def _training(snapshot: Snapshot) -> list[LoaderStats]:
     threshold=0.05,  # of step time
     label="INPUT-BOUND",
     claims=(DATA_LOADING,),
-    is_cause=True,
     changes=(Change.AHEAD_OF_TIME,),
     is_of_host=True,
 )
@@ -215,12 +198,11 @@ def sampler_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     hottest = max(lines, key=lambda line: line.share)
     part = hottest.share / sum(line.share for line in lines)
     place = f"{hottest.place} {hottest.what} ({part:.0%} of it)"
-    return Finding(
-        code="sampler-slow",
-        message=f"The sampler of a data loader takes {share:.1%} of step time ({ms_text(spent_s / step.count)} per "
+    return found(
+        f"The sampler of a data loader takes {share:.1%} of step time ({ms_text(spent_s / step.count)} per "
         f"step) to choose samples, above all in {place}",
-        evidence={"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": place},
-        potential_saving_s=potential_saving_s,
-        fix="Compute the order once, ahead of time, or with torch or NumPy: the sampler runs in the training process, "
+        {"share_of_step": share, "threshold": threshold, "seconds": spent_s, "lines": place},
+        "Compute the order once, ahead of time, or with torch or NumPy: the sampler runs in the training process, "
         "so DataLoader workers cannot take it over",
+        saving_s=potential_saving_s,
     )

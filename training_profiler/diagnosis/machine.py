@@ -1,16 +1,32 @@
-"""Rules about CPU time that the training needed and did not get, and what that does to the other findings."""
+"""Rules about CPU time that the training did not get, and about threads: those that hold the lock, and too few."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from training_profiler.base.units import duration_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, row_of, threshold_of
-from training_profiler.findings.finding import Finding, Fix
+from training_profiler.base.units import duration_text, ms_text
+from training_profiler.diagnosis.loader_fixes import free_cpus
+from training_profiler.diagnosis.registry import (
+    MIN_SAVING_S,
+    RULES,
+    cost_of_steps,
+    found,
+    has_enough_steps,
+    row_of,
+    threshold_of,
+)
+from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import THREADS
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
+from training_profiler.tables.sections import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    INPUT_SECTIONS,
+    OPTIMIZER_STEP,
+    SYNCHRONIZATION,
+)
 
 MACHINE_BUSY: Final = "machine-busy"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section
@@ -34,6 +50,18 @@ _FIXES: Final = {
     HYPERVISOR: Fix("Use a machine with dedicated CPUs: all times contain the waiting", (Change.OTHER_MACHINE,)),
     MEMORY: Fix("Free memory on this machine: programs that wait for memory pages make no progress"),
 }
+LINE_SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
+ONE_THREAD: Final = (
+    "only one thread runs Python code at a time. Without the profiler's faster hand-over of the lock, each wait may "
+    "take up to 5 ms"
+)
+QUEUE: Final = "multiprocessing/queues.py:"  # where the thread of a queue runs that sends what is put into it
+SAID_FROM: Final = 0.1  # of the wait: the part for a CPU
+LONG_OPERATOR_S: Final = 100e-6  # on average: torch divides shorter ones among threads with little gain, or not at all
+UNLIKE: Final = 2.0  # x the counted step's operators: where all steps take longer on average, they are others
+PARALLEL: Final = 0.8  # of what twice the threads could save at best; products of matrices reach 0.9
+# torch's own choice is one thread for each core, and a core has at most two CPUs here: with three, one was asked for.
+CHOSEN_FROM: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +149,9 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
         HYPERVISOR: f"The hypervisor gave this machine's CPUs to others: {waited}{own}{of}",
         MEMORY: f"This machine ran short of memory: {waited} for memory pages",
     }[cause]
-    return Finding(
-        code="machine-busy",
-        message=message,
-        evidence={
+    return found(
+        message,
+        {
             "lost_share": loss.to_others,
             "threshold": threshold,
             "lost_s": lost_s,
@@ -134,8 +161,8 @@ def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
             "of_hypervisor": loss.hypervisor,
             "of_memory": loss.memory,
         },
-        potential_saving_s=lost_s,
-        fix=_FIXES[cause],
+        _FIXES[cause],
+        saving_s=lost_s,
     )
 
 
@@ -158,12 +185,11 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     if is_alone and snapshot.program.threads > MANY_THREADS * machine.cores:
         return _too_many_threads(snapshot, machine.cores, loss, threshold)
     each = f", in each of the {machine.local_ranks} processes" if machine.local_ranks > 1 else ""
-    return Finding(
-        code="cpu-oversubscribed",
-        message=f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
+    return found(
+        f"The training's own threads and processes compete for {_cpus(machine.cores)}: the training thread "
         f"waited {_lost_text(snapshot, loss.own)} for one",
-        evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
-        fix=Fix(
+        {"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
+        Fix(
             "Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
             f"or fewer workers{each}",
             (Change.OTHER_MACHINE, Change.NUM_THREADS, Change.FEWER_WORKERS),
@@ -176,11 +202,10 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
     lost_s, threads = loss.own * _known_s(snapshot), snapshot.program.threads
     places = snapshot.program.places_of(THREADS)
     where = f" (set at {places})" if places else ""
-    return Finding(
-        code="cpu-oversubscribed",
-        message=f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
+    return found(
+        f"An operation of torch uses up to {threads} threads{where}, with {_cpus(cores)}: the "
         f"training thread waited {_lost_text(snapshot, loss.own)} for one",
-        evidence={
+        {
             "lost_share": loss.own,
             "threshold": threshold,
             "lost_s": lost_s,
@@ -188,12 +213,12 @@ def _too_many_threads(snapshot: Snapshot, cores: float, loss: CpuLoss, threshold
             "threads": threads,
             "lines": places,
         },
-        potential_saving_s=lost_s,
-        fix=Fix(
+        Fix(
             f"Use fewer threads: torch.set_num_threads({max(1, int(cores))}), OMP_NUM_THREADS; small operations are "
             "fastest with one",
             (Change.NUM_THREADS,),
         ),
+        saving_s=lost_s,
     )
 
 
@@ -239,3 +264,131 @@ def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
         return replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - lost_s))
     left_s = finding.potential_saving_s - EXPLAINS * lost_s
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
+
+
+class LockWait(NamedTuple):
+    """What the training waits within steps while a thread of the program runs Python code."""
+
+    seconds: float  # for the lock
+    cpu_s: float  # for the CPU that the thread has; 0 where other threads or processes of the training may have it
+    samples: int
+    place: str  # of the thread's line that runs the longest
+
+
+def lock_wait(snapshot: Snapshot) -> LockWait | None:
+    """Return how long the training waits for a thread that runs Python code; None with too few samples.
+
+    A thread that waits uses no CPU, whatever it waits for. So the time in which the training waits for batches that
+    others make, ranks, another program's CPU or the device is taken off.
+    """
+    step, samples = snapshot.step, 0
+    seconds: dict[str, float] = {}
+    if step is None or not has_enough_steps(snapshot) or not step.total_s:
+        return None
+    for name, lines in snapshot.lines.items():
+        if name == OTHER or snapshot.sections[name].step_total_s > 0:
+            for line in lines:
+                samples += line.samples if line.held_by else 0
+                for place, share in line.held_by.items():
+                    seconds[place] = seconds.get(place, 0.0) + share * snapshot.wall_s
+    if samples < LINE_SAMPLES_NEEDED:
+        return None
+    makes_batches = bool(snapshot.loaders) and all(loader.num_workers == 0 for loader in snapshot.loaders)
+    waiting = (SYNCHRONIZATION,) if makes_batches else (SYNCHRONIZATION, *INPUT_SECTIONS)
+    in_steps = (section for name, section in snapshot.sections.items() if name in waiting)
+    held_s, idle_s = sum(seconds.values()) - sum(section.step_self_s for section in in_steps), snapshot.idle_device_s()
+    loss = cpu_loss(snapshot.machine)
+    held_s -= loss.to_others * step.total_s
+    lock_s = held_s - (loss.all - loss.to_others) * step.total_s
+    if idle_s is not None:
+        held_s, lock_s = min(held_s, idle_s), min(lock_s, idle_s)
+    lock_s = max(0.0, lock_s)
+    # As long as no workers, ranks or surplus threads of the training compete with it for CPUs.
+    machine, cpu_s = snapshot.machine, 0.0
+    if makes_batches and machine is not None and machine.cores is not None and machine.local_ranks <= 1:
+        cpu_s = max(0.0, held_s - lock_s) if snapshot.program.threads <= machine.cores else 0.0
+    return LockWait(lock_s, cpu_s, samples, max(seconds, key=lambda place: seconds[place]))
+
+
+@RULES.rule(
+    "lock-held-by-thread",
+    threshold=0.10,  # of step time
+    label="BUSY THREAD",
+    claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    is_anywhere=True,
+    saves=(0.7, 1.5),
+    explains_idle=True,
+    has_loss=True,
+)
+def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a thread of the program that runs Python code while the training thread waits for Python's lock."""
+    step, wait = snapshot.step, lock_wait(snapshot)
+    if step is None or wait is None:
+        return None
+    held_s, place = wait.seconds + wait.cpu_s, wait.place
+    share = held_s / step.total_s
+    if share <= threshold or held_s < MIN_SAVING_S:
+        return None
+    how_long = f"for {share:.0%} of step time ({ms_text(held_s / step.count)} per step)"
+    message = f"The training waits for Python's lock {how_long}, which a thread of the program has at {place}"
+    changes = (Change.OTHER_PROCESS,)
+    fix = f"Move that work to a process of its own (multiprocessing, DataLoader workers): {ONE_THREAD}"
+    if wait.cpu_s > SAID_FROM * held_s:
+        for_what = "Python's lock or for a CPU" if wait.seconds > SAID_FROM * held_s else "a CPU"
+        message = f"The training waits for {for_what} {how_long}, while a thread of the program runs at {place}"
+        fix = f"Do less of that work meanwhile; where a CPU is free, move it to a process of its own: {ONE_THREAD}"
+    if place.startswith(QUEUE):
+        message = f"{message}: the thread of a multiprocessing queue, which pickles what is put into it"
+        changes = (Change.SMALLER_QUEUE,)
+        fix = f"Put less into the queue, or tensors and arrays instead of many objects: {ONE_THREAD}"
+    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": held_s, "lines": place}
+    return found(
+        message, {**evidence, "cpu_s": wait.cpu_s}, Fix(fix, changes), saving_s=held_s * step.settled_s / step.total_s
+    )
+
+
+@RULES.rule(
+    "few-threads",
+    threshold=0.15,  # of step time
+    label="TOO FEW THREADS",
+    claims=(FORWARD_PASS, BACKWARD_PASS),
+    saves=(0.2, 1.25),
+    changes=(Change.NUM_THREADS,),
+    try_=("num_threads",),
+)
+def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training on the CPU that was set to few threads and leaves CPUs free; over 15 % of step time.
+
+    None where operators are short on average, or were not counted, and where torch has chosen the number of threads.
+    """
+    machine, step, threads = snapshot.machine, snapshot.step, snapshot.program.threads
+    if machine is None or step is None or machine.cores is None or snapshot.device is not None or machine.gpus:
+        return None
+    free = free_cpus(snapshot)
+    if free is not None and machine.cpu_host is not None and machine.host_cores is not None:
+        free = min(free, machine.host_cores * (1 - machine.cpu_host.mean))  # others use the machine, too
+    if free is None or machine.samples < SAMPLES_NEEDED or not threads:
+        return None
+    places = snapshot.program.places_of(THREADS)
+    wanted = min(int(machine.cores / machine.local_ranks), threads + round(free / machine.local_ranks))
+    if wanted < 2 * threads or not (places or (threads == 1 and machine.cores / machine.local_ranks >= CHOSEN_FROM)):
+        return None
+    # Operators have to be long on average. Those of the counted step are known; other steps may do something else as
+    # well, such as an agent's whole episode.
+    computing_s, program = snapshot.computing_s(), snapshot.program
+    counted_s = program.long_forward.all_s + program.long_backward.all_s
+    if not step.settled_count or not program.operators or counted_s < program.operators * LONG_OPERATOR_S:
+        return None
+    if computing_s / step.settled_count > UNLIKE * counted_s:
+        return None
+    cost = cost_of_steps(snapshot, threshold, PARALLEL * (1 - threads / wanted) * computing_s)
+    where = f" (set at {places})" if places else ""
+    return cost.finding(
+        f"torch computes with {'1 thread' if threads == 1 else f'{threads} threads'}{where}, and {free:.1f} of "
+        f"{machine.cores:g} CPUs are free: forward and backward passes take {computing_s / step.settled_s:.0%} of step "
+        "time",
+        f"Use more threads: torch.set_num_threads({wanted}) or OMP_NUM_THREADS={wanted}",
+        threads=threads,
+        free_cpus=free,
+        lines=places,
+    )

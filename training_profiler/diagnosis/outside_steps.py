@@ -5,7 +5,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
+from training_profiler.diagnosis.registry import RULES, cost_of_run, found, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
@@ -41,11 +41,10 @@ def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     prepared = [(sum(each[1] for each in part.lines), part) for part in startup.parts if part.name in PREPARED]
     seconds, part = max(prepared, key=lambda each: each[0], default=(0.0, None))
     cost = cost_of_run(snapshot, threshold, seconds)
-    if part is None or seconds <= SHORT_STARTUP_S or cost is None:
+    if part is None or seconds <= SHORT_STARTUP_S:
         return None
     lines = ", ".join(line for line, _ in part.lines)
     return cost.finding(
-        "slow-startup",
         f"Before its first step the program spends {duration_text(seconds)}{PURPOSES.get(part.name, '')}, "
         f"{cost.share:.0%} of the run so far: {lines}",
         "If each run repeats it, keep its result in a file and load that",
@@ -96,13 +95,12 @@ def mostly_outside(snapshot: Snapshot, threshold: float) -> Finding | None:
     text = places_text(replace(snapshot, lines={OUTSIDE_STEPS: ordered}).hottest(OUTSIDE_STEPS), share)
     if not text:
         return None
-    return Finding(
-        "outside-steps",
+    return found(
         f"{share:.1%} of the run lies outside its training steps{_of(passes_s, rest_s, snapshot.wall_s)}: {text}",
         {"share_of_run": share, "threshold": threshold, "seconds": rest_s + passes_s, "lines": text},
-        (rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),
         "Make these lines cheaper, above all by doing once what is the same each time, or wrap them in "
         'profile_section("...") to measure them separately',
+        saving_s=(rest_s + passes_s) * (1.0 if is_most else SAVED_OF_REST),
     )
 
 

@@ -6,13 +6,11 @@ from typing import Final
 
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING_S
-from training_profiler.diagnosis.claims import SAYS_MORE_FROM
-from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
-from training_profiler.diagnosis.threads import lock_wait
+from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, SAYS_MORE_FROM, found, has_enough_steps
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
-from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, CollectionStats, MachineStats, Pause
+from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, MachineStats, Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 
@@ -53,7 +51,6 @@ SYNCS_NEEDED: Final = 10  # samples; fewer may be chance
     "garbage-collection",
     threshold=0.03,  # of step time
     claims=(GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
-    is_cause=True,
     saves=(0.0, 1.0),
     try_=("gc_freeze",),
     explains_idle=True,
@@ -75,13 +72,22 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
     if garbage.share_of_step <= threshold or seconds < MIN_SAVING_S or stats.steps < STEPS_WITH:
         return None
     part = stats.step_total_s / garbage.step_total_s
-    place = _asked_at(snapshot) if fix == _ASK_LESS else ""
-    return Finding(
-        code="garbage-collection",
-        message=f"Garbage collection takes {garbage.share_of_step:.0%} of step time "
-        f"({ms_text(seconds / step.settled_count)} per step): {_text_of_collections(kind, stats, garbage.steps)}"
-        + (f"; above all at {place}" if place else ""),
-        evidence={
+    place = ""
+    if fix == _ASK_LESS:
+        asked = {
+            f"{line.place} {line.what}": line.called[_COLLECTS]
+            for lines in snapshot.lines.values()
+            for line in lines
+            if line.called.get(_COLLECTS)
+        }
+        place = max(asked, key=lambda place: asked[place], default="")
+    often = "nearly every step" if stats.steps >= OFTEN * garbage.steps else f"{stats.steps} of {garbage.steps} steps"
+    return found(
+        f"Garbage collection takes {garbage.share_of_step:.0%} of step time "
+        f"({ms_text(seconds / step.settled_count)} per step): {stats.step_count} {kind}, "
+        f"{ms_text(stats.step_total_s / stats.step_count)} each, in {often} (longest {ms_text(stats.longest_s)} at "
+        f"step {stats.longest_step})" + (f"; above all at {place}" if place else ""),
+        {
             "share_of_step": garbage.share_of_step,
             "threshold": threshold,
             "seconds": seconds,
@@ -93,28 +99,8 @@ def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
             "explained": garbage.explained,
             "lines": place,
         },
-        potential_saving_s=part * seconds,
-        fix=fix,
-    )
-
-
-def _asked_at(snapshot: Snapshot) -> str:
-    """Return the line that spends most time in ``gc.collect()``; "" if it was never sampled there."""
-    shares = {
-        f"{line.place} {line.what}": line.called.get(_COLLECTS, 0.0)
-        for lines in snapshot.lines.values()
-        for line in lines
-    }
-    place = max(shares, key=lambda place: shares[place], default="")
-    return place if shares.get(place) else ""
-
-
-def _text_of_collections(kind: str, stats: CollectionStats, steps: int) -> str:
-    count, mean_s = stats.step_count, stats.step_total_s / stats.step_count
-    often = "nearly every step" if stats.steps >= OFTEN * steps else f"{stats.steps} of {steps} steps"
-    return (
-        f"{count} {kind}, {ms_text(mean_s)} each, in {often} (longest {ms_text(stats.longest_s)} at step "
-        f"{stats.longest_step})"
+        fix,
+        saving_s=part * seconds,
     )
 
 
@@ -127,31 +113,17 @@ def page_fault_time(snapshot: Snapshot) -> Pause | None:
     step, machine = snapshot.step, snapshot.machine
     if step is None or not has_enough_steps(snapshot) or not step.total_s:
         return None
-    before_s = 0.0 if step.before_s is None or snapshot.first_step else step.before_s
-    loop_s = max(step.total_s, snapshot.wall_s - before_s)
-    part = _part_of_loop(machine, loop_s)
-    if part is None:
-        return None
-    likely, least, most = part
-    between_s = loop_s - step.total_s
-    return Pause(
-        NEW_MEMORY,
-        likely * step.total_s,
-        max(0.0, least * loop_s - between_s),
-        min(most * loop_s, step.total_s),
-    )
-
-
-def _part_of_loop(machine: MachineStats | None, loop_s: float) -> tuple[float, float, float] | None:
-    """Return the part of the loop that page faults take: the likely, the least and the most."""
     if machine is None or machine.page_cost_s is None or machine.samples < SAMPLES_NEEDED:
         return None
-    if machine.page_faults is None or machine.cpu_kernel is None or not loop_s:
+    if machine.page_faults is None or machine.cpu_kernel is None:
         return None
+    before_s = 0.0 if step.before_s is None or snapshot.first_step else step.before_s
+    loop_s = max(step.total_s, snapshot.wall_s - before_s)
     kernel = machine.cpu_kernel.mean
     most = min(1.0, kernel + CONFIDENCE * (kernel * TICK_S / loop_s) ** 0.5)
     likely = min(most, machine.page_faults.mean * machine.page_cost_s)
-    return likely, LEAST_COST * likely, most
+    least_s = max(0.0, LEAST_COST * likely * loop_s - (loop_s - step.total_s))
+    return Pause(NEW_MEMORY, likely * step.total_s, least_s, min(most * loop_s, step.total_s))
 
 
 def _without_copies(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> Finding | None:
@@ -170,7 +142,6 @@ def _without_copies(finding: Finding, findings: Sequence[Finding], _: Snapshot) 
     threshold=0.05,  # of step time
     claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
     is_anywhere=True,
-    is_cause=True,
     saves=(0.3, 1.5),
     changes=(Change.ALLOCATOR, Change.REUSED_MEMORY),
     try_=("jemalloc", "tcmalloc"),
@@ -185,14 +156,20 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
     share = pause.seconds / step.total_s
     if pause.least_s <= threshold * step.total_s or pause.seconds < MIN_SAVING_S:
         return None
-    each = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
+    times = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
     pages = snapshot.machine.page_faults.mean * step.total_s / step.count
-    line, where = _line_of_most(snapshot, share)
-    return Finding(
-        code="page-faults",
-        message=f"Page faults take about {share:.0%} of step time ({each[0]} per step, {each[1]} to {each[2]}): about "
+    # Only their number in all steps is known. If they take 70 % of these and a line takes 90 %, at least 60 % is both.
+    line, where = {}, ""
+    for each in (*snapshot.lines_of_steps(FORWARD_PASS)[:1], *snapshot.lines_of_steps(OTHER)[:1]):
+        part = min(1.0, each.share * snapshot.wall_s / step.total_s)
+        if each.samples >= LINE_SAMPLES and part + share - 1 >= MOST_OF_THEM * share:
+            line = {"lines": f"{each.place} {each.what}"}
+            where = f"; most of them at {line['lines']}, which takes {part:.0%} of step time"
+            break
+    return found(
+        f"Page faults take about {share:.0%} of step time ({times[0]} per step, {times[1]} to {times[2]}): about "
         f"{pages:,.0f} pages of memory are new in each step{where}",
-        evidence={
+        {
             **line,
             "share_of_step": share,
             "threshold": threshold,
@@ -201,28 +178,11 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             "most_s": pause.most_s,
             "pages_per_step": pages,
         },
-        potential_saving_s=pause.seconds * step.settled_s / step.total_s,
-        fix="Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors on the CPU, "
+        "Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors on the CPU, "
         "set MALLOC_MMAP_THRESHOLD_=1073741824 and MALLOC_TRIM_THRESHOLD_=4294967296 (glibc), or load jemalloc or "
         "tcmalloc by LD_PRELOAD: they keep freed memory",
+        saving_s=pause.seconds * step.settled_s / step.total_s,
     )
-
-
-def _line_of_most(snapshot: Snapshot, share: float) -> tuple[dict[str, str], str]:
-    """Return the line that surely has most page faults, as evidence and text; empty where there is none.
-
-    Only their number in all steps is known. If they take 70 % of these and a line takes 90 %, at least 60 % is both.
-    """
-    step = snapshot.step
-    if step is None or not step.total_s:
-        return {}, ""
-    for name in (FORWARD_PASS, OTHER):
-        for line in snapshot.lines_of_steps(name)[:1]:
-            part = min(1.0, line.share * snapshot.wall_s / step.total_s)
-            if line.samples >= LINE_SAMPLES and part + share - 1 >= MOST_OF_THEM * share:
-                place = f"{line.place} {line.what}"
-                return {"lines": place}, f"; most of them at {place}, which takes {part:.0%} of step time"
-    return {}, ""
 
 
 def pauses(snapshot: Snapshot) -> list[Pause]:

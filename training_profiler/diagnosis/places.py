@@ -1,19 +1,32 @@
-"""Places in the user's code as findings name them, with their parts of a time."""
+"""Places in the user's code as findings name them, and which lines run Python instead of operators of torch."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
+from training_profiler.diagnosis.called_functions import MAKING_TENSORS, named
+from training_profiler.snapshot.lines import hottest_places
+from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats, Snapshot
+from training_profiler.tables.sections import FORWARD_PASS
 
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
 NEARLY_ALL: Final = 0.9
-SAY_NOTHING: Final = (
-    CHECKS,
-    PYTHON,
-    "step",
-    "backward",
-)  # no call of the line, and calls that are a section themselves
+SAY_NOTHING: Final = (CHECKS, PYTHON, "step", "backward")  # no call of the line, and calls that are a section
+# By the names under which programs import them.
+OTHER_LIBRARIES: Final = named(
+    "random np numpy re json itertools copy bisect heapq collections string nx networkx sp scipy sklearn pd pandas cv2 "
+    "Image PIL nltk tokenizer"
+)
+ARRAYS: Final = ("np", "numpy", "scipy", "sp")
+RANDOM: Final = "random"  # np.random takes no arrays: what is between its calls may be torch's
+OF_EITHER: Final = ("numpy", "from_numpy", "detach", "cpu")  # between tensors and arrays
+MOSTLY_ARRAYS: Final = 0.8  # of the time in calls of a function
+LEAST_OF_ARRAYS: Final = 3  # samples of its calls; fewer may be chance
+LOOPS: Final = 0.15  # of a function's time between calls, at the turns of its loops
+GOOD_PART: Final = 0.2
+SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part of 0.3 is then below 0.08
 
 
 def places_text(places: Sequence[LineStats], share: float) -> str:
@@ -35,3 +48,77 @@ def of_it(place: LineStats, of: float) -> str:
         parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
         text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)
     return text
+
+
+def runs_python(name: str) -> bool:
+    """Return whether a called function is Python, of a library that does not use torch, or makes tensors of lists."""
+    return name == PYTHON or name.split(".")[0] in OTHER_LIBRARIES or MAKING_TENSORS.matches(name)
+
+
+def in_python(lines: Sequence[LineStats]) -> list[LineStats]:
+    """Return the lines that run Python or other libraries, with the time in these.
+
+    In ``a ** 3`` no function is called, and ``a`` may be a tensor. It counts beside a call of NumPy in its line, in
+    a function that hardly calls anything else.
+    """
+    of_arrays = _functions_of_arrays(lines)
+    found = []
+    for line in lines:
+        share = sum(its_share for name, its_share in line.called.items() if runs_python(name))
+        if (line.file, line.function) in of_arrays and not line.inside and any(map(_takes_arrays, line.called)):
+            share += max(0.0, line.share - sum(line.called.values()))
+        if share:
+            found.append(replace(line, share=min(line.share, share)))
+    return found
+
+
+def _takes_arrays(name: str) -> bool:
+    library, *path = name.split(".")
+    return library in ARRAYS and RANDOM not in path
+
+
+def _functions_of_arrays(lines: Sequence[LineStats]) -> set[tuple[str, str]]:
+    """Return the functions, by file and name, that call NumPy and hardly anything else."""
+    arrays, others, samples = (defaultdict[tuple[str, str], float](float) for _ in range(3))
+    for line in lines:
+        function = line.file, line.function
+        for name, share in line.called.items():
+            if _takes_arrays(name):
+                arrays[function] += share
+                samples[function] += line.samples * share / line.share if line.share else 0.0
+            elif not runs_python(name) and name.rpartition(".")[2] not in OF_EITHER:
+                others[function] += share
+    return {
+        function
+        for function, share in arrays.items()
+        if share >= MOSTLY_ARRAYS * (share + others[function]) and samples[function] >= LEAST_OF_ARRAYS
+    }
+
+
+def loops(snapshot: Snapshot) -> list[LineStats]:
+    """Return the lines of forward passes in functions that loop in Python: without calls, with operators in between."""
+    lines = [line for line in snapshot.lines_of_steps(FORWARD_PASS) if not line.inside]
+    whole, turns = (defaultdict[tuple[str, str], float](float) for _ in range(2))
+    for line in lines:
+        whole[line.file, line.function] += _without_calls(line)
+        turns[line.file, line.function] += line.called.get(PYTHON, 0.0)
+    return [
+        replace(line, share=_without_calls(line))
+        for line in lines
+        if _without_calls(line) and turns[line.file, line.function] >= LOOPS * whole[line.file, line.function]
+    ]
+
+
+def _without_calls(line: LineStats) -> float:
+    """Return the share of a line without the functions that it calls: ``mask[i, j] = 0`` calls none."""
+    return max(0.0, line.share - sum(share for name, share in line.called.items() if name != PYTHON))
+
+
+def place_of_most(lines: Sequence[LineStats], snapshot: Snapshot) -> dict[str, str]:
+    """Return the place with most of these lines' time, as evidence; empty where they have little time."""
+    section = snapshot.sections.get(FORWARD_PASS)
+    samples = sum(line.samples for line in snapshot.lines_of_steps(FORWARD_PASS))
+    if section is None or samples < SAMPLES_NEEDED or sum(line.share for line in lines) < GOOD_PART * section.share:
+        return {}
+    places = [f"{place.place} {place.what}" for place in hottest_places(sorted(lines, key=lambda line: -line.share))]
+    return {"lines": places[0]} if places else {}

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.snapshot.snapshot import Snapshot
@@ -29,7 +29,6 @@ FEW: Final = 2  # convolutions
     threshold=0.10,  # of step time
     label="FLOAT64",
     claims=(FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
-    is_cause=True,
     saves=(0.6, 1.3),
     changes=(Change.SINGLE_FOR_DOUBLE,),
 )
@@ -40,10 +39,7 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     computing_s = snapshot.computing_s() + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
     # Half of the bytes, and twice the numbers in each instruction.
     cost = cost_of_steps(snapshot, threshold, computing_s / 2)
-    if cost is None:
-        return None
     return cost.finding(
-        "double-precision",
         "The model computes in float64, which takes twice the time of float32 or more",
         "If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
         "torch.set_default_dtype make parameters so",
@@ -55,7 +51,6 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     "slow-precision",
     threshold=0.10,  # of step time
     claims=(FORWARD_PASS, BACKWARD_PASS),
-    is_cause=True,
     saves=(0.6, 1.2),
     changes=(Change.SINGLE_FOR_HALF,),
 )
@@ -73,11 +68,8 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     flops = (rates.flops_per_step or 0.0) * step.settled_count
     after_s = max(computing_s * cpu.gflops / cpu.float32_gflops, flops / (USUAL_PART * cpu.float32_gflops * 1e9))
     cost = cost_of_steps(snapshot, threshold, computing_s - after_s)
-    if cost is None:
-        return None
     change = "without torch.autocast" if snapshot.program.autocast else "model.float(), and its data"
     return cost.finding(
-        "slow-precision",
         f"The model computes in {cpu.dtype}, in which this CPU does {three_digits(cpu.gflops)} GFLOP/s; in "
         f"float32 it does {three_digits(cpu.float32_gflops)}",
         f"Train in float32 on this CPU: {change}",
@@ -91,7 +83,6 @@ def slow_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     threshold=0.10,  # of step time
     label="COMPUTE-BOUND",
     claims=(FORWARD_PASS, BACKWARD_PASS),
-    is_cause=True,
     saves=(0.8, 1.3),
     try_=("matmul_precision", "autocast"),
 )
@@ -115,11 +106,10 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     uses_tf32 = rates.dtype != "float32"
     tf32 = 'Call torch.set_float32_matmul_precision("high") for tf32, or use' if not uses_tf32 else "Use"
-    return Finding(
-        code="full-precision",
-        message=f"The model computes in {rates.dtype}, at {three_digits(rates.tflops)} of at most "
+    return found(
+        f"The model computes in {rates.dtype}, at {three_digits(rates.tflops)} of at most "
         f"{three_digits(peaks[0][0])} TFLOP/s; in bfloat16 this device does up to {three_digits(peaks[1][0])}",
-        evidence={
+        {
             "share_of_step": share,
             "threshold": threshold,
             "tflops": rates.tflops,
@@ -127,11 +117,11 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
             "bfloat16_peak_tflops": peaks[1][0],
             "utilization": busy,
         },
-        potential_saving_s=potential_saving_s,
-        fix=Fix(
+        Fix(
             f'{tf32} torch.autocast("cuda", torch.bfloat16) around the forward pass and the loss',
             (Change.AUTOCAST,) if uses_tf32 else (Change.MATMUL_PRECISION, Change.AUTOCAST),
         ),
+        saving_s=potential_saving_s,
     )
 
 
@@ -140,7 +130,6 @@ def full_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
     threshold=0.10,  # of step time
     label="COMPUTE-BOUND",
     claims=(FORWARD_PASS, BACKWARD_PASS),
-    is_cause=True,
     saves=(0.1, 1.6),
     try_=("channels_last", "autocast"),
 )
@@ -157,12 +146,9 @@ def channels_first(snapshot: Snapshot, threshold: float) -> Finding | None:
     if busy_part(snapshot) is None or (rates.mfu or 0.0) < DENSE:
         return None
     cost = cost_of_steps(snapshot, threshold, SAVES * snapshot.computing_s())
-    if cost is None:
-        return None
     is_half = rates.dtype in HALF
     also = "" if is_half else "; then use torch.autocast, which brings more with it than before"
     return cost.finding(
-        "channels-first",
         f"{facts.channels_first} convolutions get their tensors in NCHW order; tensor cores compute in NHWC, "
         "so cuDNN converts them",
         Fix(

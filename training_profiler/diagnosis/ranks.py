@@ -4,7 +4,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, ms_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, has_enough_steps, row_of
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import StepShare
 from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
@@ -25,25 +25,31 @@ EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
 
 
 class Slow(NamedTuple):
-    """A rank, or the ranks of a host, with more work than others."""
+    """A rank, or the ranks of a host, with more work than others; times are per step."""
 
     name: str
-    work_s: float  # per step
+    work_s: float
     others_s: float  # the median of the others
-    saved_s: float  # per step, if it were like the next slowest
+    saved_s: float  # if it were like the next slowest
+
+    def saving_s(self, snapshot: Snapshot, threshold: float) -> float:
+        """Return what the run would save; 0 if that is too little to report."""
+        step = snapshot.step
+        saving_s = 0.0 if step is None else self.saved_s * step.settled_count
+        least_s = 0.0 if step is None else max(MIN_SAVING_S, GAIN * threshold * step.settled_s)
+        return saving_s if saving_s >= least_s else 0.0
 
 
 @RULES.rule("straggler", 0.10, is_of_other_rank=True)  # of work, beyond the median of the other ranks
 def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the rank with the most work per step if it exceeds the others' median by 10 %; None below 10 steps."""
     slow_ranks = _slowest_rank(snapshot, threshold)
-    if slow_ranks is None or snapshot.step is None:
+    if slow_ranks is None:
         return None
     slowest, several, slow = slow_ranks
-    potential_saving_s = slow.saved_s * snapshot.step.settled_count
-    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
+    saving_s, excess = slow.saving_s(snapshot, threshold), slow.work_s / slow.others_s - 1
+    if not saving_s:
         return None
-    excess = slow.work_s / slow.others_s - 1
     evidence: dict[str, float | int | str] = {
         "rank": slowest.who.rank,
         "host": slowest.who.host,
@@ -63,13 +69,12 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
     also = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
-    return Finding(
-        code="straggler",
-        message=f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
+    return found(
+        f"All ranks wait for {slow.name}: it works {ms_text(slow.work_s)} per step, the median of the "
         f"others is {ms_text(slow.others_s)} (+{excess:.0%}){also}{cause}",
-        evidence=evidence,
-        potential_saving_s=potential_saving_s,
-        fix=_fix_of_straggler(slowest),
+        evidence,
+        _fix_of_straggler(slowest),
+        saving_s=saving_s,
     )
 
 
@@ -79,26 +84,23 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
 def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the host whose ranks all work 10 % longer than the median elsewhere; None if it has a single rank."""
     slow = _slowest_host(snapshot, threshold)
-    if slow is None or snapshot.step is None:
-        return None
-    potential_saving_s = slow.saved_s * snapshot.step.settled_count
-    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
+    saving_s = 0.0 if slow is None else slow.saving_s(snapshot, threshold)
+    if slow is None or not saving_s:
         return None
     excess = slow.work_s / slow.others_s - 1
-    return Finding(
-        code="host-slow",
-        message=f"All ranks of host {slow.name} are slow: {ms_text(slow.work_s)} of work per step, against "
+    return found(
+        f"All ranks of host {slow.name} are slow: {ms_text(slow.work_s)} of work per step, against "
         f"{ms_text(slow.others_s)} elsewhere (+{excess:.0%})",
-        evidence={
+        {
             "host": slow.name,
             "work_s": slow.work_s,
             "median_of_others_s": slow.others_s,
             "excess": excess,
             "threshold": threshold,
         },
-        potential_saving_s=potential_saving_s,
-        fix="Check that host: clocks and temperature, other jobs on it, fewer CPU cores or slower memory than "
+        "Check that host: clocks and temperature, other jobs on it, fewer CPU cores or slower memory than "
         "elsewhere, its disk or network for the data; run without it and compare",
+        saving_s=saving_s,
     )
 
 
@@ -111,10 +113,15 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     others_s = median([_work_s(rank) for rank in others])
     if not others_s or _work_s(slowest) <= others_s * (1 + threshold):
         return None
-    if not _is_waited_for(slowest, others, _work_s(slowest) - others_s):
+    # Work comes from totals with partly estimated synchronization, waiting from single steps. They contradict each
+    # other where the others do not wait about as much longer.
+    waiting_s = [rank.waiting_s for rank in others if rank.waiting_s is not None]
+    least_s = WAITED_FOR * (_work_s(slowest) - others_s)
+    if slowest.waiting_s is not None and waiting_s and median(waiting_s) - slowest.waiting_s < least_s:
         return None
     host = host_slow(snapshot, snapshot.thresholds)
-    neighbours = [_work_s(rank) for rank in others if _host_of(rank) == _host_of(slowest)]
+    at = slowest.who.host, slowest.who.node
+    neighbours = [_work_s(rank) for rank in others if (rank.who.host, rank.who.node) == at]
     if host is not None and neighbours and _work_s(slowest) <= median(neighbours) * (1 + threshold):
         return None
     # Several slow ranks share one saving. On a slow host, a rank's saving is its excess over its neighbours.
@@ -122,18 +129,6 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
     like_it = [rank for rank in others if _work_s(rank) > nearly_s]
     next_s = max(_work_s(rank) for rank in others if _work_s(rank) <= nearly_s)
     return slowest, 1 + len(like_it), Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)
-
-
-def _is_waited_for(slowest: RankStats, others: list[RankStats], extra_s: float) -> bool:
-    """Return whether the others wait about as much longer as the slowest works longer; True if that is unknown.
-
-    Work comes from totals with partly estimated synchronization, waiting from single steps. If the two contradict
-    each other, there is no finding.
-    """
-    waiting_s = [rank.waiting_s for rank in others if rank.waiting_s is not None]
-    if slowest.waiting_s is None or not waiting_s:
-        return True
-    return median(waiting_s) - slowest.waiting_s >= WAITED_FOR * extra_s
 
 
 def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
@@ -189,18 +184,19 @@ def _work_s(rank: RankStats) -> float:
     return rank.work_s or 0.0
 
 
-def _host_of(rank: RankStats) -> tuple[str, int | None]:
-    return rank.who.host, rank.who.node
-
-
 @RULES.rule("rank-silent", 0.0, saving=Saving.UNKNOWN, is_first=True, is_risk=True)  # share of ranks
 def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name ranks that stopped reporting before their end, or never reported."""
     ranks = snapshot.ranks
     if ranks is None or (len(ranks.silent) + len(ranks.missing)) / ranks.world_size <= threshold:
         return None
-    silent = sorted((rank for rank in ranks.ranks if rank.who.rank in set(ranks.silent)), key=_steps)
-    lost = [_last_update(rank) for rank in silent[:MOST_NAMED]]
+    silent = [rank for rank in ranks.ranks if rank.who.rank in set(ranks.silent)]
+    silent.sort(key=lambda rank: (rank.steps, rank.who.rank))
+    lost = []
+    for rank in silent[:MOST_NAMED]:
+        age = "" if rank.heard_s_ago is None else f" {rank.heard_s_ago:.0f} s ago,"
+        inside = f" inside {' > '.join(rank.inside)}" if rank.inside else ""
+        lost.append(f"{rank.who}, last update{age} after {rank.steps} steps{inside}")
     if len(silent) > MOST_NAMED:
         lost.append(f"{len(silent) - MOST_NAMED} more")
     if ranks.missing:
@@ -211,12 +207,10 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     if silent:
         evidence |= {"rank": silent[0].who.rank, "host": silent[0].who.host, "last_step": silent[0].steps}
         evidence |= {"inside": " > ".join(silent[0].inside)}
-    return Finding(
-        code="rank-silent",
-        message=f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks do not report: "
-        + "; ".join(lost),
-        evidence=evidence,
-        fix="Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
+    return found(
+        f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks do not report: " + "; ".join(lost),
+        evidence,
+        "Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
         "kernel's out-of-memory killer; if the rank still runs, find where it hangs: py-spy dump --pid PID; a rank "
         "without the profiler, or with another run folder, does not report either",
     )
@@ -251,7 +245,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
             "on all ranks), data loading that stalls, garbage collection (gc.freeze) and other work on the machines",
             (Change.GC_FREEZE, Change.OTHER_BATCHES),
         )
-    return Finding("uneven-work", message, evidence, potential_saving_s=potential_saving_s, fix=fix)
+    return found(message, evidence, fix, saving_s=potential_saving_s)
 
 
 def _after_its_rank(finding: Finding, other: Finding) -> bool:
@@ -262,6 +256,7 @@ def _after_its_rank(finding: Finding, other: Finding) -> bool:
     "synchronization-heavy",
     threshold=0.10,
     label="SYNC-BOUND",
+    says_where=True,
     claims=(SYNCHRONIZATION,),
     try_=("gradient_as_bucket_view", "static_graph", "bucket_cap_mb"),
     explains_idle=True,
@@ -276,13 +271,17 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     fix = "use fewer and larger collectives, overlap them with computation, or use a faster network"
     changes: tuple[Change, ...] = (Change.LARGER_COLLECTIVES,)
     if snapshot.exchange is not None:
-        has_many = _has_many_buckets(snapshot)
+        # The gradients fill more of DDP's buckets than the first, which is small, and another one.
+        optimizer, has_many = snapshot.program.optimizer, False
+        if optimizer is not None:
+            each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
+            has_many = optimizer.numbers * each > 2 * BUCKET_BYTES
         larger = "larger DDP buckets (bucket_cap_mb), " if has_many else ""
         changes = (Change.BUCKET_CAP_MB, Change.ACCUMULATION) if has_many else (Change.ACCUMULATION,)
         fix = f"use {larger}gradient accumulation under no_sync(), or a faster network"
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return StepShare(
-            "synchronization-heavy",
+            "",
             threshold,
             section=SYNCHRONIZATION,
             activity="waiting for other ranks",
@@ -311,22 +310,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
         fix = f"Fix {first} first; then {fix}"
     else:
         fix = fix[0].upper() + fix[1:]
-    return Finding(
-        code="synchronization-heavy",
-        message=message,
-        evidence=evidence,
-        potential_saving_s=max(0.0, total_s - claimed_s),
-        fix=Fix(fix, changes),
-    )
-
-
-def _has_many_buckets(snapshot: Snapshot) -> bool:
-    """Return whether the gradients fill more of DDP's buckets than the first, which is small, and another one."""
-    optimizer = snapshot.program.optimizer
-    if optimizer is None:
-        return False
-    each = max((BYTES.get(dtype, 0) for dtype in optimizer.dtypes), default=0)
-    return optimizer.numbers * each > 2 * BUCKET_BYTES
+    return found(message, evidence, Fix(fix, changes), saving_s=max(0.0, total_s - claimed_s))
 
 
 def _culprit(finding: Finding) -> str:
@@ -337,13 +321,3 @@ def _culprit(finding: Finding) -> str:
     if "rank" not in evidence:
         return ""
     return f"rank {evidence['rank']} ({evidence['cause']})" if "cause" in evidence else f"rank {evidence['rank']}"
-
-
-def _last_update(rank: RankStats) -> str:
-    age = "" if rank.heard_s_ago is None else f" {rank.heard_s_ago:.0f} s ago,"
-    inside = f" inside {' > '.join(rank.inside)}" if rank.inside else ""
-    return f"{rank.who}, last update{age} after {rank.steps} steps{inside}"
-
-
-def _steps(rank: RankStats) -> tuple[int, int]:
-    return rank.steps, rank.who.rank

@@ -1,20 +1,24 @@
-"""The rules about a run: what a row holds, and what the rules have in common."""
+"""The rules about a run: what a row holds, what rules have in common, and which finding claims a second."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Finding, Fix
+from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import DEFAULTS, Registry, Rule, Saving
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS
+from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WORKER_START
 
 Sections = tuple[str, ...]
 Range = tuple[float, float]
 # Returns what is left of a finding beside all of a run; None if nothing is.
 Left = Callable[[Finding, Sequence[Finding], Snapshot], Finding | None]
+_INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
+SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
+_EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class RunRule(Rule[Snapshot]):
     claims: Sections | Callable[[Finding], Sections] = ()  # whose seconds a finding has; the first has its line
     lies_in: Callable[[Finding], Sections] | None = None  # the same, of seconds that no other finding can have
     is_anywhere: bool = False  # in which of its sections its seconds lie is not measured
-    is_cause: bool = False  # it is measured, and named before what only says where the time lies
+    says_where: bool = False  # it only says where the time lies: what is measured, and claims that, is named before
     saves: Range | Callable[[Finding, Snapshot], Range] = (0.5, 1.0)  # least and most of the estimate that a fix saves
     changes: tuple[Change, ...] = ()  # that the fix names, where it is the same in all runs
     try_: tuple[str, ...] = ()  # families of treatments that may help
@@ -45,9 +49,16 @@ class RunRule(Rule[Snapshot]):
     follows: Callable[[Finding, Finding], bool] | None = None  # whether another finding is its cause, and comes first
 
     def __call__(self, measured: Snapshot, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
-        """Return the rule's finding, with the row's changes where its own fix names none."""
+        """Return the rule's finding, with its code, and with the row's changes where its own fix names none."""
         finding = Rule.__call__(self, measured, thresholds)
-        return finding if finding is None or finding.changes else replace(finding, fix=Fix(finding.fix, self.changes))
+        if finding is None:
+            return None
+        return replace(finding, code=self.code, fix=Fix(finding.fix, finding.changes or self.changes))
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether its seconds are measured to have this cause."""
+        return bool(self.claims) and not self.says_where
 
     def sections_of(self, finding: Finding) -> Sections:
         """Return the sections that have the seconds of a finding; none where it is about all."""
@@ -78,49 +89,46 @@ WORTH_SAYING: Final = 0.01  # of the time of steps: a few long ones among hundre
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What takes more of the steps, or of the run, than a threshold, and saves at least 20 ms."""
+    """What takes a share of the steps, or of the run."""
 
     seconds: float
     share: float
     threshold: float
     saving_s: float
     share_of: str  # its name in the evidence
-    steps: int = 0
+    is_worth_saying: bool  # it is more than the threshold, and saves at least 20 ms
+    steps: int = 1
 
     @property
     def per_step(self) -> str:
         """How long it takes in each step."""
         return ms_text(self.seconds / self.steps)
 
-    def finding(self, code: str, message: str, fix: str, **evidence: float | int | str) -> Finding:
-        """Return the finding, with the share and its threshold before other evidence."""
+    def finding(self, message: str, fix: str, **evidence: float | int | str) -> Finding | None:
+        """Return the finding, with the share and its threshold before other evidence; None if it is too small."""
         shares = {self.share_of: self.share, "threshold": self.threshold}
-        return Finding(code, message, {**shares, **evidence}, self.saving_s, fix)
+        return found(message, {**shares, **evidence}, fix, saving_s=self.saving_s) if self.is_worth_saying else None
 
 
-def cost_of_steps(snapshot: Snapshot, threshold: float, seconds: float, *, saved: float = 1.0) -> Cost | None:
-    """Return the cost of what takes ``seconds`` of all steps; None in few steps, or if it is too small to report.
-
-    ``saved`` is the part of it that a fix saves.
-    """
-    step = snapshot.step
-    if step is None or not step.settled_s or not has_enough_steps(snapshot):
-        return None
-    share = seconds / step.settled_s
-    if share <= threshold or saved * seconds < MIN_SAVING_S:
-        return None
-    return Cost(seconds, share, threshold, saved * seconds, "share_of_step", step.settled_count)
+def found(message: str, evidence: Evidence, fix: str = "", *, saving_s: float = 0.0) -> Finding:
+    """Return the finding of a rule, whose row gives it its code."""
+    return Finding("", message, evidence, saving_s, fix)
 
 
-def cost_of_run(snapshot: Snapshot, threshold: float, seconds: float, *, saving_s: float | None = None) -> Cost | None:
-    """Return the cost of what takes ``seconds`` of the run; None if it is too small to report.
+def cost_of_steps(snapshot: Snapshot, threshold: float, seconds: float, *, saved: float = 1.0) -> Cost:
+    """Return the cost of what takes ``seconds`` of all steps, of which a fix saves a part; too small in few steps."""
+    step, saving_s = snapshot.step, saved * seconds
+    share = seconds / step.settled_s if step is not None and step.settled_s and has_enough_steps(snapshot) else 0.0
+    is_worth_saying = share > threshold and saving_s >= MIN_SAVING_S
+    steps = 1 if step is None else max(1, step.settled_count)
+    return Cost(seconds, share, threshold, saving_s, "share_of_step", is_worth_saying, steps)
 
-    A fix saves ``saving_s``, or all of it.
-    """
+
+def cost_of_run(snapshot: Snapshot, threshold: float, seconds: float, *, saving_s: float | None = None) -> Cost:
+    """Return the cost of what takes ``seconds`` of the run; a fix saves ``saving_s``, or all of it."""
     saving_s = seconds if saving_s is None else saving_s
-    if not snapshot.wall_s or seconds / snapshot.wall_s <= threshold or saving_s < MIN_SAVING_S:
-        return None
-    return Cost(seconds, seconds / snapshot.wall_s, threshold, saving_s, "share_of_run")
+    share = seconds / snapshot.wall_s if snapshot.wall_s else 0.0
+    return Cost(seconds, share, threshold, saving_s, "share_of_run", share > threshold and saving_s >= MIN_SAVING_S)
 
 
 def row_of(finding: Finding) -> RunRule:
@@ -160,3 +168,116 @@ def with_step_time(finding: Finding, snapshot: Snapshot) -> Finding:
     else:
         saved_a_step_s = saving_s / max(1, step.settled_count)
     return replace(finding, step_s=step.avg_s, step_if_gone_s=max(0.0, step.avg_s - saved_a_step_s))
+
+
+def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings, each with the saving that no other finding claims.
+
+    Findings about one section share its time: a rise of its time and a known cause come first, then the costliest. A
+    finding about all sections, such as an idle device or uneven steps, has what is left beside the findings about
+    single ones; where hardly anything is left, uneven steps are left out.
+    """
+    findings = list(findings)
+    for rule in RULES:
+        at = next((i for i, finding in enumerate(findings) if finding.code == rule.code), None)
+        if at is not None and rule.beside is not None:
+            beside = rule.beside(findings[at], findings, snapshot)
+            findings[at : at + 1] = [] if beside is None else [beside]
+    claims = _Claims(snapshot)
+    for rise in (finding for finding in findings if row_of(finding).is_rise):
+        # A finding about the section that rises has the rest of its time.
+        section, part = moves_with(rise, snapshot)
+        if section:
+            claims.claim((section,), part * rise.potential_saving_s)
+    in_order = sorted(findings, key=lambda finding: (not row_of(finding).is_cause, -finding.potential_saving_s))
+    left = {finding.code: claims.left_of(finding) for finding in in_order if row_of(finding).claims}
+    others = [left.get(each.code, each) for each in findings]
+    has_causes = any(row_of(finding).is_cause for finding in findings)
+    kept = []
+    for whole, finding in zip(findings, others, strict=True):
+        rest, least_s = row_of(finding).rest, max(MIN_SAVING_S, SAYS_MORE_FROM * whole.potential_saving_s)
+        # It has to say more than the causes that have its seconds already.
+        is_own = not has_causes or whole.code not in left or row_of(finding).is_cause or not whole.potential_saving_s
+        if is_own or finding.potential_saving_s >= least_s:
+            kept.append(finding if rest is None else rest(finding, others, snapshot))
+    return [finding for finding in kept if finding is not None]
+
+
+class _Claims:
+    """The seconds of each section that findings have claimed."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._claimed_s = defaultdict[str, float](float)
+        self._spread_s = defaultdict[str, float](float)  # the part of them that lies anywhere in these sections
+
+    def left_of(self, finding: Finding) -> Finding:
+        """Return the finding with what nothing before it has claimed, and claim that."""
+        row = row_of(finding)
+        names = row.sections_of(finding)
+        claimed_s = sum(self._claimed_s[name] for name in names)
+        if row.is_cause and len(names) > 1:
+            # Two causes may lie in the same sections and not overlap, so they share what the sections have.
+            room_s = sum(self._total_s(name) for name in names) - claimed_s
+            saving_s = max(0.0, min(finding.potential_saving_s, room_s))
+        else:
+            # A change saves its part of what is left beside causes that may lie anywhere in the section, and has
+            # nothing of what others claim.
+            spread_s, total_s = sum(self._spread_s[name] for name in names), sum(map(self._total_s, names))
+            left = 1 - min(1.0, spread_s / total_s) if total_s else 1.0
+            saving_s = max(0.0, finding.potential_saving_s * left - (claimed_s - spread_s))
+        before_s = self._claimed_s.copy()
+        self.claim(names, saving_s)
+        for name in names if row.is_anywhere else ():
+            self._spread_s[name] += self._claimed_s[name] - before_s[name]
+        return replace(finding, potential_saving_s=saving_s)
+
+    def claim(self, names: Sequence[str], saving_s: float) -> None:
+        """Claim seconds of these sections, of each as much as it has left."""
+        room_s = {name: max(0.0, self._total_s(name) - self._claimed_s[name]) for name in names}
+        all_s = sum(room_s.values())
+        for name in names:
+            self._claimed_s[name] += (room_s[name] / all_s if all_s else 1 / len(names)) * saving_s
+
+    def _total_s(self, name: str) -> float:
+        section = self._snapshot.sections.get(name)
+        return 0.0 if section is None else max(section.total_s, section.self_s)
+
+
+def claimed_in_steps_s(findings: Sequence[Finding]) -> float:
+    """Return what findings about single sections save of the time in steps."""
+    rows = ((finding, row_of(finding)) for finding in findings)
+    return sum(finding.potential_saving_s for finding, row in rows if row.claims and row.saving is Saving.STEPS)
+
+
+def moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
+    """Return the section that a finding about step times lies in, and the part of it; ("", 0) where none is known.
+
+    A section's share includes the sections nested in it.
+    """
+    explained = {} if snapshot.step is None else snapshot.step.explained
+    section, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))
+    named = str(finding.evidence.get("moves_with", ""))
+    if named:
+        section, part = named, float(finding.evidence.get("explained", explained.get(named, 0.0)))
+    elif part < _EXPLAINED_FROM:
+        return "", 0.0
+    section = _INSIDE.get(section, section)
+    whole = sum(each for name, each in explained.items() if _INSIDE.get(name, name) == section)
+    return section, min(1.0, max(part, whole))
+
+
+def cause_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, what takes time right after its own cause, at the place of the costlier of both.
+
+    Such as synchronization after the rank that it mostly waits for, validation after the gradients that it records, and
+    memory that grows after the graphs that are kept.
+    """
+    for effect in findings:
+        follows = row_of(effect).follows
+        cause = next((each for each in findings if follows and follows(effect, each)), None)
+        if cause is not None:
+            at = min(findings.index(cause), findings.index(effect))
+            others = [finding for finding in findings if finding not in (cause, effect)]
+            findings = [*others[:at], cause, effect, *others[at:]]
+    return list(findings)

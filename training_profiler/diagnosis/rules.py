@@ -5,32 +5,32 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import counted, time_text
+
+# Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     backward,
     batches,
     change,
-    claims,
     device,
     forward,
     lines,
     loaders,
     machine,
-    memory,
     outside_steps,
     pauses,
     precision,
     program,
     ranks,
     shares,
-    small_operators,
     steps,
-    threads,
     validation,
 )
 from training_profiler.diagnosis.device import host_runs_ahead, within_idle_time
 from training_profiler.diagnosis.registry import (
     RULES,
     STEPS_NEEDED,
+    cause_first,
+    each_second_once,
     has_enough_steps,
     row_of,
     threshold_of,
@@ -38,8 +38,6 @@ from training_profiler.diagnosis.registry import (
 )
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-
-# Importing a module of rules registers them.
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.tables.sections import (
@@ -63,7 +61,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     left = within_idle_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = machine.without_lost_time(left, snapshot)
-    left = claims.each_second_once(left, snapshot)
+    left = each_second_once(left, snapshot)
     findings = [with_step_time(with_uncertainty(finding, snapshot), snapshot) for finding in left]
     findings = [lines.with_call(lines.with_lines(finding, snapshot), snapshot) for finding in findings]
     problems = [finding for finding in findings if not row_of(finding).is_harmless]
@@ -73,7 +71,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
         _data_loading_efficient(snapshot, problems),
     ]
     findings.sort(key=lambda finding: (not row_of(finding).is_first, -finding.potential_saving_s))
-    findings = claims.cause_first(findings)
+    findings = cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
 
 
@@ -96,19 +94,18 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
 
     The first batch of an epoch and the start of workers are parts of data loading.
     """
-    self_s = {name: section.self_s for name, section in snapshot.sections.items()}
-    for name in NESTED_SECTIONS:
-        part = snapshot.sections.get(name)
-        if part is not None and part.parent in self_s:
+    all_sections = snapshot.sections
+    self_s = {name: section.self_s for name, section in all_sections.items()}
+    for part in (all_sections[name] for name in NESTED_SECTIONS if name in all_sections):
+        if part.parent in self_s:
             self_s[part.parent] += part.self_s
     sections = [
         section
-        for section in snapshot.sections.values()
+        for section in all_sections.values()
         if section.count and section.avg_s is not None and section.name not in NO_COMPONENTS
     ]
-    other = snapshot.sections.get(OTHER)
-    if any(finding.code == "unexplained" for finding in findings) and other is not None:
-        sections = [section for section in sections if self_s[section.name] > other.self_s]
+    if OTHER in all_sections and any(finding.code == "unexplained" for finding in findings):
+        sections = [section for section in sections if self_s[section.name] > all_sections[OTHER].self_s]
     if not sections:
         return None
     on_device = [section for section in sections if snapshot.is_by_device(section.name)]

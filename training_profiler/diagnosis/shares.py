@@ -14,7 +14,15 @@ from training_profiler.diagnosis.loader_fixes import (
     waiting_fix,
     waiting_saved,
 )
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, RunRule, cost_of_run, has_enough_steps, row_of
+from training_profiler.diagnosis.registry import (
+    MIN_SAVING_S,
+    RULES,
+    RunRule,
+    cost_of_run,
+    found,
+    has_enough_steps,
+    row_of,
+)
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
 from training_profiler.findings.finding import Evidence, Finding, Fix
 from training_profiler.findings.losses import Change
@@ -58,7 +66,8 @@ def _waits_in_passes(snapshot: Snapshot) -> float:
 class StepShare(RunRule):
     """A row of the table of rules about one section's share of step time."""
 
-    section: str
+    says_where: bool = True
+    section: str  # which it claims
     activity: str  # "% of step time is spent ..."
     fix: Advice
     saved: float | Callable[[Snapshot], float] = 1.0  # the part of the section's time that a realistic change saves
@@ -69,11 +78,8 @@ class StepShare(RunRule):
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the step; None below 10 steps, or without the section."""
-        share, total_s, step = (
-            snapshot.share_of_step(self.section),
-            snapshot.total_of_step_s(self.section),
-            snapshot.step,
-        )
+        share, total_s = snapshot.share_of_step(self.section), snapshot.total_of_step_s(self.section)
+        step = snapshot.step
         if share is None or total_s is None or step is None or not has_enough_steps(snapshot):
             return None
         if share < threshold or (share == threshold and not self.fires_at_threshold):
@@ -99,13 +105,12 @@ class StepShare(RunRule):
             evidence["severity"] = severity_of(share, threshold)
         if self.more_evidence is not None:
             evidence |= self.more_evidence(snapshot)
-        return Finding(
-            code=self.code,
-            message=f"{share:.1%} of step time is spent {self.activity} "
+        return found(
+            f"{share:.1%} of step time is spent {self.activity} "
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
-            evidence=evidence,
-            potential_saving_s=saved * total_s,
-            fix=_fix_for(snapshot, self.fix),
+            evidence,
+            _fix_for(snapshot, self.fix),
+            saving_s=saved * total_s,
         )
 
 
@@ -113,7 +118,8 @@ class StepShare(RunRule):
 class RunShare(RunRule):
     """A row of the table of rules about work between steps: one section's share of the whole run."""
 
-    section: str
+    says_where: bool = True
+    section: str  # which it claims
     activity: str | Callable[[Snapshot], str]  # "% of the run is spent ..."
     fix: Advice
     saving: Saving = Saving.RUN
@@ -129,32 +135,26 @@ class RunShare(RunRule):
             return None
         section = section if self.without is None else self.without(snapshot, section)
         cost = cost_of_run(snapshot, threshold, section.total_s)
-        if cost is None or section.count < max(1, self.least_count):
+        if section.count < max(1, self.least_count):
             return None
+        if self.needed_count:
+            saved = 1 - self.needed_count / section.count
+        else:  # by running it once an epoch; half if epochs are unknown
+            passes = sum(epoch.is_complete for epoch in snapshot.epochs)
+            saved = max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
         activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
-        return replace(cost, saving_s=section.total_s * self._saved(snapshot, section)).finding(
-            self.code,
-            f"{cost.share:.1%} of the run is spent {activity} ({self.section}: {_how_often(section)})",
+        avg = time_text(section.avg_s or 0.0)
+        how_often = f"once, {avg}" if section.count == 1 else f"{section.count} times, {avg} on average"
+        return replace(cost, saving_s=section.total_s * saved).finding(
+            f"{cost.share:.1%} of the run is spent {activity} ({self.section}: {how_often})",
             _fix_for(snapshot, self.fix),
             seconds=section.total_s,
             count=section.count,
         )
 
-    def _saved(self, snapshot: Snapshot, section: SectionStats) -> float:
-        """Return the part that is saved by no more than what is needed."""
-        if self.needed_count:
-            return 1 - self.needed_count / section.count
-        return _saved_if_less_often(snapshot, section)
-
 
 def _fix_for(snapshot: Snapshot, fix: Advice) -> Fix:
     return fix if isinstance(fix, Fix) else fix(snapshot)
-
-
-def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
-    """Return the share saved by running it once per epoch (half if epochs are unknown)."""
-    passes = sum(epoch.is_complete for epoch in snapshot.epochs)
-    return max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
 
 
 def _may_be_sampling(snapshot: Snapshot) -> bool:
@@ -176,21 +176,15 @@ def _validating(snapshot: Snapshot) -> str:
     return "validating or generating samples" if _may_be_sampling(snapshot) else "validating"
 
 
-def _waiting_of_validation(snapshot: Snapshot) -> str:
-    """Return how much of validation waits for batches, where that is most of it; else ""."""
-    whole, waits = (snapshot.sections.get(name) for name in (VALIDATION_EPOCH, f"{VALIDATION_EPOCH}/{DATA_LOADING}"))
-    if whole is None or waits is None or waits.total_s < MOST_OF_IT * whole.total_s:
-        return ""
-    return f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
-
-
 def _less_validation(snapshot: Snapshot) -> Fix:
-    if waiting := _waiting_of_validation(snapshot):
+    whole, waits = snapshot.sections[VALIDATION_EPOCH], snapshot.sections.get(f"{VALIDATION_EPOCH}/{DATA_LOADING}")
+    if waits is not None and waits.total_s >= MOST_OF_IT * whole.total_s:
+        waiting = f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
         free = free_cpus(snapshot)
         workers = "" if free is not None and free < FREE_CPUS else "raise num_workers of its loader, "
         text = f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
         return Fix(text, (Change.LESS_VALIDATION,))
-    if snapshot.sections[VALIDATION_EPOCH].count == 1:
+    if whole.count == 1:
         return Fix(
             "It ran once: use fewer batches or a larger batch size, or keep its results in a file for the next run"
         )
@@ -250,11 +244,6 @@ def _after_its_cause(_: Finding, other: Finding) -> bool:
     return row.is_cause and VALIDATION_EPOCH in row.sections_of(other)
 
 
-def _how_often(section: SectionStats) -> str:
-    avg_s = time_text(section.avg_s or 0.0)
-    return f"once, {avg_s}" if section.count == 1 else f"{section.count} times, {avg_s} on average"
-
-
 STEP_SHARES: Final = (
     StepShare(
         code="data-loading-bound",
@@ -266,7 +255,6 @@ STEP_SHARES: Final = (
         fires_at_threshold=True,
         more_evidence=plan_of_workers,
         label="INPUT-BOUND",
-        claims=(DATA_LOADING,),
         saves=_saves_of_waiting,
         try_=(*LOADING_TRIALS, "jemalloc", "tcmalloc"),
         call=LOADER,
@@ -285,7 +273,6 @@ STEP_SHARES: Final = (
         ),
         has_severity=True,
         label="INPUT-BOUND",
-        claims=(DATA_GENERATION,),
         try_=("num_threads",),
         explains_idle=True,
         is_of_host=True,
@@ -297,7 +284,6 @@ STEP_SHARES: Final = (
         activity="moving batches to the device",
         fix=transfer_fix,
         label="TRANSFER-BOUND",
-        claims=(DATA_TRANSFER,),
         saves=(0.3, 1.0),
         try_=("pin_memory",),
         call=LOADER,
@@ -312,7 +298,6 @@ STEP_SHARES: Final = (
         saved=0.5,
         foreign_s=_waits_in_passes,
         label="COMPUTE-BOUND",
-        claims=(FORWARD_PASS,),
         saves=(0.0, 1.5),
         try_=COMPUTING_TRIALS,
     ),
@@ -324,7 +309,6 @@ STEP_SHARES: Final = (
         fix=optimizer_fix,
         saved=optimizer_saves,
         label="OPTIMIZER",
-        claims=(OPTIMIZER_STEP,),
         saves=(0.4, 1.3),
         try_=("fused", "foreach", "set_to_none"),
         call=OPTIMIZER,
@@ -337,7 +321,6 @@ STEP_SHARES: Final = (
         fix=_fewer_metrics,
         saved=_metrics_saved,
         label="METRICS",
-        claims=(METRICS_COMPUTATION,),
         explains_idle=True,
     ),
     StepShare(
@@ -347,7 +330,6 @@ STEP_SHARES: Final = (
         activity="logging",
         fix=Fix("Log every n-th step, and call .item() only there", (Change.LESS_OUTPUT,)),
         label="LOGGING",
-        claims=(LOGGING,),
         try_=("no_scalars",),
         explains_idle=True,
         is_of_host=True,
@@ -362,7 +344,6 @@ STEP_SHARES: Final = (
             (Change.FOREACH_AVERAGE, Change.RARER_AVERAGE),
         ),
         label="EMA",
-        claims=(EMA_UPDATE,),
         explains_idle=True,
     ),
 )
@@ -375,7 +356,6 @@ RUN_SHARES: Final = (
         fix=_less_validation,
         without=_without_passes_before,
         label="VALIDATION",
-        claims=(VALIDATION_EPOCH,),
         saves=(0.5, 1.1),
         try_=("no_validation",),
         follows=_after_its_cause,
@@ -387,7 +367,6 @@ RUN_SHARES: Final = (
         activity="generating samples",
         fix=Fix("Generate samples less often, generate fewer, or use fewer sampling steps", (Change.LESS_VALIDATION,)),
         label="SAMPLING",
-        claims=(SAMPLING,),
         saves=(0.5, 1.8),
     ),
     RunShare(
@@ -398,7 +377,6 @@ RUN_SHARES: Final = (
         fix=Fix("Save less often, or asynchronously (torch.distributed.checkpoint.async_save)", (Change.LESS_OUTPUT,)),
         least_count=2,  # the one at the end is needed
         label="CHECKPOINTS",
-        claims=(CHECKPOINTING,),
         saves=(0.5, 1.1),
         try_=("no_checkpoints",),
         explains_idle=True,
@@ -417,12 +395,11 @@ RUN_SHARES: Final = (
         least_count=2,
         needed_count=1,
         label="BATCH NORM UPDATE",
-        claims=(BATCH_NORM_UPDATE,),
         saves=(0.8, 1.1),
     ),
 )
 for row in (*STEP_SHARES, *RUN_SHARES):
-    RULES.add(row)
+    RULES.add(replace(row, claims=(row.section,)))
 
 
 def severity_of(share: float, threshold: float) -> float:

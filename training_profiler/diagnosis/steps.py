@@ -16,17 +16,24 @@ from training_profiler.diagnosis.change import (
     when_text,
     work_of,
 )
-from training_profiler.diagnosis.claims import claimed_in_steps_s, moves_with
 from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, WORTH_SAYING, row_of
+from training_profiler.diagnosis.registry import (
+    MIN_SAVING_S,
+    RULES,
+    WORTH_SAYING,
+    claimed_in_steps_s,
+    found,
+    moves_with,
+    row_of,
+)
 from training_profiler.findings.finding import Finding, Fix
 from training_profiler.findings.losses import Change
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.program import LOADER
-from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
+from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 from training_profiler.tables.sections import (
     ACTING_SECTIONS,
     BACKWARD_PASS,
@@ -67,6 +74,13 @@ _FIXES: Final[dict[str, Fix | Callable[[Snapshot], Fix]]] = {
     GARBAGE_COLLECTION: FREEZE,
     OTHER: Fix("Check the code outside all sections: logging, garbage collection, other work on the machine"),
 }
+
+
+WHERE_IT_MAY_GROW: Final = Fix(
+    "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
+    "log; or check whether the machine throttles",
+    (Change.DETACH,),
+)
 
 
 def _call_of(finding: Finding) -> str:
@@ -124,7 +138,12 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if host_runs_ahead(snapshot):
         return None
     cause, part = varies_most(step)
-    cause, part = _waits_in(snapshot, cause), min(1.0, part)
+    section, waits = snapshot.sections.get(cause), snapshot.sections.get(SYNCHRONIZATION)
+    # The variance of a step knows only the section: DDP reports its synchronization after the step.
+    is_inside = section is not None and waits is not None and waits.parent == cause and section.step_total_s
+    if section is not None and waits is not None and is_inside:
+        cause = SYNCHRONIZATION if waits.step_self_s >= MOSTLY * section.step_total_s else cause
+    part = min(1.0, part)
     if snapshot.garbage is not None and snapshot.garbage.explained >= COUPLED:
         cause, part = GARBAGE_COLLECTION, snapshot.garbage.explained  # a cause, which lies in some section
     shown = "time in no section" if cause == OTHER else name_of(cause)
@@ -143,30 +162,18 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if named:
         of_cause = _FIXES.get(cause, Fix(f"Check what makes {shown} uneven"))
         fix = of_cause if isinstance(of_cause, Fix) else of_cause(snapshot)
-    return Finding(
-        code="step-time-varies",
-        message=f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
+    return found(
+        f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
         f"{step.max_step}, median {ms_text(step.median_s)}){named}",
-        evidence=evidence,
-        potential_saving_s=potential_saving_s,
-        fix=fix,
+        evidence,
+        fix,
+        saving_s=potential_saving_s,
     )
 
 
 def varies_with_work(step: StepStats) -> bool:
     """Return whether steps are mostly longer where they have more forward passes, or larger inputs."""
     return max(step.explained_by_calls, step.explained_by_inputs) >= BY_WORK
-
-
-def _waits_in(snapshot: Snapshot, cause: str) -> str:
-    """Return the section, or ``synchronization`` if the section mostly waits for other ranks.
-
-    The variance of a step knows only the section: DDP reports its synchronization after the step.
-    """
-    section, waits = snapshot.sections.get(cause), snapshot.sections.get(SYNCHRONIZATION)
-    if section is None or waits is None or waits.parent != cause or not section.step_total_s:
-        return cause
-    return SYNCHRONIZATION if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
 @RULES.rule("warm-up", 3.0, saving=Saving.RUN, is_uneven=True, is_harmless=True)  # x the median step
@@ -187,13 +194,12 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     once = "worker start, torch.compile, cuDNN autotuning" + (" and FLOP counting" if counted else "")
     is_one = step.warmup_count == 1
     first = "step was" if is_one else f"{step.warmup_count} steps were"
-    return Finding(
-        code="warm-up",
-        message=f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
+    return found(
+        f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
         f"{time_text(later_s)} later; step averages exclude {'it' if is_one else 'them'}",
-        evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
-        potential_saving_s=extra_s,
-        fix=f"Nothing to fix in a long run: {once} happen only once",
+        {"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
+        f"Nothing to fix in a long run: {once} happen only once",
+        saving_s=extra_s,
     )
 
 
@@ -213,41 +219,36 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Report steps that become longer because they do over 5 % more at the end; None below 100 steps."""
     step = snapshot.step
     if (change := abrupt_rise(snapshot, threshold)) is not None and (work := work_of(change)) is not None:
-        return _more_since(change, threshold, *work)
+        unit, times = work
+        rise = change.after_s / change.before_s
+        return found(
+            f"Steps take longer since {when_text(change)} because they do more: {times:.1f}x the {unit}, in "
+            f"{rise:.1f}x the time",
+            {
+                "rise": rise - 1,
+                "threshold": threshold,
+                "work_rise": times - 1,
+                "unit": unit,
+                "step": change.step,
+                "first_step": change.first_step,
+                "last_step": change.last_step,
+            },
+        )
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
     if step.rise_p_value > RISE_P_VALUE or step.rise <= threshold or step.work_rise <= threshold:
         return None
     if not does_more(step):
         return None
-    return Finding(
-        code="steps-do-more",
-        message=f"Steps become longer because they do more: {1 + step.work_rise:.1f}x the {step.work_unit} of a step "
+    return found(
+        f"Steps become longer because they do more: {1 + step.work_rise:.1f}x the {step.work_unit} of a step "
         f"at the end of the run, in {1 + step.rise:.1f}x the time",
-        evidence={
+        {
             "rise": step.rise,
             "threshold": threshold,
             "work_rise": step.work_rise,
             "unit": step.work_unit,
             "unit_rise": step.unit_rise,
-        },
-    )
-
-
-def _more_since(change: StepChange, threshold: float, unit: str, times: float) -> Finding:
-    rise = change.after_s / change.before_s
-    return Finding(
-        code="steps-do-more",
-        message=f"Steps take longer since {when_text(change)} because they do more: {times:.1f}x the {unit}, in "
-        f"{rise:.1f}x the time",
-        evidence={
-            "rise": rise - 1,
-            "threshold": threshold,
-            "work_rise": times - 1,
-            "unit": unit,
-            "step": change.step,
-            "first_step": change.first_step,
-            "last_step": change.last_step,
         },
     )
 
@@ -272,47 +273,25 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     if rise <= threshold or p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
         return None
     change = step.change or step.halves
-    where = _part_that_grew(change)
+    fix, where = WHERE_IT_MAY_GROW, ""
+    if change is not None and change.after_s > change.before_s:
+        cause, reason = cause_of(change)
+        where = reason and f", compared before and after step {change.step}{reason}"
+        if copies_all(change):
+            fix = COPIED
+        elif cause in OF_THE_MACHINE:  # nothing of the program grows
+            fix = Fix(OF_THE_MACHINE[cause])
+        elif reason and not cause:
+            fix = Fix(ALL_ALIKE)
     if change is not None and change.sections and not where and rise < LARGE_RISE:
         return None
     grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
-    return Finding(
-        code="slowing-down",
-        message=f"{of} {grew} from start to end of the run{where}",
-        evidence={
-            "rise": rise,
-            "threshold": threshold,
-            "p_value": p_value,
-            "steps": step.settled_count,
-        },
-        potential_saving_s=potential_saving_s,
-        fix=_where_it_may_grow(change),
+    return found(
+        f"{of} {grew} from start to end of the run{where}",
+        {"rise": rise, "threshold": threshold, "p_value": p_value, "steps": step.settled_count},
+        fix,
+        saving_s=potential_saving_s,
     )
-
-
-def _where_it_may_grow(change: StepChange | None) -> Fix:
-    """Return what to look for. Where the machine is the cause, nothing of the program grows."""
-    if copies_all(change):
-        return COPIED
-    if change is not None and change.after_s > change.before_s:
-        cause, reason = cause_of(change)
-        if cause in OF_THE_MACHINE:
-            return Fix(OF_THE_MACHINE[cause])
-        if reason and not cause:
-            return Fix(ALL_ALIKE)
-    return Fix(
-        "Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a cache, a "
-        "log; or check whether the machine throttles",
-        (Change.DETACH,),
-    )
-
-
-def _part_that_grew(change: StepChange | None) -> str:
-    """Return what carries most of a rise; "" where nothing does."""
-    if change is None or change.after_s <= change.before_s:
-        return ""
-    _, reason = cause_of(change)
-    return reason and f", compared before and after step {change.step}{reason}"
 
 
 @RULES.rule(
@@ -320,6 +299,7 @@ def _part_that_grew(change: StepChange | None) -> str:
     threshold=5.0,  # x the median fetch
     saving=Saving.RUN,
     label="INPUT-BOUND",
+    says_where=True,
     claims=(DATA_LOADING,),
     try_=("persistent_workers",),
     call=LOADER,
@@ -330,6 +310,8 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag first fetches, with worker start, of over 5 median fetches and 1 % of step time, or of the epoch."""
     first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
     if first is not None and first.count and fetches is not None and fetches.p50_s is not None:
+        if sum(each.phase == "train" for each in snapshot.loaders) > 1:
+            return _workers_start_slowly(snapshot)
         return _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
     slow = [
         (epoch.first_fetch_s - epoch.median_fetch_s, epoch)
@@ -347,26 +329,19 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     epochs_s = sum(epoch.wall_s for _, epoch in slow)
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
-    return Finding(
-        code="first-batch-slow",
-        message=f"The first batch of each epoch takes {time_text(first_s)} on average, "
+    return found(
+        f"The first batch of each epoch takes {time_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
-        evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
-        potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        {"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
+        first_batch_fix(snapshot),
+        saving_s=potential_saving_s,
     )
 
 
 def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Finding | None:
-    """Return the same finding from the sections ``first_fetch`` and ``worker_start``, as far as they lie in steps.
-
-    A validation's passes begin outside of steps. Where several loaders take turns, the batches of one may take longer
-    than the median of all, first or not: then only starting workers is known to belong to the begin of a pass.
-    """
-    start, loaders = snapshot.sections.get(WORKER_START), sum(each.phase == "train" for each in snapshot.loaders)
+    """Return the finding from the sections ``first_fetch`` and ``worker_start``, as far as they lie in steps."""
+    start = snapshot.sections.get(WORKER_START)
     start_s = 0.0 if start is None else start.step_total_s
-    if loaders > 1:
-        return None if start is None else _workers_start_slowly(snapshot, start, loaders)
     spent_s, passes = first.step_total_s + start_s, round(first.spans_in_steps)
     extra_s = spent_s - passes * median_s
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
@@ -376,18 +351,24 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
     if potential_saving_s < MIN_SAVING_S:
         return None
     workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
-    return Finding(
-        code="first-batch-slow",
-        message=f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
+    return found(
+        f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
-        evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
-        potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        {"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
+        first_batch_fix(snapshot),
+        saving_s=potential_saving_s,
     )
 
 
-def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int) -> Finding | None:
-    """Return the finding about the workers of several loaders, which are started again for each pass."""
+def _workers_start_slowly(snapshot: Snapshot) -> Finding | None:
+    """Return the finding about the workers of several loaders, which are started again for each pass.
+
+    The batches of one loader may take longer than the median of all, first or not: only starting workers is known to
+    belong to the begin of a pass.
+    """
+    start, loaders = snapshot.sections.get(WORKER_START), sum(each.phase == "train" for each in snapshot.loaders)
+    if start is None:
+        return None
     passes, spent_s = round(start.spans_in_steps), start.step_total_s
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
     if passes <= loaders or spent_s <= FIRST_FETCH_SHARE * step_s:
@@ -395,11 +376,10 @@ def _workers_start_slowly(snapshot: Snapshot, start: SectionStats, loaders: int)
     potential_saving_s = spent_s * (passes - loaders) / passes
     if potential_saving_s < MIN_SAVING_S:
         return None
-    return Finding(
-        code="first-batch-slow",
-        message=f"Workers of the {loaders} loaders are started {passes} times, which takes "
+    return found(
+        f"Workers of the {loaders} loaders are started {passes} times, which takes "
         f"{time_text(spent_s / passes)} each and {duration_text(spent_s)} in all",
-        evidence={"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
-        potential_saving_s=potential_saving_s,
-        fix=first_batch_fix(snapshot),
+        {"worker_start_s": spent_s / passes, "extra_s": spent_s, "passes": passes},
+        first_batch_fix(snapshot),
+        saving_s=potential_saving_s,
     )

@@ -1,5 +1,6 @@
 """Rules about work between steps that is done in a costlier way than it needs."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, time_text
@@ -31,7 +32,6 @@ FEW_TO_MAKE: Final = 0.5  # of the data loading of validations: then making the 
     saving=Saving.RUN,
     label="VALIDATION",
     claims=(VALIDATION_EPOCH,),
-    is_cause=True,
     saves=(0.2, 2.3),
     changes=(Change.NO_GRAD,),
 )
@@ -42,7 +42,7 @@ def validation_with_gradients(snapshot: Snapshot, threshold: float) -> Finding |
     """
     count, spent_s = snapshot.with_grad_count, snapshot.with_grad_s
     cost = cost_of_run(snapshot, threshold, spent_s, saving_s=RECORDING_COSTS * spent_s)
-    if not count or cost is None:
+    if not count:
         return None
     passes = "1 forward pass" if count == 1 else f"{count} forward passes"
     spent = f"{duration_text(spent_s)}, {cost.share:.0%} of the run"
@@ -50,7 +50,6 @@ def validation_with_gradients(snapshot: Snapshot, threshold: float) -> Finding |
     hottest = snapshot.hottest(VALIDATION_EPOCH) or snapshot.hottest(f"{VALIDATION_EPOCH}/{FORWARD_PASS}")
     lines = {"lines": f"{hottest[0].file}:{hottest[0].line} {hottest[0].function}"} if hottest else {}
     return cost.finding(
-        "validation-with-gradients",
         f"Validation records gradients that nothing uses, in {passes} ({spent})"
         + "".join(f": {line}" for line in lines.values()),
         "Evaluate under torch.no_grad() or torch.inference_mode(), which needs less memory and less time",
@@ -79,14 +78,13 @@ def passes_before_training(snapshot: Snapshot, threshold: float) -> Finding | No
     They may make features of a frozen model, or be a single validation: neither is done less often.
     """
     facts = snapshot.program.passes_before
-    cost = None if facts is None else cost_of_run(snapshot, threshold, facts.seconds)
-    if facts is None or cost is None or not has_enough_steps(snapshot):
+    if facts is None or not has_enough_steps(snapshot):
         return None
+    cost = cost_of_run(snapshot, threshold, facts.seconds)
     validation = snapshot.sections.get(VALIDATION_EPOCH)
     is_all = validation is not None and facts.seconds >= MOST_OF_IT * validation.total_s
     often = "one pass" if facts.passes == 1 else f"{facts.passes} passes"
     return cost.finding(
-        "passes-before-training",
         f"{cost.share:.1%} of the run is {often} without gradients over a data loader before the first step "
         f"({duration_text(facts.seconds)})",
         "If it computes the same in each run, such as features of a frozen model, keep the result in a file for "
@@ -95,19 +93,6 @@ def passes_before_training(snapshot: Snapshot, threshold: float) -> Finding | No
         count=facts.passes,
         is_all=int(is_all),
     )
-
-
-class _ValidationPasses(NamedTuple):
-    """What starting and ending workers took."""
-
-    number: int
-    start_s: float  # starting them
-    first_s: float  # until their first batch, without making it
-    end_s: float  # ending them
-
-    @property
-    def total_s(self) -> float:
-        return self.start_s + self.first_s + self.end_s
 
 
 @RULES.rule(
@@ -133,11 +118,8 @@ def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     start_s = start.total_s - start.step_total_s
     # The rest of the loading between steps is the end of passes, or the begin of those that were left before a step.
     end_s = min(start.total_s, max(0.0, fetches.total_s - fetches.step_total_s - start_s))
-    passes = _ValidationPasses(start.count, start_s, 0.0, end_s)
-    saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
-    return _of_workers(
-        snapshot, "workers-restarted", "training", threshold, passes, saving_s, first_batch_fix(snapshot)
-    )
+    took = _Took("training", start.count, start_s, 0.0, end_s)
+    return _of_workers(snapshot, threshold, took, took.saved_by_keeping(loaders), first_batch_fix(snapshot))
 
 
 @RULES.rule(
@@ -146,7 +128,6 @@ def workers_restarted(snapshot: Snapshot, threshold: float) -> Finding | None:
     saving=Saving.RUN,
     label="WORKER STARTS",
     claims=(VALIDATION_EPOCH,),
-    is_cause=True,
     saves=(0.6, 1.8),
     try_=("persistent_workers",),
 )
@@ -165,61 +146,64 @@ def validation_workers_restarted(snapshot: Snapshot, threshold: float) -> Findin
     # Without knowledge of how long a batch takes, the first may have been made all the time.
     making_s = max((loader.workers.batch_avg_s for loader in loaders if loader.workers), default=float("inf"))
     waited_s = sum(loader.wait_s for loader in snapshot.loaders if loader.phase == "val")
-    passes = _ValidationPasses(
+    took = _Took(
+        "validation",
         start.count,
         start.total_s,
         max(0.0, first_s - start.count * making_s),
         min(start.total_s, max(0.0, fetches.total_s - start.total_s - waited_s)),
     )
-    saving_s = passes.total_s * (1 - len(loaders) / passes.number) if passes.number else 0.0
+    saving_s = took.saved_by_keeping(loaders)
     loader = max(loaders, key=lambda loader: loader.wait_s)
-    is_quick = len(loaders) == 1 and _making_s(loader) < FEW_TO_MAKE * fetches.total_s
-    if is_quick:  # taking batches over from workers is saved, too
-        saving_s = max(saving_s, fetches.total_s - _making_s(loader))
-    fix = _fix_of_validation(loader, passes, is_quick)
-    return _of_workers(snapshot, "validation-workers-restarted", "validation", threshold, passes, saving_s, fix)
-
-
-def _of_workers(
-    snapshot: Snapshot, code: str, of: str, threshold: float, passes: _ValidationPasses, saving_s: float, fix: Fix
-) -> Finding | None:
-    cost = cost_of_run(snapshot, threshold, passes.total_s, saving_s=saving_s)
-    if cost is None or not has_enough_steps(snapshot):
-        return None
-    parts = (("to start", passes.start_s), ("until the first batch", passes.first_s), ("to end", passes.end_s))
-    each = ", ".join(f"{time_text(seconds / passes.number)} {what}" for what, seconds in parts if seconds)
-    when = " between steps" if of == "training" else f" in {of}"
-    return cost.finding(
-        code,
-        f"The workers of the {of} loader are started {passes.number} times, once for each pass: {each}, "
-        f"{duration_text(passes.total_s)}{when}, {cost.share:.1%} of the run",
-        fix,
-        seconds=passes.total_s,
-        passes=passes.number,
-    )
-
-
-def _fix_of_validation(loader: LoaderStats, passes: _ValidationPasses, is_quick: bool) -> Fix:
     at = f" at {loader.made_at}" if loader.made_at else ""
-    kept = Fix(
+    fix = Fix(
         f"Set persistent_workers=True in the validation's DataLoader{at}: it keeps the workers", THEN_KEPT.changes
     )
     if loader.is_remade:
-        kept = joined([Fix(f"{REMADE}{at}", REMADE.changes), THEN_KEPT])
-    if not is_quick:
-        return kept
-    making_s = _making_s(loader)
-    return Fix(
-        f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / passes.number)} "
-        f"batches of a pass takes {time_text(making_s / passes.number)}, and taking them over from workers takes "
-        "longer. Otherwise persistent_workers=True keeps the workers, if the DataLoader is made once",
-        (Change.NUM_WORKERS, Change.PERSISTENT_WORKERS),
+        fix = joined([Fix(f"{REMADE}{at}", REMADE.changes), THEN_KEPT])
+    making_s = float("inf") if loader.workers is None else loader.workers.batch_avg_s * loader.batches
+    if len(loaders) == 1 and making_s < FEW_TO_MAKE * fetches.total_s:
+        saving_s = max(saving_s, fetches.total_s - making_s)  # taking batches over from workers is saved, too
+        fix = Fix(
+            f"Set num_workers=0 in the validation's DataLoader{at}: making the {round(loader.batches / start.count)} "
+            f"batches of a pass takes {time_text(making_s / start.count)}, and taking them over from workers takes "
+            "longer. Otherwise persistent_workers=True keeps the workers, if the DataLoader is made once",
+            (Change.NUM_WORKERS, Change.PERSISTENT_WORKERS),
+        )
+    return _of_workers(snapshot, threshold, took, saving_s, fix)
+
+
+class _Took(NamedTuple):
+    """What starting and ending workers took."""
+
+    of: str
+    passes: int
+    start_s: float
+    first_s: float  # until their first batch, without making it
+    end_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.first_s + self.end_s
+
+    def saved_by_keeping(self, loaders: Sequence[LoaderStats]) -> float:
+        return self.total_s * (1 - len(loaders) / self.passes) if self.passes else 0.0
+
+
+def _of_workers(snapshot: Snapshot, threshold: float, took: _Took, saving_s: float, fix: Fix) -> Finding | None:
+    if not took.passes or not has_enough_steps(snapshot):
+        return None
+    cost = cost_of_run(snapshot, threshold, took.total_s, saving_s=saving_s)
+    parts = (("to start", took.start_s), ("until the first batch", took.first_s), ("to end", took.end_s))
+    each = ", ".join(f"{time_text(seconds / took.passes)} {what}" for what, seconds in parts if seconds)
+    when = " between steps" if took.of == "training" else f" in {took.of}"
+    return cost.finding(
+        f"The workers of the {took.of} loader are started {took.passes} times, once for each pass: {each}, "
+        f"{duration_text(took.total_s)}{when}, {cost.share:.1%} of the run",
+        fix,
+        seconds=took.total_s,
+        passes=took.passes,
     )
-
-
-def _making_s(loader: LoaderStats) -> float:
-    """Return how long making all batches took the workers; infinite where that is unknown."""
-    return float("inf") if loader.workers is None else loader.workers.batch_avg_s * loader.batches
 
 
 def _in_validation(snapshot: Snapshot, name: str) -> SectionStats | None:

@@ -1,14 +1,16 @@
 """The numbers behind the charts, small enough for a page however long the run was."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 from training_profiler.aggregation.step_spans import SLOW
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
 from training_profiler.device.device_lanes import LANE
 from training_profiler.reports.labels import bar_label
-from training_profiler.snapshot.series import Lane, RankSeries, Span, StepLanes
+from training_profiler.snapshot.series import RankSeries, Span, StepLanes
 from training_profiler.snapshot.snapshot import StepStats
 
 MOST_STEPS: Final = 20_000  # drawn one by one; of longer runs groups of steps
@@ -48,10 +50,16 @@ def chart_data(ranks: Sequence[RankSeries], step: StepStats | None) -> dict[str,
     series = ranks[0]
     blocks = list(blocks_of(series))
     names = _largest(blocks)
+    together = max(1, math.ceil(len(blocks) / MOST_BLOCKS))
+    merged = blocks if together == 1 else [_one(blocks[at : at + together]) for at in range(0, len(blocks), together)]
     return {
         "steps": _steps(series, step),
         "sections": [bar_label(name, names) for name in names],
-        "blocks": _blocks(_merged(blocks), names),
+        "blocks": {
+            "first": [block.first for block in merged],
+            "steps": [block.steps for block in merged],
+            "ms": [list(column) for column in zip(*(_means(block, names) for block in merged), strict=True)],
+        },
         "longest": _longest(series, blocks, names),
         "histogram": _histogram(series),
         "recorded": recorded_data(series),
@@ -95,29 +103,18 @@ def _steps(series: RankSeries, step: StepStats | None) -> dict[str, Any]:
     }
 
 
-def _largest(blocks: Iterable[ChartBlock]) -> list[str]:
-    sums: dict[str, int] = {}
-    for block in blocks:
-        for name, ns in block.sections_ns.items():
-            sums[name] = sums.get(name, 0) + ns
+def _one(blocks: Iterable[ChartBlock]) -> ChartBlock:
+    firsts, steps, step_ns, of_sections = zip(*blocks, strict=True)
+    sections = Counter[str]()
+    for each in of_sections:
+        sections.update(each)
+    return ChartBlock(firsts[0], sum(steps), sum(step_ns), sections)
+
+
+def _largest(blocks: Sequence[ChartBlock]) -> list[str]:
+    sums = _one(blocks).sections_ns if blocks else {}
     names = sorted((name for name in sums if sums[name]), key=lambda name: (-sums[name], name))
     return names if len(names) <= MOST_SECTIONS + 1 else [*names[:MOST_SECTIONS], REST]
-
-
-def _merged(blocks: list[ChartBlock]) -> list[ChartBlock]:
-    together = math.ceil(len(blocks) / MOST_BLOCKS)
-    if together <= 1:
-        return blocks
-    return [_one(blocks[at : at + together]) for at in range(0, len(blocks), together)]
-
-
-def _one(blocks: Sequence[ChartBlock]) -> ChartBlock:
-    sections: dict[str, int] = {}
-    for block in blocks:
-        for name, ns in block.sections_ns.items():
-            sections[name] = sections.get(name, 0) + ns
-    steps, step_ns = sum(block.steps for block in blocks), sum(block.step_ns for block in blocks)
-    return ChartBlock(blocks[0].first, steps, step_ns, sections)
 
 
 def _sums(block: ChartBlock, names: Sequence[str]) -> list[int]:
@@ -131,45 +128,34 @@ def _means(block: ChartBlock, names: Sequence[str]) -> list[float]:
     return [_ms(ns / block.steps) for ns in _sums(block, names)]
 
 
-def _excess(block: ChartBlock, names: Sequence[str], means: Sequence[float]) -> tuple[int, float] | None:
-    """Return the section that took the most above its mean of the run in this block, and how much; None without."""
-    above = [ns - mean * block.steps for ns, mean in zip(_sums(block, names), means, strict=True)]
-    largest = max(range(len(above)), key=above.__getitem__, default=None)
-    return None if largest is None or above[largest] <= 0 else (largest, _ms(above[largest]))
-
-
-def _blocks(blocks: Sequence[ChartBlock], names: Sequence[str]) -> dict[str, Any]:
-    rows = [_means(block, names) for block in blocks]
-    return {
-        "first": [block.first for block in blocks],
-        "steps": [block.steps for block in blocks],
-        "ms": [list(column) for column in zip(*rows, strict=True)],
-    }
-
-
 def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the longest steps, each with the section that took the most above its mean of the run in its block."""
     steps = [
-        (ns, number)
+        (-ns, number)
         for stretch in series.stretches
         for number, ns in enumerate(stretch.steps_ns, start=stretch.first_step + 1)
     ]
-    longest = sorted(steps, key=lambda step: (-step[0], step[1]))[:MOST_LONGEST]
-    means = [
-        sum(column) / max(1, series.steps) for column in zip(*(_sums(block, names) for block in blocks), strict=True)
-    ]
-    of_step = {number: block for block in blocks for _, number in longest if 0 <= number - block.first < block.steps}
-    return [
-        {
-            "step": number,
-            "ms": _ms(ns),
-            "of": of_step[number].steps,
-            "first": of_step[number].first,
-            "sections": _means(of_step[number], names),
-            "excess": _excess(of_step[number], names, means),
-        }
-        for ns, number in longest
-        if number in of_step
-    ]
+    columns = zip(*(_sums(block, names) for block in blocks), strict=True)
+    means = [sum(column) / max(1, series.steps) for column in columns]
+    longest = []
+    for minus_ns, number in sorted(steps)[:MOST_LONGEST]:
+        block = next((block for block in blocks if 0 <= number - block.first < block.steps), None)
+        if block is None:
+            continue
+        above = [ns - mean * block.steps for ns, mean in zip(_sums(block, names), means, strict=True)]
+        largest = max(range(len(above)), key=above.__getitem__, default=None)
+        has_excess = largest is not None and above[largest] > 0
+        longest.append(
+            {
+                "step": number,
+                "ms": _ms(-minus_ns),
+                "of": block.steps,
+                "first": block.first,
+                "sections": _means(block, names),
+                "excess": (largest, _ms(above[largest])) if largest is not None and has_excess else None,
+            }
+        )
+    return longest
 
 
 def _histogram(series: RankSeries) -> dict[str, Any] | None:
@@ -183,10 +169,8 @@ def _histogram(series: RankSeries) -> dict[str, Any] | None:
     counts = [0] * bars
     for ns in steps:
         at = int((ns - low) / width)
-        if at < bars:
-            counts[at] += 1
-        elif ns <= high:
-            counts[-1] += 1
+        if at < bars or ns <= high:
+            counts[min(at, bars - 1)] += 1
     beyond = len(steps) - sum(counts)
     return {"ms": [_ms(low + (at + 0.5) * width) for at in range(bars)], "counts": counts, "beyond": beyond}
 
@@ -228,13 +212,12 @@ def _ranks(ranks: Sequence[RankSeries]) -> dict[str, Any] | None:
     if len(ranks) < 2:
         return None
     of_ranks = [list(blocks_of(series)) for series in ranks[:MOST_RANKS]]
-    last = max((block.first + block.steps - 1 for blocks in of_ranks for block in blocks), default=0)
+    last = max((block.first + block.steps - 1 for block in chain(*of_ranks)), default=0)
     if not last:
         return None
-    coarsest = max(block.steps for blocks in of_ranks for block in blocks)
+    coarsest = max(block.steps for block in chain(*of_ranks))
     width = max(coarsest, math.ceil(last / MOST_COLUMNS))
-    names = _largest(block for blocks in of_ranks for block in blocks)[:MOST_METRICS]
-    names = [name for name in names if name != REST]
+    names = [name for name in _largest([*chain(*of_ranks)])[:MOST_METRICS] if name != REST]
     columns = math.ceil(last / width)
     return {
         "ranks": [f"rank {series.rank} ({series.host})" for series in ranks[:MOST_RANKS]],
@@ -260,12 +243,8 @@ MOST_SPANS: Final = 6_000  # some 100 kB of the page
 def recorded_data(series: RankSeries) -> dict[str, Any]:
     """Return the recorded steps of a rank, by number. Beyond the limit, the slow steps with the shortest times go."""
     order = sorted(series.recorded, key=lambda step: (step.why == SLOW, -step.duration_ns))
-    chosen, spans = [], 0
-    for step in order:
-        spans += sum(len(lane.spans) for lane in step.lanes)
-        if spans > MOST_SPANS:
-            break
-        chosen.append(step)
+    spans = accumulate(sum(len(lane.spans) for lane in step.lanes) for step in order)
+    chosen = [step for step, so_far in zip(order, spans, strict=True) if so_far <= MOST_SPANS]
     chosen.sort(key=lambda step: step.number)
     names = list(dict.fromkeys(span.section for step in chosen for lane in step.lanes for span in lane.spans))
     place = {name: at for at, name in enumerate(names)}
@@ -291,21 +270,23 @@ def _step(step: StepLanes, place: dict[str, int]) -> dict[str, Any]:
         "us": (step.end_ns - step.begin_ns) // NS_PER_US,
         "shown_us": (max([step.end_ns, *on_device_ns]) - step.begin_ns) // NS_PER_US,
         "left_out": step.left_out,
-        "lanes": [{"thread": lane.thread, "spans": _spans(step, lane, place)} for lane in step.lanes],
+        # Of each span: name, begin in us since the begin of the step, duration in us, row.
+        "lanes": [
+            {
+                "thread": lane.thread,
+                "spans": [
+                    [
+                        place[span.section],
+                        (span.begin_ns - step.begin_ns) // NS_PER_US,
+                        (span.end_ns - span.begin_ns) // NS_PER_US,
+                        row,
+                    ]
+                    for span, row in rows_of(lane.spans)
+                ],
+            }
+            for lane in step.lanes
+        ],
     }
-
-
-def _spans(step: StepLanes, lane: Lane, place: dict[str, int]) -> list[list[int]]:
-    """Return (name, begin in us since the begin of the step, duration in us, row) of each span."""
-    return [
-        [
-            place[span.section],
-            (span.begin_ns - step.begin_ns) // NS_PER_US,
-            (span.end_ns - span.begin_ns) // NS_PER_US,
-            row,
-        ]
-        for span, row in rows_of(lane.spans)
-    ]
 
 
 def rows_of(spans: Sequence[Span]) -> list[tuple[Span, int]]:

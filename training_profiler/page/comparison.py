@@ -1,7 +1,7 @@
 """The page of a comparison: for each pair the verdict, the steps of both runs, the sections, and what differs."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table
 from training_profiler.base.units import MS_PER_S, ms_number
@@ -21,16 +21,8 @@ from training_profiler.reports.labels import table_label
 
 MOST_POINTS: Final = 1_000  # of a run; of longer ones means of consecutive steps
 DIGITS: Final = 4
-HEADERS: Final = (
-    "per step",
-    "before ms",
-    "after ms",
-    "change",
-    "of before",
-    "interval",
-    "change and interval",
-    "beyond chance",
-)
+HEADERS: Final = ("per step", "before ms", "after ms", "change", "of before", "interval",
+                  "change and interval", "beyond chance")  # fmt: skip
 
 
 def render_comparisons(pairs: Sequence[ComparedRuns]) -> str:
@@ -54,11 +46,7 @@ def _pair(runs: ComparedRuns, id: str, is_one_of_many: bool) -> Html:
             part(f"{id}-steps", f"{of}Steps", chart),
             part(f"{id}-sections", f"{of}Sections", _sections(runs.comparison)),
             part(f"{id}-differs", f"{of}What differs", differs if facts else element("p", "Nothing that is known.")),
-            part(
-                f"{id}-notes",
-                f"{of}What was compared",
-                element("ul", *(element("li", note) for note in notes)),
-            ),
+            part(f"{id}-notes", f"{of}What was compared", element("ul", *(element("li", note) for note in notes))),
         ]
     )
 
@@ -70,22 +58,10 @@ def _verdict(runs: ComparedRuns) -> Html:
     return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[words.headline]}", role="status")
 
 
-class _Row(NamedTuple):
-    """A row of the table: times of one step, and the interval of their difference, in s."""
-
-    label: str
-    before_s: float
-    after_s: float
-    change_s: float  # for the same samples
-    low_s: float
-    high_s: float
-    is_shown: bool
-
-
 def _sections(comparison: Comparison) -> Html:
-    steps = (("typical step", comparison.typical), ("mean step", comparison.mean))
+    """Return the table. A row has times of one step, the change for the same samples and its interval, in s."""
     rows = [
-        _Row(
+        (
             label,
             each.before_s,
             each.after_s,
@@ -94,29 +70,28 @@ def _sections(comparison: Comparison) -> Html:
             each.high * each.before_s,
             each.is_shown,
         )
-        for label, each in steps
+        for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
     ]
     names = [row.name for row in comparison.sections]
     rows += [
-        _Row(table_label(row.name, names), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
+        (table_label(row.name, names), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
         for row in shown_sections(comparison)
     ]
-    least_s, most_s = min(0.0, *(row.low_s for row in rows)), max(0.0, *(row.high_s for row in rows))
-    cells = [_cells(row, least_s, most_s) for row in rows]
-    return table("Times of a step and of its sections", HEADERS, cells)
-
-
-def _cells(row: _Row, least_s: float, most_s: float) -> list[object]:
-    return [
-        row.label,
-        Cell(ms_number(row.before_s), row.before_s),
-        Cell(ms_number(row.after_s), row.after_s),
-        Cell(signed_ms(row.change_s), row.change_s),
-        Cell(f"{row.change_s / row.before_s:+.1%}", row.change_s / row.before_s) if row.before_s else Cell(""),
-        f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
-        _interval(row.change_s, row.low_s, row.high_s, least_s, most_s),
-        "yes" if row.is_shown else "",
+    least_s, most_s = min(0.0, *(low_s for *_, low_s, _, _ in rows)), max(0.0, *(high_s for *_, high_s, _ in rows))
+    cells: list[list[object]] = [
+        [
+            label,
+            Cell(ms_number(before_s), before_s),
+            Cell(ms_number(after_s), after_s),
+            Cell(signed_ms(change_s), change_s),
+            Cell(f"{change_s / before_s:+.1%}", change_s / before_s) if before_s else Cell(""),
+            f"{low_s * MS_PER_S:+.3g} to {high_s * MS_PER_S:+.3g} ms",
+            _interval(change_s, low_s, high_s, least_s, most_s),
+            "yes" if is_shown else "",
+        ]
+        for label, before_s, after_s, change_s, low_s, high_s, is_shown in rows
     ]
+    return table("Times of a step and of its sections", HEADERS, cells)
 
 
 def _interval(change_s: float, low_s: float, high_s: float, least_s: float, most_s: float) -> Html:
@@ -135,12 +110,8 @@ def _steps(comparison: Comparison, id: str) -> dict[str, Any]:
     before, after = comparison.before, comparison.after
     last = int(max(before.numbers[-1], after.numbers[-1]))
     group = last // MOST_POINTS + 1
-    return {
-        "id": id,
-        "group": group,
-        "before": _means_ms(before, group, last),
-        "after": _means_ms(after, group, last),
-    }
+    means = {"before": _means_ms(before, group, last), "after": _means_ms(after, group, last)}
+    return {"id": id, "group": group, **means}
 
 
 def _means_ms(run: SettledSteps, group: int, last: int) -> list[float | None]:

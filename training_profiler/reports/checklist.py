@@ -1,7 +1,7 @@
 """The quick checklist: targets of a well-tuned training, each beside the measured figure."""
 
-from training_profiler.diagnosis.memory import fullest
-from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
+from training_profiler.diagnosis.device import fullest
+from training_profiler.findings.finding import FAIL, PASS, UNKNOWN, Check, check, check_lines
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.sections import (

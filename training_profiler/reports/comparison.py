@@ -15,8 +15,7 @@ from training_profiler.comparison.compare import (
     Difference,
     SectionDifference,
 )
-from training_profiler.comparison.differences import Differing
-from training_profiler.comparison.lines import LineDifference
+from training_profiler.comparison.differences import Differing, LineDifference
 from training_profiler.comparison.run_series import BUSY_FROM, SettledSteps
 from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import Layout, shortened, table

@@ -40,7 +40,7 @@ from training_profiler.snapshot.snapshot import (
     StartupPart,
     StepStats,
 )
-from training_profiler.tables.pass_phases import OF_PASSES
+from training_profiler.tables.sections import OF_PASSES
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from training_profiler.findings.check import Check
+from training_profiler.findings.finding import Check
 from training_profiler.reports.report_json import SCHEMA
 from training_profiler.snapshot.machine import Pause
 from training_profiler.snapshot.snapshot import (

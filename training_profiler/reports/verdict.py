@@ -5,9 +5,8 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.device import GPU_UTILIZATION, SHARED_GPU
+from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU
 from training_profiler.diagnosis.machine import MACHINE_BUSY
-from training_profiler.diagnosis.memory import SAMPLES_NEEDED
 from training_profiler.diagnosis.registry import row_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.findings.finding import brief

@@ -26,7 +26,7 @@ from training_profiler.tables.framework_frames import (
     FileRows,
     callback_named,
 )
-from training_profiler.tables.pass_phases import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
+from training_profiler.tables.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 
 MOST_LOCATIONS: Final = 5000
 MOST_CODES: Final = 5000

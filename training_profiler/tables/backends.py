@@ -23,10 +23,6 @@ def _is_initialized(torch: Any, module: Any) -> bool:
     return is_initialized is not None and bool(is_initialized())  # also False in a child forked after initialisation
 
 
-def _always(module: Any) -> bool:
-    return True
-
-
 def _describe(module: Any, index: int) -> Description:
     properties = module.get_device_properties(index)
     uuid = getattr(properties, "uuid", None)
@@ -62,7 +58,7 @@ class Backend:
     """Whether NVML measures its utilization, temperature and power."""
     is_ready: Callable[[Any, Any], bool] = _is_initialized
     """Returns whether it can be asked without being initialised. Arguments: torch and ``torch.<kind>``."""
-    is_used: Callable[[Any], bool] = _always
+    is_used: Callable[[Any], bool] = lambda _: True
     """Returns whether the training uses it, if being ready does not show that. Argument: ``torch.<kind>``."""
     find_kind: Callable[[Any], str | None] | None = None
     """Returns the kind, if the backend chooses it. Argument: torch."""
@@ -179,14 +175,11 @@ class Accelerator:
 
 def find_accelerator() -> Accelerator | None:
     """Return the accelerator in use; None if there is none yet."""
-    torch = sys.modules.get("torch")
-    for ready in ready_backends(torch):
-        if ready.backend.is_used(ready.module):
-            return _accelerator(torch, *ready)
-    return None
-
-
-def _accelerator(torch: Any, backend: Backend, kind: str, module: Any) -> Accelerator:
+    torch: Any = sys.modules.get("torch")
+    used = next((ready for ready in ready_backends(torch) if ready.backend.is_used(ready.module)), None)
+    if used is None:
+        return None
+    backend, kind, module = used
     # torch.accelerator exists from torch 2.6 on; before that torch.Event does not support every kind.
     if hasattr(torch, "accelerator"):
         synchronize = torch.accelerator.synchronize
@@ -199,21 +192,13 @@ def _accelerator(torch: Any, backend: Backend, kind: str, module: Any) -> Accele
         def make_event() -> Any:
             return module.Event(enable_timing=True)
 
-    is_single = module.device_count() == 1
+    has_index = module.device_count() != 1 and hasattr(module, "current_device")
     return Accelerator(
         backend=backend,
         kind=kind,
         name=str(module.get_device_name()) if hasattr(module, "get_device_name") else "",
         make_event=make_event,
-        current_index=_first if is_single or not hasattr(module, "current_device") else module.current_device,
-        is_capturing=getattr(module, "is_current_stream_capturing", _never),
+        current_index=module.current_device if has_index else lambda: 0,
+        is_capturing=getattr(module, "is_current_stream_capturing", lambda: False),
         synchronize=synchronize,
     )
-
-
-def _first() -> int:
-    return 0
-
-
-def _never() -> bool:
-    return False

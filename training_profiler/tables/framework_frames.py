@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.tables.pass_phases import ANOMALIES, CUSTOM_BACKWARD, RECOMPUTATION
-from training_profiler.tables.sections import LOGGING, ROLLOUT
+from training_profiler.tables.sections import ANOMALIES, CUSTOM_BACKWARD, LOGGING, RECOMPUTATION, ROLLOUT
 
 LOOP: Final = "loop"
 CALLBACK: Final = "callback"

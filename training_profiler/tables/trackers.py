@@ -16,70 +16,47 @@ class Tracker(NamedTuple):
     """What gets the metrics, for the table of the guide."""
     needs: str | None = None
     """The module that has to be installed; None if the standard library suffices."""
-    package: str | None = None
-    """The package that has it."""
-    extra: str | None = None
-    """The extra in ``pyproject.toml`` that installs it."""
+
+    @property
+    def package(self) -> str | None:
+        """The package that has it."""
+        return self.needs and self.needs.replace("_", "-")
+
+    @property
+    def extra(self) -> str | None:
+        """The extra in ``pyproject.toml`` that installs it."""
+        return self.needs and self.name
 
 
-TRACKERS: Final[dict[str, Tracker]] = {}
-
-
-def _row(tracker: Tracker) -> Tracker:
-    TRACKERS[tracker.name] = tracker
-    return tracker
-
-
-WANDB: Final = _row(
-    Tracker(
-        "wandb",
-        "wandb_run",
-        "WandbRun",
-        "the run that your program has open (`wandb.init()`), whenever it begins",
-        needs="wandb",
-        package="wandb",
-        extra="wandb",
-    )
+WANDB: Final = Tracker(
+    "wandb",
+    "wandb_run",
+    "WandbRun",
+    "the run that your program has open (`wandb.init()`), whenever it begins",
+    needs="wandb",
 )
-TENSORBOARD: Final = _row(
-    Tracker(
-        "tensorboard",
-        "tensorboard_events",
-        "TensorboardEvents",
-        "event files in `tensorboard/`",
-        needs="tensorboard",
-        package="tensorboard",
-        extra="tensorboard",
-    )
+TENSORBOARD: Final = Tracker(
+    "tensorboard", "tensorboard_events", "TensorboardEvents", "event files in `tensorboard/`", needs="tensorboard"
 )
-JSONL: Final = _row(
-    Tracker(
-        "jsonl",
-        "jsonl_file",
-        "JsonlFile",
-        "`metrics.jsonl`: one object per row with `step`, `time` (s since 1970) and the metrics",
-    )
+JSONL: Final = Tracker(
+    "jsonl",
+    "jsonl_file",
+    "JsonlFile",
+    "`metrics.jsonl`: one object per row with `step`, `time` (s since 1970) and the metrics",
 )
-PROMETHEUS: Final = _row(
-    Tracker(
-        "prometheus",
-        "prometheus_text",
-        "PrometheusText",
-        "`metrics.prom`: the newest values, for a textfile collector; or an endpoint",
-        needs="prometheus_client",
-        package="prometheus-client",
-        extra="prometheus",
-    )
+PROMETHEUS: Final = Tracker(
+    "prometheus",
+    "prometheus_text",
+    "PrometheusText",
+    "`metrics.prom`: the newest values, for a textfile collector; or an endpoint",
+    needs="prometheus_client",
 )
-MLFLOW: Final = _row(
-    Tracker(
-        "mlflow",
-        "mlflow_run",
-        "MlflowRun",
-        "the active run of the training thread (`mlflow.start_run()`), by `log_batch`",
-        needs="mlflow",
-        package="mlflow",
-        extra="mlflow",
-    )
+MLFLOW: Final = Tracker(
+    "mlflow",
+    "mlflow_run",
+    "MlflowRun",
+    "the active run of the training thread (`mlflow.start_run()`), by `log_batch`",
+    needs="mlflow",
 )
-CSV: Final = _row(Tracker("csv", "csv_file", "CsvFile", "`metrics.csv`: `step,time,name,value`, one line per value"))
+CSV: Final = Tracker("csv", "csv_file", "CsvFile", "`metrics.csv`: `step,time,name,value`, one line per value")
+TRACKERS: Final = {row.name: row for row in (WANDB, TENSORBOARD, JSONL, PROMETHEUS, MLFLOW, CSV)}

@@ -1,7 +1,7 @@
 """The quick checklist of a trace: each target with the measured value."""
 
 from training_profiler.base.units import NS_PER_MS
-from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check
+from training_profiler.findings.finding import FAIL, PASS, UNKNOWN, Check, check
 from training_profiler.trace_analysis.events import HOST
 from training_profiler.trace_analysis.kernel_names import ATTENTION
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER

@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.base.table import WIDTH, shortened, table, with_details, wrapped
 from training_profiler.base.units import NS_PER_MS, counted
-from training_profiler.findings.check import check_lines
+from training_profiler.findings.finding import check_lines
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.idle_times import AttributedGap

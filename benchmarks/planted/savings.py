@@ -36,6 +36,16 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.step()
 
 
+def plain(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer | None = None) -> Round:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
 class Vectors(Dataset):
     """Random vectors; reading one takes Python work, or waits as slow storage does."""
 
@@ -55,39 +65,32 @@ class Vectors(Dataset):
         return self.vectors[index] + total % 2, index % 10
 
 
-def over_loader(make_loader: Callable[[], DataLoader], is_new_each_round: bool) -> Round:
-    model = mlp()
+def slow_transform(is_planted: bool) -> Round:
+    return plain(mlp(), DataLoader(Vectors(STEPS * 64, 700 if is_planted else 0), batch_size=64))
+
+
+def too_few_workers(is_planted: bool) -> Round:
+    workers = {} if is_planted else {"num_workers": 4, "persistent_workers": True}
+    return plain(mlp(), DataLoader(Vectors(STEPS * 16, waits_s=0.0005), batch_size=16, **workers))
+
+
+def workers(is_persistent: bool) -> DataLoader:
+    return DataLoader(Vectors(STEPS * 64), batch_size=64, num_workers=2, persistent_workers=is_persistent)
+
+
+def new_loader_each_epoch(is_planted: bool) -> Round:
+    model, kept = mlp(), None if is_planted else workers(is_persistent=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = None if is_new_each_round else make_loader()
 
     def train() -> None:
-        for x, y in loader if loader is not None else make_loader():
+        for x, y in kept or workers(is_persistent=False):
             descend(optimizer, cross_entropy(model(x), y))
 
     return train
 
 
-def slow_transform(is_planted: bool) -> Round:
-    work = 700 if is_planted else 0
-    return over_loader(lambda: DataLoader(Vectors(STEPS * 64, work), batch_size=64), is_new_each_round=False)
-
-
-def too_few_workers(is_planted: bool) -> Round:
-    workers = {} if is_planted else {"num_workers": 4, "persistent_workers": True}
-    data = Vectors(STEPS * 16, waits_s=0.0005)
-    return over_loader(lambda: DataLoader(data, batch_size=16, **workers), is_new_each_round=False)
-
-
-def new_loader_each_epoch(is_planted: bool) -> Round:
-    def make_loader() -> DataLoader:
-        return DataLoader(Vectors(STEPS * 64), batch_size=64, num_workers=2, persistent_workers=not is_planted)
-
-    return over_loader(make_loader, is_new_each_round=is_planted)
-
-
 def workers_not_persistent(is_planted: bool) -> Round:
-    data = Vectors(STEPS * 64)
-    return over_loader(lambda: DataLoader(data, batch_size=64, num_workers=2, persistent_workers=not is_planted), False)
+    return plain(mlp(), workers(is_persistent=not is_planted))
 
 
 def reads_each_norm(is_planted: bool) -> Round:
@@ -106,13 +109,7 @@ def reads_each_norm(is_planted: bool) -> Round:
 
 def optimizer_loop(is_planted: bool) -> Round:
     model, loader = mlp(192, 24), batches(192, size=16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=not is_planted)
-
-    def train() -> None:
-        for x, y in loader:
-            descend(optimizer, cross_entropy(model(x), y))
-
-    return train
+    return plain(model, loader, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=not is_planted))
 
 
 class Gelu(nn.Module):
@@ -130,14 +127,7 @@ class Gelu(nn.Module):
 
 def small_operators(is_planted: bool) -> Round:
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), Gelu(is_planted))]
-    model, loader = nn.Sequential(*layers, nn.Linear(64, 10)), batches(64, size=16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train() -> None:
-        for x, y in loader:
-            descend(optimizer, cross_entropy(model(x), y))
-
-    return train
+    return plain(nn.Sequential(*layers, nn.Linear(64, 10)), batches(64, size=16))
 
 
 class PerSample(nn.Module):
@@ -153,14 +143,7 @@ class PerSample(nn.Module):
 
 
 def loop_in_forward(is_planted: bool) -> Round:
-    model, loader = PerSample(is_planted), batches(128)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train() -> None:
-        for x, y in loader:
-            descend(optimizer, cross_entropy(model(x), y))
-
-    return train
+    return plain(PerSample(is_planted), batches(128))
 
 
 def double_precision(is_planted: bool) -> Round:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.package_source import MODULES, file_of, nodes_of, tree_of
-from training_profiler.ranks import liveness
+from training_profiler.ranks import message
 from training_profiler.tables.backends import BACKENDS
 from training_profiler.tables.sections import KNOWN_SECTIONS
 from training_profiler.tables.trackers import TRACKERS
@@ -81,7 +81,7 @@ def test_every_tracker_has_its_sink_and_its_extra() -> None:
 
 
 def test_limits_of_liveness_are_defined_in_their_table_alone() -> None:
-    limits = {name for name in vars(liveness) if name.isupper()}
+    limits = {name for name in vars(message) if name.isupper()}
     pattern = re.compile(r"^[A-Z_]*(SILENT|UNRESPONSIVE|OUTDATED|MESSAGES_PER_S|RANKS_A_SECOND)[A-Z_]*$")
     offenders = []
     for name in MODULES:
@@ -92,7 +92,7 @@ def test_limits_of_liveness_are_defined_in_their_table_alone() -> None:
                 f"{file}:{target.lineno}: {target.id}"
                 for target in targets
                 if isinstance(target, ast.Name)
-                and file != "ranks/liveness.py"
+                and file != "ranks/message.py"
                 and (target.id in limits or pattern.match(target.id))
             ]
     assert offenders == []

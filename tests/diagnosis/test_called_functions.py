@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.reports.findings import important
-from training_profiler.reports.verdict import verdict
+from training_profiler.reports.verdict import important, verdict
 from training_profiler.snapshot.snapshot import Health, LineStats, Snapshot
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.integrations.wandb_file import artifacts, axes, history
 from training_profiler.recording.section_names import key_of
 from training_profiler.sinks.metrics import PlainNames
-from training_profiler.sinks.mlflow_run import mlflow_key
+from training_profiler.sinks.program_runs import mlflow_key
 
 pytestmark = pytest.mark.integrations
 ROOT = Path(__file__).parents[2]

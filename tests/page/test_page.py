@@ -14,7 +14,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
 from training_profiler.page.render import PageOrigin, _breakable, flame, render_page
-from training_profiler.reports.stacks import stacks_of
+from training_profiler.reports.exports import stacks_of
 from training_profiler.snapshot.series import Lane, Span
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 

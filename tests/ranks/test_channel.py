@@ -35,15 +35,6 @@ def message_of(server, rank):
     return unpack(server.values[f"training_profiler/0.0/{rank}"])
 
 
-def test_only_the_latest_update_is_sent(server, clock):
-    channel = channel_of(1, clock)
-    channel.send(b"one")
-    channel.send(b"two")
-    assert not channel.poll_once()
-    assert message_of(server, 1).data == b"two"
-    assert server.calls.count("set") == 1
-
-
 def test_rank_without_news_sends_a_heartbeat_every_interval(server, clock):
     channel = channel_of(1, clock, heartbeat=lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1"))
     channel.poll_once()

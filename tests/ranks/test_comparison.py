@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ranks import MS, buckets, rank_id, summary_of
+from tests.support.ranks import MS, buckets, summary_of
 from training_profiler.ranks.comparison import (
     History,
     all_ranks_stats,
     clock_offsets,
     clock_stats,
     history_of,
+    medians_of_others,
     waiting_parts,
 )
-from training_profiler.ranks.section_spread import medians_of_others
 from training_profiler.ranks.summary import RankSection, RankSummary, RankSyncPoint, StepTimeBucket
 from training_profiler.recording.gradient_sync import block_stride
 from training_profiler.reports.layout import Layout
@@ -60,11 +60,6 @@ def test_the_cause_is_the_section_with_excess_time(section):
     assert [one.cause for one in stats.ranks[:3]] == ["", "", ""]
 
 
-def test_synchronization_is_never_the_cause():
-    ranks = [summary_of(one, sync_ms=1.0 + one, sections={"synchronization": 1.0 + one}) for one in range(2)]
-    assert [one.cause for one in all_ranks_stats(ranks, 2).ranks] == ["", ""]
-
-
 def test_a_nested_section_can_be_the_cause():
     def nested(ms: float) -> dict[str, RankSection]:
         own_ns = round(100 * ms * MS)
@@ -82,15 +77,6 @@ def test_without_known_sync_there_is_no_work():
     assert {(one.work_s, one.sync_s, one.against_best, one.cause) for one in stats.ranks} == {(None, None, None, "")}
     assert (stats.sync_share, stats.waiting_share, stats.transfer_share) == (None, None, None)
     assert {one.step_s for one in stats.ranks} == {0.051}
-
-
-def test_sections_have_their_spread_and_the_slowest_rank():
-    spread = {one.name: one for one in all_ranks_stats(slow_in("data_loading", 20.0), 4).sections}["data_loading"]
-    assert (spread.ranks, spread.min_s, spread.median_s, spread.max_s) == (4, 0.001, 0.001, 0.021)
-    assert spread.slowest == rank_id(3)
-    assert spread.imbalance == pytest.approx(21 / 6 - 1)
-    assert spread.is_of_step
-    assert spread.never_on == ()
 
 
 def test_work_between_steps_is_per_span_and_names_ranks_without_it():
@@ -120,11 +106,6 @@ def test_missing_and_silent_ranks_are_listed():
     assert (stats.missing, stats.silent) == ((2,), (1,))
     assert (stats.ranks[1].heard_s_ago, stats.ranks[1].inside) == (35.0, ("backward_pass",))
     assert stats.ranks[2].ended_by == "SIGTERM"
-
-
-def test_only_the_last_summary_of_a_rank_counts():
-    stats = all_ranks_stats([summary_of(0), summary_of(1, number=2, steps=200), summary_of(1, steps=100)], 2)
-    assert [one.steps for one in stats.ranks] == [100, 200]
 
 
 def test_a_rank_without_a_step_after_warmup_has_no_stats():
@@ -171,18 +152,6 @@ def test_a_section_entered_before_is_not_never_entered():
     ranks = [summary_of(0, steps=200, number=2, others=fetch), summary_of(1, steps=200, number=2, others=fetch)]
     (spread,) = [one for one in all_ranks_stats(ranks, 2, before=before).sections if one.name == "first_fetch"]
     assert (spread.ranks, spread.never_on) == (1, ())
-
-
-def test_a_rank_without_new_steps_has_no_step_stats():
-    before = {1: summary_of(1)}
-    stats = all_ranks_stats([summary_of(0, steps=200), summary_of(1)], 2, before=before)
-    assert stats.ranks[1].step_s is None
-
-
-def test_sums_of_an_earlier_attempt_are_not_subtracted():
-    first = summary_of(1, who=RankId(1, 2, "a", attempt=0))
-    stats = all_ranks_stats([summary_of(0), summary_of(1, who=RankId(1, 2, "a", attempt=1))], 2, before={1: first})
-    assert stats.ranks[1].step_s == 0.031
 
 
 def test_a_rank_that_became_slower_has_the_step():
@@ -249,19 +218,6 @@ def test_any_summaries_give_stats_without_warnings(ranks, before):
         rank_lines(Snapshot(ranks=stats), Layout())
 
 
-def test_a_waiting_rank_is_not_slowest_in_the_backward_pass():
-    def rank(number: int, own_ms: int, waits_ms: int) -> RankSummary:
-        own_ns, whole_ns = 100 * own_ms * MS, 100 * (own_ms + waits_ms) * MS
-        backward = RankSection(100, whole_ns, whole_ns, own_ns)
-        waits = RankSection(100, 100 * waits_ms * MS, 100 * waits_ms * MS, 100 * waits_ms * MS)
-        return summary_of(number, others={"backward_pass": backward, "synchronization": waits})
-
-    spread = {one.name: one for one in all_ranks_stats([rank(0, 10, 25), rank(1, 30, 5)], 2).sections}
-    backward = spread["backward_pass"]
-    assert (backward.slowest.rank, backward.min_s, backward.max_s) == (1, 0.010, 0.030)
-    assert (spread["synchronization"].slowest.rank, spread["synchronization"].max_s) == (0, 0.025)
-
-
 @pytest.mark.parametrize(
     ("means_ms", "warmup", "history"),
     [
@@ -291,28 +247,6 @@ def blocks_of(steps: int, sync_ms) -> dict[int, list[int]]:
     blocks = (steps + 15) // 16
     firsts = [16 * block for block in range(steps // 16) if block % block_stride(blocks) == 0]
     return {first: [round(sync_ms(step) * MS) for step in range(first, first + 16)] for first in firsts}
-
-
-def test_the_last_rank_to_arrive_does_not_wait():
-    ranks = [
-        summary_of(0, sync_ms=4, blocks=blocks_of(100, lambda _: 4)),
-        summary_of(1, sync_ms=1, blocks=blocks_of(100, lambda _: 1)),
-    ]
-    found = waiting_parts(ranks)
-    assert (found.part, found.steps) == ({0: 0.75, 1: 0.0}, 96)
-    stats = all_ranks_stats(ranks, 2)
-    assert [one.waiting_s for one in stats.ranks] == [pytest.approx(0.003), 0.0]
-    assert stats.sync_share == pytest.approx(2.5 / 31)
-    assert stats.waiting_share == pytest.approx(1.5 / 31)
-    assert stats.transfer_share == pytest.approx(1 / 31)
-    assert stats.compared_steps == 96
-
-
-def test_ranks_that_are_late_in_turn_all_wait():
-    ranks = [
-        summary_of(r, sync_ms=3, blocks=blocks_of(64, lambda step, r=r: 5 if step % 2 == r else 1)) for r in (0, 1)
-    ]
-    assert waiting_parts(ranks).part == {0: pytest.approx(4 / 6), 1: pytest.approx(4 / 6)}
 
 
 def test_steps_unknown_to_one_rank_are_not_compared():
@@ -394,12 +328,6 @@ def test_each_sync_point_narrows_the_offset():
     (_, offset) = clock_offsets(ranks).values()
     assert (offset.low_ns, offset.high_ns, offset.sync_points) == (-1050, -970, 2)
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
-
-
-def test_all_ranks_of_a_machine_narrow_its_offset():
-    ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 1100, 1200)), on("b", 2, ("all:0", 1150, 1160))]
-    (_, offset) = clock_offsets(ranks).values()
-    assert (offset.low_ns, offset.high_ns) == (100 - 1160, 200 - 1150)
 
 
 def test_a_clock_that_was_set_is_not_aligned():

@@ -81,18 +81,6 @@ def ranks(monkeypatch, clock):
 RUN = Totals(0, 0)
 
 
-@pytest.mark.parametrize(("world_size", "every_s"), [(2, 1.0), (1024, 10.24), (16384, 163.84)])
-def test_rank_publishes_at_most_once_per_interval(monkeypatch, clock, world_size, every_s):
-    ranks = Ranks(monkeypatch, clock, 1, world_size)
-    ranks.publish()
-    clock.advance(every_s - 0.01)
-    ranks.publish()
-    assert len(ranks.summaries) == 1
-    clock.advance(0.01)
-    ranks.publish(inside=("forward_pass",))
-    assert ranks.summaries[1].inside == ("forward_pass",)
-
-
 def test_single_rank_publishes_nothing_and_has_no_stats(monkeypatch, clock):
     alone = Ranks(monkeypatch, clock, world_size=1)
     alone.publish()
@@ -172,20 +160,6 @@ def test_message_in_the_name_of_another_rank_is_left_out(ranks):
     ranks.channel.messages[2] = ranks.channel.messages[1]
     ranks.exchange.stats(RUN)
     assert [summary.who.rank for summary in ranks.calls[0][0]] == [0, 1]
-
-
-def test_open_section_comes_from_the_last_heartbeat(ranks):
-    ranks.receive(1, steps=40, heartbeat=Heartbeat(41, ("data_loading",)), inside=("backward_pass",))
-    ranks.exchange.stats(RUN)
-    assert ranks.calls[0][0][1].inside == ("data_loading",)
-
-
-def test_message_is_decoded_once(ranks, monkeypatch):
-    ranks.receive(1, steps=40)
-    ranks.exchange.stats(RUN)
-    monkeypatch.setattr(exchange_module, "rank_summary_from_data", None)
-    ranks.exchange.stats(RUN)
-    assert len(ranks.calls[1][0]) == 2
 
 
 def decoded(ranks, monkeypatch):

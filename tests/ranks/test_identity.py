@@ -47,13 +47,6 @@ def put_in_place(monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("distributed", [None, Distributed(), Distributed(is_available=False)])
-@pytest.mark.parametrize(("launcher_rank", "is_primary"), [(0, True), (1, False)])
-def test_without_a_process_group_the_launcher_sets_the_rank(put_in_place, distributed, launcher_rank, is_primary):
-    put_in_place(distributed)
-    assert Rank(RankId(launcher_rank)).is_primary() is is_primary
-
-
 @pytest.mark.parametrize(("of_group", "is_primary"), [(0, True), (3, False)])
 def test_a_process_group_overrides_the_launcher(put_in_place, of_group, is_primary):
     put_in_place(Distributed(of_group))
@@ -131,8 +124,3 @@ def test_a_stopped_and_an_ended_process_cannot_answer():
 )
 def test_nothing_is_known_of_processes_elsewhere(process):
     assert not cannot_answer(process)
-
-
-def test_nothing_is_known_without_proc(tmp_path):
-    assert this_process(tmp_path) == ""
-    assert not cannot_answer(HERE, tmp_path)

@@ -11,13 +11,14 @@ from training_profiler.model.location import Location
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     UNKNOWN_NS,
+    ComparedBlocks,
     RankSection,
     RankSummary,
+    RankSummaryBuilder,
     RankSyncPoint,
     StepTimeBucket,
     rank_summary_from_data,
 )
-from training_profiler.ranks.summary_builder import ComparedBlocks, RankSummaryBuilder
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 
@@ -71,23 +72,6 @@ def test_work_between_steps_has_spans_and_total():
         rank.run.spend("checkpointing", 0.5)
     rank.flush()
     assert rank.summary().sections["checkpointing"] == RankSection(12, 12 * 500 * MS)
-
-
-def test_without_communication_sync_time_is_unknown():
-    rank = RankRun()
-    for _ in range(12):
-        rank.run.step(forward_pass=0.01)
-    rank.flush()
-    assert not rank.summary().knows_sync
-
-
-def test_untimed_ddp_sync_makes_sync_time_unknown():
-    rank = RankRun()
-    for _ in range(12):
-        rank.run.step(forward_pass=0.01, synchronization=0.001)
-    rank.flush(GradientSyncTotals(exchanges=12))
-    assert not rank.summary().knows_sync
-    assert rank.builder.gradient_sync_stats() is None
 
 
 def test_blocks_hold_single_steps():
@@ -262,12 +246,6 @@ def test_device_time_is_sent_beside_host_time():
     assert summary.knows_sync
 
 
-def test_sync_timed_on_the_host_only_is_unknown_on_a_device():
-    rank = on_device({"forward_pass": 10, "backward_pass": 20})
-    rank.flush()
-    assert not rank.summary().knows_sync
-
-
 def test_exposed_sync_leaves_the_backward_device_time():
     rank = on_device({"backward_pass": 20})
     rank.flush(GradientSyncTotals(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
@@ -330,14 +308,6 @@ def test_names_of_other_processes_are_made_printable():
 def test_data_of_another_form_is_refused(change):
     data = {**RankSummary(who=WHO).to_data(), **change}
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError, OverflowError)):
-        rank_summary_from_data(data)
-
-
-@pytest.mark.parametrize("key", ["who", "sections", "paces", "blocks", "places", "meetings", "inside", "is_final"])
-def test_a_summary_without_a_required_key_is_refused(key):
-    data = RankSummary(who=WHO).to_data()
-    del data[key]
-    with pytest.raises(KeyError, match=key):
         rank_summary_from_data(data)
 
 

@@ -57,14 +57,6 @@ def test_rank_0_reads_messages_with_their_age(world, clock):
     assert first.received()[1].age_s == 0.0
 
 
-def test_early_message_is_read_without_reading_missing_keys(world):
-    world.transport(2).send(message(b"early"))
-    first = world.transport(0)
-    first.read()
-    assert data_of(first) == {2: b"early"}
-    assert set(world.server.calls) == {"set", "compare_set", "multi_get"}
-
-
 def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_late(world):
     first, second = world.transport(0), world.transport(1)
     second.exchange_request(0)
@@ -79,21 +71,6 @@ def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_lat
     assert (second.asked_ns, third.asked_ns) == (7, 7)
     assert world.server.calls.count("set") == 1
     assert "get" not in world.server.calls  # c10d waits for a missing key
-
-
-def test_stacks_arrive_with_a_message(world):
-    first, second = world.transport(0), world.transport(1)
-    second.send(message(b"figures", stacks=b"stacks"))
-    first.read()
-    assert (first.received()[1].data, first.received()[1].stacks) == (b"figures", b"stacks")
-
-
-def test_other_ranks_only_send(world):
-    second = world.transport(1)
-    world.server.calls.clear()
-    second.send(message(b"one"))
-    second.read(is_now=True)
-    assert world.server.calls == ["set"]
 
 
 @pytest.mark.parametrize(("world_size", "every_s"), [(2, 1.0), (100, 1.0), (1024, 10.24), (16384, 163.84)])
@@ -125,13 +102,6 @@ def test_run_name_must_be_a_plain_folder_name(world, name):
     first.exchange_name(name)
     second.exchange_name(None)
     assert second.run_name is None
-
-
-def test_attempts_and_sessions_do_not_see_each_others_messages(world):
-    world.transport(1, attempt=0).send(message(b"of the attempt before"))
-    later = world.transport(0, attempt=1)
-    later.read()
-    assert data_of(later) == {}
 
 
 def test_files_replace_a_store_without_a_server(world, tmp_path):
@@ -199,18 +169,6 @@ def test_garbage_is_counted_once_and_the_last_good_message_kept(world):
         first.read(is_now=True)
     assert first.garbled == 4
     assert data_of(first) == {1: b"one"}
-
-
-def test_final_message_is_not_replaced_by_an_older_one_from_a_file(world, tmp_path):
-    first, second = world.transport(0), world.transport(1)
-    second.send(message(b"last", sequence=9, is_final=True))
-    first.read()
-    (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "1.json").write_bytes(message(b"old", sequence=3).pack())
-    first.folder = tmp_path
-    first.connect()
-    first.read(is_now=True)
-    assert data_of(first) == {1: b"last"}
 
 
 def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_path):

@@ -1,14 +1,32 @@
-import pytest
+"""Widths, shares and names in reports, for any width and any number of rows."""
 
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reports.test_texts import CHANGES, gpu_run, screen
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from training_profiler.diagnosis import Finding
 from training_profiler.reports import layout
 from training_profiler.reports.layout import Layout, column_width, shortened, table
+from training_profiler.reports.ranks import ranges_text, rank_lines
+from training_profiler.reports.report_json import as_data
+from training_profiler.reports.sections import percentages
+from training_profiler.reports.verdict import important
+from training_profiler.reports.watch import WatchedRun, watch_lines
+from training_profiler.snapshot.ranks import AllRanksStats, SectionSpread
+from training_profiler.snapshot.snapshot import Snapshot
+
+LINES = Layout(format="lines")
 
 
 def test_wrapped_text_has_the_width():
-    assert Layout(width=40).wrap("one two three four five six seven eight", first="- ") == [
-        "- one two three four five six seven",
-        "  eight",
-    ]
+    text = "one two three four five six seven eight"
+    assert Layout(width=40).wrap(text, first="- ") == ["- one two three four five six seven", "  eight"]
+    assert LINES.wrap(text * 3, first="- ") == [f"- {text * 3}"]
 
 
 @pytest.mark.parametrize(
@@ -21,39 +39,105 @@ def test_no_line_ends_between_a_number_and_its_unit(quantity):
         assert len(first) <= 40
 
 
-def test_lines_to_grep_are_not_wrapped():
-    text = "word " * 50 + "end"
-    assert Layout(format="lines").wrap(text, first="- ") == [f"- {text}"]
-
-
-def test_color_only_where_the_terminal_has_it():
+def test_color_only_where_the_terminal_has_it(monkeypatch):
     assert Layout().color("text", "red") == "text"
     assert Layout(has_color=True).color("text", "red") == "\x1b[31mtext\x1b[0m"
-
-
-def test_missing_termcolor_means_no_color(monkeypatch):
     monkeypatch.setattr(layout, "colored", None)
     monkeypatch.setattr(layout, "can_colorize", None)
     assert Layout(has_color=True).color("text", "red") == "text"
     assert not layout.has_terminal_color()
 
 
-def test_table_aligns_names_left_and_numbers_right():
-    rows = [("a", "1"), ("  nested", "22")]
-    assert table(("name", "time\n(ms)"), rows) == [
-        "name      time",
-        "          (ms)",
-        "a            1",
-        "  nested    22",
-    ]
+def test_table_aligns_names_left_and_numbers_right(monkeypatch):
+    headers, rows = ("name", "time\n(ms)"), [("a", "1"), ("  nested", "22")]
+    assert table(headers, rows) == ["name      time", "          (ms)", "a            1", "  nested    22"]
     assert column_width("time\n(ms)", ["1", "22"]) == 6
-
-
-def test_missing_tabulate_leaves_plain_rows(monkeypatch):
     monkeypatch.setattr(layout, "tabulate", None)
-    assert table(("name", "time\n(ms)"), [("a", "1")]) == ["name  time (ms)", "a  1"]
+    assert table(headers, rows[:1]) == ["name  time (ms)", "a  1"]
 
 
 def test_long_names_keep_their_begin_and_end():
     assert shortened("short", 20) == "short"
     assert shortened("rank 3 (a-very-long-host-name-17)", 20) == "rank 3 (a..-name-17)"
+
+
+def test_ranges_are_short():
+    assert ranges_text([5, 0, 1, 2]) == "0-2, 5"
+    assert ranges_text(range(0, 100, 2), most=2) == "0, 2, ..."
+
+
+PARTS = st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any)
+
+
+@given(PARTS)
+def test_percentages_add_up_to_100_and_are_less_than_a_tenth_off(parts):
+    shares = [part / sum(parts) for part in parts]
+    shown = percentages(shares)
+    assert sum(round(share * 10) for share in shown) == 1000
+    assert all(abs(each - 100 * share) < 0.1 + 1e-9 for each, share in zip(shown, shares, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [
+        ([0.3337, 0.3336, 0.3327], [33.4, 33.3, 33.3]),  # the largest remainders
+        ([0.25, 0.25], [25.0, 25.0]),  # not all of it: only rounded
+        ([], []),
+        ([0.0], [0.0]),
+    ],
+)
+def test_what_rounding_leaves_goes_to_the_largest_remainders(shares, shown):
+    assert percentages(shares) == shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_screens_fit_their_width(width):
+    assert max(map(len, screen(gpu_run(), CHANGES, width=width).splitlines())) <= width
+    over_steps = [(1, n, 0.1) for n in range(500)]
+    run = WatchedRun(
+        gpu_run(), CHANGES, "/a/long/folder" * 30, "train.py", "running", recent_step_s=0.1,
+        recent_shares={"a" * 200: 0.9}, over_steps=over_steps,
+    )  # fmt: skip
+    assert max(map(len, watch_lines(run, ["event " * 40], Layout(width, is_unicode=True), 40))) <= width
+
+
+def test_uneven_steps_matter_from_a_tenth_on_unless_their_cause_is_known():
+    run = gpu_run()
+    uneven = Finding("step-time-varies", "varies", {}, 0.08 * run.wall_s, "a fix")
+    of_garbage = replace(uneven, evidence={"moves_with": "garbage collection"})
+    twice = replace(uneven, potential_saving_s=0.16 * run.wall_s)
+    assert [important(run, [each]) for each in (uneven, of_garbage, twice)] == [[], [of_garbage], [twice]]
+
+
+def thousand() -> AllRanksStats:
+    rows = []
+    for rank in range(1024):
+        who = replace(rank_id(rank, 1024, 8), host=f"gpu-node-{'x' * 40}{rank // 8}")
+        silence = {"heard_s_ago": 40.0, "inside": ("step" * 20,)} if rank % 3 == 0 else {}
+        rows.append(rank_row(rank, 0.03 + rank * 1e-5, who=who, **silence))
+    spread = SectionSpread("", 1000, 0.01, 0.02, 0.03, rows[-1].who, 0.5, True, never_on=tuple(range(0, 48, 2)))
+    return ranks_of(
+        rows,
+        world_size=2048,
+        sections=tuple(replace(spread, name=f"section_{i:02d}" + "_long" * 8) for i in range(40)),
+        silent=tuple(range(0, 1024, 3)),
+        missing=tuple(range(1024, 2048, 2)),
+        sync_share=0.3,
+        waiting_share=0.2,
+        transfer_share=0.1,
+        step_s=0.05,
+    )
+
+
+@pytest.mark.parametrize("of", [Layout(width=80), Layout(width=118), LINES])
+def test_thousand_ranks_fit_on_a_screen(of):
+    lines = rank_lines(Snapshot(ranks=thousand()), of)
+    assert len(lines) < 45
+    assert of == LINES or max(map(len, lines)) <= of.width
+
+
+def test_json_of_a_thousand_ranks_is_below_a_megabyte():
+    data = as_data(Snapshot(ranks=thousand()), [])
+    assert len(json.dumps(data, allow_nan=False)) < 1_000_000
+    assert data["ranks"]["sections"][0]["slowest"] == 1023
+    assert data["ranks"]["ranks"][5]["who"]["rank"] == 5

@@ -3,12 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.test_contract import data_of_a_run
 from tests.support.recording import FakeRun
 from tests.trials.test_results import RESULTS
 from training_profiler.diagnosis import diagnose
-from training_profiler.reports.report_json import as_data
-from training_profiler.reports.report_schema import report_schema
+from training_profiler.reports.report_json import as_data, report_schema
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.results import Results
 from training_profiler.trials.results import as_data as trials_data
@@ -56,6 +54,19 @@ def test_the_published_schema_is_that_of_the_code():
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == report_schema(Results)
 
 
+def data_of_a_run():
+    run = FakeRun()
+    run.begin_epoch(1)
+    for _ in range(20):
+        with run.section("forward_pass"):
+            run.spend("attention", 0.25)
+        run.step(data_loading=0.25)
+        run.clock.advance(0.25)
+    run.end_epoch(batches=20, samples=640)
+    snapshot = run.snapshot(ended_by="SIGTERM")
+    return as_data(snapshot, diagnose(snapshot))
+
+
 def data_of_many_ranks():
     snapshot = read_run(JOURNALS)
     assert snapshot.ranks is not None
@@ -91,3 +102,12 @@ def test_a_wrong_report_is_not_of_the_schema():
     data["wall_s"] = "long"
     data["sections"]["forward_pass"]["count"] = None
     assert len(problems(report_schema(Results), data)) == 3
+
+
+def test_an_epoch_has_its_rate_and_shares_add_up():
+    data = data_of_a_run()
+    (epoch,) = data["epochs"]
+    assert (epoch["batches"], epoch["samples"], epoch["wall_s"], epoch["batches_per_s"]) == (20, 640, 15.0, 20 / 15)
+    assert sum(section["share"] for section in data["sections"].values()) == 1.0
+    assert (data["sections"]["other"]["self_s"], data["sections"]["attention"]["parent"]) == (4.75, "forward_pass")
+    assert json.loads(json.dumps(data, allow_nan=False)) == data

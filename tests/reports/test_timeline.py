@@ -6,8 +6,7 @@ from array import array
 import pytest
 
 from training_profiler.model.location import Location
-from training_profiler.reports.stacks import NOT_YOURS, collapsed, speedscope, stacks_of
-from training_profiler.reports.timeline_trace import placed_steps, timeline_trace
+from training_profiler.reports.exports import NOT_YOURS, collapsed, placed_steps, speedscope, stacks_of, timeline_trace
 from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
 
 MS = 1_000_000

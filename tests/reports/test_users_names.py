@@ -20,12 +20,12 @@ from training_profiler.page.render import sections_part
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.section_names import key_of
 from training_profiler.reports.console import render_final
-from training_profiler.reports.labels import OURS, bar_label, epoch_label, table_label
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.sinks.csv_file import CsvFile
+from training_profiler.reports.sections import OURS, bar_label, epoch_label, table_label
+from training_profiler.sinks.line_files import CsvFile
 from training_profiler.sinks.metrics import PlainNames, interval_metrics
-from training_profiler.sinks.mlflow_run import MlflowRun
+from training_profiler.sinks.program_runs import MlflowRun
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.sinks.tensorboard_events import MEAN, SectionRuns
@@ -35,6 +35,12 @@ from training_profiler.storage.run_reader import read_run
 # What the profiler records itself in each step of ``record``, in ms: spans of its own, and time in no section.
 OURS_MS = {"first_fetch": 3.0, "(profiler)": 5.0, "validation_epoch/forward_pass": 7.0, "other": 11.0}
 SOME = st.lists(names, unique=True, min_size=1, max_size=25)
+
+
+def for_names(test):
+    for given_names in ([*KEYS, *WITHIN_OURS], [*LABELS_OF_OURS, *SPECIAL]):
+        test = example(given_names)(test)
+    return settings(deadline=None, max_examples=40)(given(SOME)(test))
 
 
 def record(given_names: list[str], folder: Path, implementation: str = "Python") -> FakeRun:
@@ -87,10 +93,7 @@ def in_table(snapshot: Snapshot) -> Counter:
     return Counter((name, int(count or 0), float(total)) for name, count, total in cells)
 
 
-@settings(deadline=None, max_examples=40)
-@given(SOME)
-@example([*KEYS, *WITHIN_OURS])
-@example([*LABELS_OF_OURS, *SPECIAL])
+@for_names
 @pytest.mark.parametrize("implementation", ["Python", "C"])
 def test_the_run_its_journal_and_json_have_a_row_for_each_name(implementation, given_names):
     with tempfile.TemporaryDirectory() as folder:
@@ -101,10 +104,7 @@ def test_the_run_its_journal_and_json_have_a_row_for_each_name(implementation, g
     assert_all_rows(rows_of(data["sections"]), given_names)
 
 
-@settings(deadline=None, max_examples=40)
-@given(SOME)
-@example([*KEYS, *WITHIN_OURS])
-@example([*LABELS_OF_OURS, *SPECIAL])
+@for_names
 def test_screens_show_each_name_as_the_user_wrote_it(given_names):
     with tempfile.TemporaryDirectory() as folder:
         snapshot = record(given_names, Path(folder)).snapshot()
@@ -114,10 +114,7 @@ def test_screens_show_each_name_as_the_user_wrote_it(given_names):
         assert not shown(given_names) - found
 
 
-@settings(deadline=None, max_examples=40)
-@given(SOME)
-@example([*KEYS, *WITHIN_OURS])
-@example([*LABELS_OF_OURS, *SPECIAL])
+@for_names
 def test_no_two_rows_of_a_screen_have_one_label(given_names):
     with tempfile.TemporaryDirectory() as folder:
         sections = record(given_names, Path(folder)).snapshot().sections
@@ -126,10 +123,7 @@ def test_no_two_rows_of_a_screen_have_one_label(given_names):
         assert len(set(labels)) == len(labels) or any(OURS in name for name in given_names)
 
 
-@settings(deadline=None, max_examples=40)
-@given(SOME)
-@example([*KEYS, *WITHIN_OURS])
-@example([*LABELS_OF_OURS, *SPECIAL])
+@for_names
 def test_metrics_and_all_trackers_have_a_value_for_each_name(given_names):
     with tempfile.TemporaryDirectory() as folder:
         snapshot = record(given_names, Path(folder)).snapshot()
@@ -152,9 +146,7 @@ def test_metrics_and_all_trackers_have_a_value_for_each_name(given_names):
     assert {("profiling_timing_avg", key) for key in means} <= labelled
 
 
-@given(SOME)
-@example([*KEYS, *WITHIN_OURS])
-@example([*LABELS_OF_OURS, *SPECIAL])
+@for_names
 def test_trackers_that_need_other_characters_get_as_many_names(given_names):
     metrics = [f"profiling/timing_{key_of(name)}_avg" for name in given_names]
     for plain in (MlflowRun()._keys, PlainNames()):

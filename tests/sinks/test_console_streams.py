@@ -71,15 +71,6 @@ def test_a_text_larger_than_a_pipe_goes_through_whole(pipe):
     assert b"".join(received).decode() == text
 
 
-def test_a_pipe_without_a_reader_is_an_error(pipe):
-    reads, stream = pipe
-    spare = os.dup(reads)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), reads)
-    os.close(spare)
-    with pytest.raises(BrokenPipeError):
-        Console("stdout").print("a report\n", stream)
-
-
 def test_a_file_of_the_program_under_the_number_of_its_stream_is_left_alone(tmp_path):
     with (tmp_path / "log").open("w") as stream:
         console = Console("stdout")
@@ -153,12 +144,6 @@ def test_dumb_terminals_and_other_encodings_get_ascii(layout_of_stdout):
     assert layout_of_stdout().is_unicode
     assert not layout_of_stdout(encoding="latin-1").is_unicode
     assert not layout_of_stdout(TERM="dumb").is_unicode
-
-
-def test_other_streams_have_no_color_and_80_columns(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "132")
-    assert stream_layout(io.StringIO(), "table") == Layout(80, False, False, "table")
 
 
 def test_closed_stream_has_the_layout_of_a_file():

@@ -1,16 +1,13 @@
 """Names and units are a contract: dashboards are built on them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
-from training_profiler.sinks.metrics import PlainNames, epoch_metrics, interval_metrics, loader_metrics
+from tests.support.recording import FakeRun, snapshot_of, step_stats
+from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.snapshot.snapshot import (
     OTHER,
-    OUTSIDE_STEPS,
-    PROFILER,
     EpochStats,
     GpuStats,
     Level,
@@ -53,29 +50,6 @@ def test_data_generation_and_transfer_are_per_batch():
     assert metrics["profiling/transfer_percentage"] == pytest.approx(5)
     assert metrics["profiling/bottleneck_data_generation"] == 1
     assert metrics["profiling/data_gen_bottleneck_severity"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("share", "flag"), [(0.29, 0), (0.31, 1)])
-def test_data_generation_is_a_bottleneck_above_30_percent(share, flag):
-    assert interval_metrics(snapshot_of({"data_generation": share}))["profiling/bottleneck_data_generation"] == flag
-
-
-def test_bottleneck_uses_the_threshold_of_the_run():
-    run = replace(snapshot_of({"data_generation": 0.4}), thresholds={"data-generation-bound": 0.5})
-    assert interval_metrics(run)["profiling/bottleneck_data_generation"] == 0
-
-
-def test_percentages_of_an_interval_add_up_to_100():
-    sections = {
-        name: section_stats(name, share)
-        for name, share in (("forward_pass", 0.6), (OTHER, 0.1), (OUTSIDE_STEPS, 0.2), (PROFILER, 0.1))
-    }
-    metrics = interval_metrics(Snapshot(steps=1, wall_s=1.0, sections=sections))
-    assert {name: value for name, value in metrics.items() if name.endswith("_percentage")} == {
-        "profiling/interval_forward_pass_percentage": 60.0,
-        "profiling/interval_other_percentage": pytest.approx(30.0),
-        "profiling/interval_profiler_percentage": 10.0,
-    }
 
 
 def test_machine_metrics_are_in_percent_and_gb():
@@ -163,28 +137,6 @@ def test_unknown_times_of_a_loader_are_left_out():
     assert loader_metrics([LoaderStats("a", 1, None, 0.0, data_avg_s=0.001)]) == {
         "profile/train/dl_a/time_data_ms": 1.0
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "for_metrics"),
-    [
-        ("held-out digits", "held-out_digits"),
-        ("a/b\\c", "a_b_c"),
-        ("Prüfung", "Prufung"),
-        ("检验", "loader"),
-        ("(other loaders)", "other_loaders"),
-        ("..", "loader"),
-        ("x" * 300, "x" * 80),
-        ("0", "0"),
-    ],
-)
-def test_loader_names_become_names_that_every_tracker_takes(name, for_metrics):
-    assert PlainNames().of(name) == for_metrics
-
-
-def test_two_loaders_never_share_a_name_for_metrics():
-    names = PlainNames()
-    assert [names.of(name) for name in ("a b", "a_b", "a/b", "a b")] == ["a_b", "a_b-2", "a_b-3", "a_b"]
 
 
 def test_every_metric_is_documented():

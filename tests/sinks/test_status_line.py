@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.terminal import shown
-from training_profiler.sinks.status_line import StatusLine
+from training_profiler.sinks.console import StatusLine
 
 
 class Terminal:

@@ -6,10 +6,9 @@ import pytest
 
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sinks import extras, trackers
-from training_profiler.sinks.extras import require_packages
+from training_profiler.sinks import trackers
 from training_profiler.sinks.sink import MAX_HELD_ROWS, HeldRows, MetricRow, Sink
-from training_profiler.sinks.trackers import MOST_ROWS, Trackers
+from training_profiler.sinks.trackers import MOST_ROWS, Trackers, require_packages
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
@@ -78,19 +77,6 @@ def test_metrics_are_not_computed_without_a_tracker():
     trackers.end()
     trackers.wait(LONG_S, is_last=True)
     assert trackers.notes() == []
-
-
-def test_failing_sink_is_disabled_alone_and_named(caplog):
-    good, bad = Memory("good"), Memory("bad", fails=True)
-    chosen = Chosen(good, bad)
-    chosen.send(1)
-    bad.entered.wait(LONG_S)
-    chosen.send(2)
-    chosen.end()
-    assert good.steps == [1, 2]
-    assert chosen.guard.disabled == {"bad sink": "ConnectionError: no route to host"}
-    assert len(caplog.records) == 1
-    wait_for_threads()
 
 
 def test_blocking_sink_delays_nothing_and_its_lost_rows_are_counted():
@@ -171,7 +157,7 @@ def test_held_rows_are_thinned_evenly():
 
 
 def test_missing_package_is_reported_with_the_install_command(monkeypatch):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     require_packages(["jsonl", "csv"])
     with pytest.raises(MissingExtraError) as caught:
         require_packages(["jsonl", "prometheus"])

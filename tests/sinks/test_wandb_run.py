@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from training_profiler.sinks.program_runs import WandbRun
 from training_profiler.sinks.sink import MetricRow, SinkContext
-from training_profiler.sinks.wandb_run import WandbRun
 
 
 class Run:
@@ -86,17 +86,6 @@ def test_next_row_of_the_user_carries_the_newest_metrics(wandb, sink):
     assert run.rows == [(0, {"loss": 1}), (1, {"loss": 2, **ours(60)})]
 
 
-def test_explicit_steps_of_the_user_are_unchanged(wandb, sink):
-    wandb.run = run = Run()
-    sink.poll()
-    for step in (1, 2, 3):
-        run.log({"loss": step}, step=step)
-        sink.write([row(step)])
-        run.log({"accuracy": step}, step=step)
-    run.finish()
-    assert run.rows == [(step, {"loss": step, "accuracy": step, **ours(step)}) for step in (1, 2, 3)]
-
-
 def test_rows_are_committed_at_the_end_if_the_user_logs_nothing(wandb, sink):
     wandb.run = run = Run()
     sink.poll()
@@ -124,27 +113,6 @@ def test_ended_run_gets_no_rows(wandb, sink):
     assert not sink.poll()
     sink.write([row(50)])
     assert run.rows == []
-
-
-def test_second_run_gets_its_own_rows(wandb, sink):
-    wandb.run = first = Run()
-    sink.poll()
-    sink.write([row(50)])
-    first.finish()
-    wandb.run = second = Run()
-    assert sink.poll()
-    sink.write([row(100)])
-    second.finish()
-    assert (first.rows, second.rows) == ([(0, ours(50))], [(0, ours(100))])
-
-
-def test_all_metrics_are_in_one_group(wandb, sink):
-    wandb.run = run = Run()
-    sink.poll()
-    sink.write([MetricRow(50, 0.0, {"profile/train/dl_main/time_data_ms": 2.0, "profiling/mfu": 0.5})])
-    run.finish()
-    ((_, metrics),) = run.rows
-    assert metrics == {"profiling/train/dl_main/time_data_ms": 2.0, "profiling/mfu": 0.5, "profiling/step": 50}
 
 
 class Artifact:

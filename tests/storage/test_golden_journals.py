@@ -23,11 +23,11 @@ from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import (
     RankSection,
     RankSummary,
+    RankSummaryBuilder,
     RankSyncPoint,
     StepTimeBucket,
     rank_summary_from_data,
 )
-from training_profiler.ranks.summary_builder import RankSummaryBuilder
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.gradient_sync import GradientSyncTotals

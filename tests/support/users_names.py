@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from training_profiler.page.charts import REST as SMALLER
 from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES, USERS
-from training_profiler.reports.labels import _IN_BARS, _WITHOUT_STEPS, OURS
-from training_profiler.reports.labels import _IN_TABLES as LABELS
+from training_profiler.reports.sections import _IN_BARS, _WITHOUT_STEPS, OURS
+from training_profiler.reports.sections import _IN_TABLES as LABELS
 from training_profiler.sinks.tensorboard_events import REST
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.tables.sections import (

@@ -134,7 +134,7 @@ def test_last_steps_before_a_signal_reach_the_trackers(tmp_path: Path, number: i
 def test_blocked_tracker_delays_neither_training_nor_exit(tmp_path: Path, ending: str) -> None:
     blocked = f"""
         import threading
-        from training_profiler.sinks.csv_file import CsvFile
+        from training_profiler.sinks.line_files import CsvFile
         CsvFile.write = lambda self, rows: threading.Event().wait()
         from training_profiler import *
         start_training_profiling(sinks="csv,jsonl", log_every=10)
@@ -152,7 +152,7 @@ def test_blocked_tracker_delays_neither_training_nor_exit(tmp_path: Path, ending
 
 def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
     script = """
-        from training_profiler.sinks.csv_file import CsvFile
+        from training_profiler.sinks.line_files import CsvFile
         def full(self, rows):
             raise OSError(28, "No space left on device")
         CsvFile.write = full

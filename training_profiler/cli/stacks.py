@@ -15,8 +15,9 @@ from typing import Final
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_lines
 from training_profiler.cli.common import add_run, runs_folder, write
-from training_profiler.ranks.liveness import message_interval_s
-from training_profiler.reports.hang import render_stacks, sentence
+from training_profiler.ranks.message import message_interval_s
+from training_profiler.reports.hang import render_stacks
+from training_profiler.reports.layout import sentence
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.sampling.stack_signal import is_stopped, parse_dump, stacks_by_signal
 from training_profiler.sampling.thread_stacks import FrameNames, is_own_file

@@ -15,8 +15,7 @@ from pathlib import Path
 from training_profiler.base.errors import RunFolderError
 from training_profiler.cli.common import add_attempt, add_run, write, write_file
 from training_profiler.cli.report import chosen_run
-from training_profiler.reports.stacks import collapsed, speedscope
-from training_profiler.reports.timeline_trace import timeline_trace
+from training_profiler.reports.exports import collapsed, speedscope, timeline_trace
 from training_profiler.storage.run_folder import read_program
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import read_series

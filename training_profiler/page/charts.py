@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from training_profiler.aggregation.step_spans import SLOW
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
 from training_profiler.device.device_lanes import LANE
-from training_profiler.reports.labels import bar_label
+from training_profiler.reports.sections import bar_label
 from training_profiler.snapshot.series import RankSeries, Span, StepLanes
 from training_profiler.snapshot.snapshot import StepStats
 

@@ -17,7 +17,7 @@ from training_profiler.reports.comparison import (
     signed_ms,
     verdict_words,
 )
-from training_profiler.reports.labels import table_label
+from training_profiler.reports.sections import table_label
 
 MOST_POINTS: Final = 1_000  # of a run; of longer ones means of consecutive steps
 DIGITS: Final = 4

@@ -13,14 +13,10 @@ from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.page.charts import chart_data, has_device
 from training_profiler.page.document import document, part_file
 from training_profiler.recording.section_names import name_of
-from training_profiler.reports.checklist import checklist
-from training_profiler.reports.distribution import distribution
-from training_profiler.reports.findings import REMARKS, important, saving_text, source_line
-from training_profiler.reports.labels import table_label
-from training_profiler.reports.loaders import loader_name
-from training_profiler.reports.machine import machine_lines
-from training_profiler.reports.stacks import Stack, stacks_of, worker_stacks
-from training_profiler.reports.verdict import verdict
+from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
+from training_profiler.reports.resources import loader_name, machine_lines
+from training_profiler.reports.sections import distribution, table_label
+from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 

@@ -74,11 +74,6 @@ class RankChannel:
         self._until_ns: int | None = None  # when ``close`` stops waiting; None before the end
         self._is_over = False
 
-    @property
-    def folder(self) -> Path | None:
-        """The run's folder, once this rank knows it."""
-        return self._transport.folder
-
     def use_folder(self, folder: Path) -> None:
         """Send messages through files in this run folder if the ranks have no store."""
         if folder != self._transport.folder:
@@ -160,8 +155,8 @@ class RankChannel:
         thread, self._thread, self._is_over = self._thread, None, True
         if thread is None:
             return
-        wait_s = 0.0 if self._rank.who.rank else min(self._wait_s, HURRIED_S) if is_hurried else self._wait_s
-        wait_s = max(wait_s, min(self._wait_s, OWN_SEND_S))
+        for_others_s = 0.0 if self._rank.who.rank else HURRIED_S if is_hurried else self._wait_s
+        wait_s = min(self._wait_s, max(for_others_s, OWN_SEND_S))
         self._until_ns = self._clock() + int(wait_s * NS_PER_S)
         self._wakes.put(None)
         # A thread that waits for a hanging server is left alone: it ends with the process.
@@ -185,17 +180,12 @@ class RankChannel:
         try:
             while not self.poll_once():
                 thread.measure_cpu()
-                self._sleep()
+                with suppress(Empty):
+                    self._wakes.get(timeout=self._pause_s())
+                    while True:
+                        self._wakes.get_nowait()
         finally:
             self._transport.close()
-
-    def _sleep(self) -> None:
-        try:
-            self._wakes.get(timeout=self._pause_s())
-            while True:
-                self._wakes.get_nowait()
-        except Empty:
-            pass
 
     def _pause_s(self) -> float:
         transport = self._transport

@@ -1,4 +1,4 @@
-"""Compares the summaries of all ranks."""
+"""Compares the summaries of all ranks: clocks, histories, waiting, and the spread of each section's time."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +10,12 @@ from msgspec import structs
 
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.base.units import NS_PER_S
-from training_profiler.ranks.section_spread import Cause, causes, medians_of_others, section_table, spreads
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
-from training_profiler.snapshot.ranks import AllRanksStats, ClockStats, HostStats, RankStats
-from training_profiler.statistics.arrays import Floats
+from training_profiler.snapshot.ranks import AllRanksStats, ClockStats, HostStats, RankId, RankStats, SectionSpread
+from training_profiler.statistics.arrays import Floats, Ints
 from training_profiler.statistics.trend import median
+from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 
 HostKey = tuple[str, int | None]  # name, and number of the node: machines may share a name
 
@@ -28,11 +28,6 @@ class Offset(NamedTuple):
     sync_points: int
 
 
-def host_of(summary: RankSummary) -> HostKey:
-    """Return the machine a rank runs on."""
-    return summary.who.host, summary.who.node
-
-
 def clock_offsets(summaries: Sequence[RankSummary]) -> dict[HostKey, Offset | None]:
     """Return the offset of each machine's clock from the lowest rank's machine; None if unknown.
 
@@ -42,7 +37,7 @@ def clock_offsets(summaries: Sequence[RankSummary]) -> dict[HostKey, Offset | No
     """
     points: dict[HostKey, dict[str, tuple[int, int]]] = {}  # last enter and first leave on each machine
     for summary in sorted(summaries, key=lambda summary: summary.who.rank):
-        of_host = points.setdefault(host_of(summary), {})
+        of_host = points.setdefault((summary.who.host, summary.who.node), {})
         for key, enter_ns, leave_ns in summary.sync_points:
             last_ns, first_ns = of_host.get(key, (enter_ns, leave_ns))
             of_host[key] = max(last_ns, enter_ns), min(first_ns, leave_ns)
@@ -130,16 +125,9 @@ def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> Hist
 
 def latest(summaries: Sequence[RankSummary]) -> list[RankSummary]:
     """Return the latest summary of each rank, by rank."""
-    by_rank: dict[int, RankSummary] = {}
-    for summary in summaries:
-        known = by_rank.get(summary.who.rank)
-        if known is None or _order(known) <= _order(summary):
-            by_rank[summary.who.rank] = summary
+    in_order = sorted(summaries, key=lambda each: (each.who.attempt, each.number, each.is_final))
+    by_rank = {summary.who.rank: summary for summary in in_order}
     return [by_rank[rank] for rank in sorted(by_rank)]
-
-
-def _order(summary: RankSummary) -> tuple[int, int, bool]:
-    return summary.who.attempt, summary.number, summary.is_final
 
 
 def since(now: RankSummary, before: RankSummary | None) -> RankSummary:
@@ -149,24 +137,19 @@ def since(now: RankSummary, before: RankSummary | None) -> RankSummary:
     """
     if before is None or before.who.attempt != now.who.attempt or before.number > now.number:
         return now
+    sections = {
+        name: RankSection(*(max(0, a - b) for a, b in zip(row, before.sections.get(name, NO_SECTION), strict=True)))
+        for name, row in now.sections.items()
+    }
     return structs.replace(
         now,
         settled_steps=max(0, now.settled_steps - before.settled_steps),
         settled_ns=max(0, now.settled_ns - before.settled_ns),
         sync_ns=max(0, now.sync_ns - before.sync_ns),
         exchanges=max(0, now.exchanges - before.exchanges),
-        sections=_sections_since(now.sections, before.sections),
+        sections={name: row for name, row in sections.items() if row.spans or row.step_ns},
         blocks={first: ns for first, ns in now.blocks.items() if first >= before.steps},
     )
-
-
-def _sections_since(now: Mapping[str, RankSection], before: Mapping[str, RankSection]) -> dict[str, RankSection]:
-    nothing = RankSection()
-    differences = {
-        name: RankSection(*(max(0, a - b) for a, b in zip(row, before.get(name, nothing), strict=True)))
-        for name, row in now.items()
-    }
-    return {name: row for name, row in differences.items() if row.spans or row.step_ns}
 
 
 STEPS_NEEDED: Final = 8
@@ -189,13 +172,15 @@ def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> Ra
     ranks = [summary for summary in summaries if summary.knows_sync and summary.blocks]
     if len(ranks) < 2:
         return None
-    columns = []
+    columns, absent = [], [np.nan] * BLOCK_STEPS
     for first in sorted({first for rank in ranks for first in rank.blocks}):
         reached = [rank for rank in ranks if rank.steps >= first + BLOCK_STEPS]
         holders = [rank for rank in reached if first in rank.blocks]
         if first + BLOCK_STEPS <= warmup_steps or len(holders) < max(2, len(reached)):
             continue
-        columns.append(_of_block(ranks, first, max(0, warmup_steps - first)))
+        block_ns = np.array([rank.blocks.get(first, absent) for rank in ranks], np.float64)
+        block_ns = block_ns[:, max(0, warmup_steps - first) :]
+        columns.append(block_ns[:, np.all(~(block_ns < 0), axis=0)])  # NaN is not below 0
     if not columns:
         return None
     sync_ns = np.concatenate(columns, axis=1)  # [rank][step]; NaN for ranks that have not come so far
@@ -209,12 +194,134 @@ def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> Ra
     return RankWaiting({rank.who.rank: float(part[at]) for at, rank in enumerate(ranks) if steps_known[at]}, compared)
 
 
-def _of_block(ranks: Sequence[RankSummary], first: int, skipped: int) -> Floats:
-    """Return the synchronization of a block's steps, shape (ranks, steps known of all ranks that reached them)."""
-    absent = [np.nan] * BLOCK_STEPS
-    sync_ns = np.array([rank.blocks.get(first, absent) for rank in ranks], np.float64)[:, skipped:]
-    is_known = np.all(~(sync_ns < 0), axis=0)  # NaN is not below 0
-    return np.asarray(sync_ns[:, is_known], np.float64)
+MOST_SECTIONS: Final = 60  # those with most time over all ranks, because each rank may have names of its own
+NO_SECTION: Final = RankSection()
+# Ranks wait for each other inside these (DDP, FSDP), so the waiting rank would be the slowest.
+PASSES: Final = (FORWARD_PASS, BACKWARD_PASS)
+
+
+class SectionTable(NamedTuple):
+    """The sections of all ranks: ``rows[section, rank, field of RankSection]``, zeros if a rank has none."""
+
+    names: list[str]
+    rows: Ints
+    who: list[RankId]
+    settled_steps: Ints
+
+
+class Cause(NamedTuple):
+    """The section with the most time beyond the median of the other ranks."""
+
+    section: str
+    extra_s: float  # per step
+
+
+def section_table(summaries: Sequence[RankSummary]) -> SectionTable:
+    """Return the sections with most time over all ranks."""
+    total_ns: dict[str, int] = {}
+    for summary in summaries:
+        for name, row in summary.sections.items():
+            total_ns[name] = total_ns.get(name, 0) + max(row.total_ns, row.own_step_ns)
+    names = sorted(total_ns, key=lambda name: (-total_ns[name], name))[:MOST_SECTIONS]
+    rows = [[summary.sections.get(name, NO_SECTION) for summary in summaries] for name in names]
+    return SectionTable(
+        names=names,
+        rows=np.array(rows, np.int64).reshape(len(names), len(summaries), len(RankSection._fields)),
+        who=[summary.who for summary in summaries],
+        settled_steps=np.array([summary.settled_steps for summary in summaries], np.int64),
+    )
+
+
+def spreads(table: SectionTable, of_run: Sequence[RankSummary]) -> tuple[SectionSpread, ...]:
+    """Return the spread of each section over the ranks that entered it, the longest per step first.
+
+    Forward and backward passes are compared without nested sections if there is ``synchronization``.
+
+    ``of_run`` shows which ranks never entered a section: within one interval a rank may just not have reached it.
+    """
+    found = []
+    for at, name in enumerate(table.names):
+        of_ranks = [(rank.who.rank, rank.sections.get(name, NO_SECTION)) for rank in of_run]
+        never_on = tuple(rank for rank, row in of_ranks if row.spans <= 0 and row.own_step_ns <= 0)
+        spread = _spread(table, at, never_on)
+        if spread is not None:
+            found.append(spread)
+    return tuple(sorted(found, key=lambda spread: (not spread.is_of_step, -spread.max_s, spread.name)))
+
+
+def _spread(table: SectionTable, at: int, never_on: tuple[int, ...]) -> SectionSpread | None:
+    spans, total_ns, step_ns, own_ns, device_count, device_ns, device_step_ns, device_own_ns = table.rows[at].T
+    if table.names[at] in PASSES and SYNCHRONIZATION in table.names:
+        step_ns, device_step_ns = own_ns, device_own_ns
+    entered = (spans > 0) | (own_ns > 0)
+    is_of_step = bool((step_ns > 0).any())
+    counts = table.settled_steps if is_of_step else spans
+    known = entered & (counts > 0)
+    if not known.any():
+        return None
+    is_device = bool((device_step_ns[known] > 0).all() if is_of_step else (device_count[known] > 0).all())
+    if is_device and not is_of_step:
+        device_ns = device_ns * spans // np.maximum(device_count, 1)
+    of_host, of_device = (step_ns, device_step_ns) if is_of_step else (total_ns, device_ns)
+    total = of_device if is_device else of_host
+    seconds = total[known] / counts[known] / NS_PER_S
+    slowest = int(np.flatnonzero(known)[np.argmax(seconds)])
+    mean = float(seconds.mean())
+    return SectionSpread(
+        name=table.names[at],
+        ranks=int(known.sum()),
+        min_s=float(seconds.min()),
+        median_s=float(np.median(seconds)),
+        max_s=float(seconds.max()),
+        slowest=table.who[slowest],
+        imbalance=max(0.0, float(seconds.max()) / mean - 1) if mean else 0.0,
+        is_of_step=is_of_step,
+        is_device=is_device,
+        slowest_total_s=float(total[slowest]) / NS_PER_S,
+        never_on=never_on,
+    )
+
+
+def causes(table: SectionTable) -> list[Cause | None]:
+    """Return for each rank the section whose self time per step most exceeds the median of the other ranks.
+
+    It is the accelerator's time if that is known of all ranks. ``synchronization`` is never a cause: there the other
+    ranks wait.
+    """
+    working = np.flatnonzero(table.settled_steps > 0)
+    longest_on: list[Cause | None] = [None] * len(table.who)
+    candidates = [at for at, name in enumerate(table.names) if name != SYNCHRONIZATION]
+    if len(working) < 2 or not candidates:
+        return longest_on
+    own_s = np.zeros((len(candidates), len(working)))
+    for row, at in enumerate(candidates):
+        spans, _, _, by_host, _, _, _, by_device = table.rows[at, working].T
+        is_device = bool(((by_device > 0) | (spans <= 0)).all() and by_device.any())
+        own_s[row] = (by_device if is_device else by_host) / table.settled_steps[working] / NS_PER_S
+    extra_s = own_s - medians_of_others(own_s)
+    longest = extra_s.argmax(axis=0)
+    for column, rank in enumerate(working.tolist()):
+        row = int(longest[column])
+        if extra_s[row, column] > 0:
+            longest_on[rank] = Cause(table.names[candidates[row]], float(extra_s[row, column]))
+    return longest_on
+
+
+def medians_of_others(values: Floats) -> Floats:
+    """Return for each value the median of the others in its row, shape as given: (rows, 2 or more)."""
+    count = values.shape[-1]
+    order = np.argsort(values, axis=-1, kind="stable")
+    in_order = np.take_along_axis(values, order, axis=-1)
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.broadcast_to(np.arange(count), order.shape), axis=-1)
+
+    def of_others(place: int) -> Floats:  # in ascending order
+        return np.asarray(np.where(places > place, in_order[..., [place]], in_order[..., [place + 1]]), np.float64)
+
+    others = count - 1
+    if others % 2:
+        return of_others(others // 2)
+    return (of_others(others // 2 - 1) + of_others(others // 2)) / 2
 
 
 LONGER_AT_LEAST: Final = 0.01  # work beyond the median of the others that is worth explaining
@@ -260,7 +367,7 @@ def all_ranks_stats(
         missing=tuple(rank for rank in range(world_size) if rank not in known),
         silent=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
         sections=spreads(table, of_run),
-        hosts=_hosts(rows, of_run),
+        hosts=_hosts(rows),
         step_s=_median(row.step_s for row in rows),
         sync_share=shares[0],
         waiting_share=shares[1],
@@ -306,16 +413,18 @@ def _scored(
         if beyond[of_known] <= LONGER_AT_LEAST:  # with a thousand ranks, the rest takes too long
             scored[at] = replace(rows[at], against_best=against_best)
             continue
-        summary, cause = summaries[at], causes_of[at]
-        history = history_of(summary.step_times, summary.steps - summary.settled_steps)
+        summary = summaries[at]
+        history = history_of(summary.step_times, summary.steps - summary.settled_steps) or (None, None)
+        cause, cause_s = causes_of[at] or ("", None)
+        place = summary.hottest_lines.get(cause, "") if cause else ""
         scored[at] = replace(
             rows[at],
             against_best=against_best,
-            against_itself=None if history is None else history.ratio,
-            slower_since_step=None if history is None else history.slower_since_step,
-            cause="" if cause is None else cause.section,
-            cause_s=None if cause is None else cause.extra_s,
-            place="" if cause is None else summary.hottest_lines.get(cause.section, ""),
+            against_itself=history[0],
+            slower_since_step=history[1],
+            cause=cause,
+            cause_s=cause_s,
+            place=place,
         )
     return scored
 
@@ -339,10 +448,10 @@ def _shares(rows: Iterable[RankStats]) -> tuple[float | None, float | None, floa
     return share, waiting_share, share - waiting_share
 
 
-def _hosts(rows: Sequence[RankStats], summaries: Sequence[RankSummary]) -> tuple[HostStats, ...]:
+def _hosts(rows: Sequence[RankStats]) -> tuple[HostStats, ...]:
     by_host: dict[HostKey, list[RankStats]] = {}
-    for row, summary in zip(rows, summaries, strict=True):
-        by_host.setdefault(host_of(summary), []).append(row)
+    for row in rows:
+        by_host.setdefault((row.who.host, row.who.node), []).append(row)
     names = Counter(name for name, _ in by_host)
     hosts = [
         HostStats(

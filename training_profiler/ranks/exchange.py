@@ -3,8 +3,8 @@
 import json
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,8 @@ from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
-from training_profiler.ranks.summary import RankSummary, RankSyncPoint, rank_summary_from_data
-from training_profiler.ranks.summary_builder import RankSummaryBuilder
+from training_profiler.ranks.message import message_interval_s, unresponsive_after_s
+from training_profiler.ranks.summary import RankSummary, RankSummaryBuilder, RankSyncPoint, rank_summary_from_data
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import Guard
@@ -189,9 +188,8 @@ class RankExchange:
         self._now = {0: self._summary(run)}
         left = AT_A_REPORT if of_interval else len(messages)
         for rank in self._in_decoding_order(messages):
-            is_new = not self._is_read(rank, messages[rank])
-            if not is_new or left > 0 or rank not in self._read:
-                left -= is_new
+            if not self._is_read(rank, messages[rank]) and (left > 0 or rank not in self._read):
+                left -= 1
                 self._read_one(rank, messages[rank])
             summary = self._latest(rank, messages[rank])
             if summary is not None:
@@ -232,40 +230,33 @@ class RankExchange:
 
     def _in_decoding_order(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
         """Return the ranks, beginning after the last decoded rank."""
-        ranks = sorted(messages)
-        first = bisect_left(ranks, self._next_rank)
-        return ranks[first:] + ranks[:first]
+        return sorted(messages, key=lambda rank: (rank < self._next_rank, rank))
 
     def _is_read(self, rank: int, message: ReceivedMessage) -> bool:
         return not message.data or (rank in self._read and self._read[rank][0] == message.data)
 
     def _read_one(self, rank: int, message: ReceivedMessage) -> None:
-        if self._is_read(rank, message):
-            return
         summary = None
-        try:
-            summary = rank_summary_from_data(msgspec.json.decode(message.data))
-            if summary.who.rank != rank:
-                summary = None
-        except _GARBLED:
-            pass
+        with suppress(*_GARBLED):
+            decoded = rank_summary_from_data(msgspec.json.decode(message.data))
+            summary = decoded if decoded.who.rank == rank else None
         self._read[rank] = message.data, summary
 
     def _latest(self, rank: int, message: ReceivedMessage) -> RankSummary | None:
         """Return a rank's summary, with the open sections of its latest heartbeat; None if it cannot be decoded."""
+        beat = message.heartbeat
         if not message.data:  # only heartbeats so far
-            who = RankId(rank, self._rank.who.world_size, message.heartbeat.host, attempt=self._rank.who.attempt)
-            return RankSummary(who, steps=message.heartbeat.steps, inside=message.heartbeat.inside)
+            who = RankId(rank, self._rank.who.world_size, beat.host, attempt=self._rank.who.attempt)
+            return RankSummary(who, steps=beat.steps, inside=beat.inside)
         _, summary = self._read.get(rank, (b"", None))
-        if summary is None or summary.is_final or message.heartbeat.steps < summary.steps:
+        if summary is None or summary.is_final or beat.steps < summary.steps:
             return summary
-        return msgspec.structs.replace(summary, inside=message.heartbeat.inside)
+        return msgspec.structs.replace(summary, inside=beat.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on messages of other ranks that could not be used."""
-        garbled = [
-            rank for rank, (_, summary) in self._read.copy().items() if summary is None
-        ]  # the channel's thread adds to it
+        read = self._read.copy()  # the channel's thread adds to it
+        garbled = [rank for rank, (_, summary) in read.items() if summary is None]
         notes = self._channel.notes()
         if garbled:
             whose = f"{len(garbled)} of them (first: rank {min(garbled)})"

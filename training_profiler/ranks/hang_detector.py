@@ -11,8 +11,7 @@ from training_profiler.aggregation.span_matching import Events, read_events
 from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.identity import this_process
-from training_profiler.ranks.liveness import QUIET_S, QUIET_STEPS, unresponsive_after_s
-from training_profiler.ranks.message import Heartbeat
+from training_profiler.ranks.message import QUIET_S, QUIET_STEPS, Heartbeat, unresponsive_after_s
 from training_profiler.recording.event_codes import LOADER, SECTION_MASK, is_inferred, section_id
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import ThreadBuffer
@@ -43,10 +42,9 @@ def open_sections(
         if code > 0:
             stack.append((name, at_ns, is_inferred(code)))
             continue
-        for row in range(len(stack) - 1, -1, -1):
-            if stack[row][0] == name:
-                del stack[row]
-                break
+        row = next((row for row in reversed(range(len(stack))) if stack[row][0] == name), None)
+        if row is not None:
+            del stack[row]
     manual = next((row for row, section in enumerate(stack) if not section[2]), len(stack))
     kept = [section for row, section in enumerate(stack) if row <= manual or not section[2]]  # manual sections win
     return tuple(name for name, _, _ in kept), kept[-1][1] if kept else None
@@ -157,16 +155,22 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     # The place with the fewest ranks comes first: all others may wait for a rank there.
     elsewhere.sort(key=lambda rank: (places[_place(responsive[rank].heartbeat)], rank))
     parts = [f"rank 0 {'is in ' + name_of(own.inside[-1]) if own.inside else 'is in no section'}"]
-    parts += [
-        f"{_named(rank, responsive[rank].heartbeat)} "
-        + ("has ended" if responsive[rank].is_final else _at(responsive[rank].heartbeat, responsive[rank].age_s))
-        for rank in elsewhere[:MOST_NAMED]
-    ]
+    for rank in elsewhere[:MOST_NAMED]:
+        last, at = responsive[rank], "in no section"
+        if last.is_final:
+            at = "has ended"
+        elif last.heartbeat.inside:
+            since_s = last.heartbeat.since_s
+            since = "" if since_s is None else f" since {since_s + last.age_s:.0f} s"
+            at = f"in {name_of(last.heartbeat.inside[-1])}{since}"
+        parts.append(f"{_named(rank, last.heartbeat)} {at}")
     if len(elsewhere) > MOST_NAMED:
         parts.append(f"{len(elsewhere) - MOST_NAMED} more elsewhere")
-    text = f"no training step for {quiet_s:.0f} s: {', '.join(parts)}"
-    unresponsive = [rank for rank in messages if rank not in responsive]
-    return text + "".join(_silence(rank, messages[rank]) for rank in unresponsive[:MOST_NAMED]) + _more(unresponsive)
+    texts = [f"no training step for {quiet_s:.0f} s: {', '.join(parts)}"]
+    silent = [(rank, last) for rank, last in messages.items() if rank not in responsive]
+    for rank, last in silent[:MOST_NAMED]:
+        texts.append(f"{_named(rank, last.heartbeat)} has not responded for {last.age_s:.0f} s")
+    return "; ".join(texts + ([f"and {len(silent) - MOST_NAMED} more"] if len(silent) > MOST_NAMED else []))
 
 
 def _place(heartbeat: Heartbeat) -> str:
@@ -175,18 +179,3 @@ def _place(heartbeat: Heartbeat) -> str:
 
 def _named(rank: int, heartbeat: Heartbeat) -> str:
     return f"rank {rank} ({heartbeat.host})" if heartbeat.host else f"rank {rank}"
-
-
-def _at(heartbeat: Heartbeat, age_s: float) -> str:
-    if not heartbeat.inside:
-        return "in no section"
-    since = "" if heartbeat.since_s is None else f" since {heartbeat.since_s + age_s:.0f} s"
-    return f"in {name_of(heartbeat.inside[-1])}{since}"
-
-
-def _silence(rank: int, last: ReceivedMessage) -> str:
-    return f"; {_named(rank, last.heartbeat)} has not responded for {last.age_s:.0f} s"
-
-
-def _more(ranks: Sequence[int]) -> str:
-    return f"; and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""

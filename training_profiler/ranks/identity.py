@@ -3,9 +3,10 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.snapshot.ranks import RankId
 
@@ -43,6 +44,15 @@ def _machine(proc: Path) -> str:
         return ""
 
 
+def process_groups() -> Any:
+    """Return torch's module of process groups where the program has one; None without."""
+    distributed = sys.modules.get("torch.distributed")
+    with suppress(AttributeError, ValueError, RuntimeError):  # it is being imported on another thread
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed
+    return None
+
+
 class Rank:
     """This process's place in a distributed training: from torch's process group if there is one, else the launcher."""
 
@@ -53,20 +63,14 @@ class Rank:
 
     def detect_process_group(self) -> None:
         """Read the process group while it exists: at the end of a program it may be gone."""
-        distributed = sys.modules.get("torch.distributed")
-        try:
-            if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        distributed = process_groups()
+        with suppress(AttributeError, ValueError, RuntimeError):  # the group is being destroyed
+            if distributed is None:
                 return
             rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
-        except (
-            AttributeError,
-            ValueError,
-            RuntimeError,
-        ):  # torch.distributed is being imported on another thread, or the group is being destroyed
-            return
-        self.has_group = self.is_certain = True
-        if (rank, world_size) != (self.who.rank, self.who.world_size):
-            self.who = replace(self.who, rank=rank, world_size=world_size)
+            self.has_group = self.is_certain = True
+            if (rank, world_size) != (self.who.rank, self.who.world_size):
+                self.who = replace(self.who, rank=rank, world_size=world_size)
 
     def is_primary(self) -> bool:
         """Return whether this is rank 0, which reports."""

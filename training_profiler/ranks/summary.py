@@ -1,14 +1,26 @@
-"""The summary a rank sends to the other ranks: small enough for one message every few seconds."""
+"""The summary a rank sends to rank 0, and how it is made: small enough for one message every few seconds."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
+from training_profiler.aggregation.lines import BEFORE_STEPS, ENOUGH, IN_STEPS
+from training_profiler.aggregation.step_totals import FIRST_STEPS
+from training_profiler.aggregation.summary import warmup_steps
+from training_profiler.aggregation.totals import Totals
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
-from training_profiler.recording.gradient_sync import BLOCK_STEPS
+from training_profiler.model.location import Location
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
+from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
+from training_profiler.statistics.arrays import Ints
+from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION, WITHIN
 
 SCHEMA: Final = 1
 MOST_BUCKETS: Final = 32
@@ -68,13 +80,11 @@ class RankSummary(msgspec.Struct, frozen=True):
     sampled: Count = 0  # how many of these DDP timed
     exchange_ns: Count = 0
     exchange_hidden_ns: Count = 0  # overlapped with the backward pass
-    step_times: Annotated[Sequence[StepTimeBucket], _Few] = msgspec.field(
-        default=(), name="paces"
-    )  # all steps, in order
+    # All steps, in order.
+    step_times: Annotated[Sequence[StepTimeBucket], _Few] = msgspec.field(default=(), name="paces")
     blocks: Annotated[Mapping[Count, Block], _Few] = {}  # first step -> synchronization of 16 steps, ns
-    hottest_lines: Annotated[Mapping[str, str], _Few] = msgspec.field(
-        default={}, name="places"
-    )  # section -> "file:line function"
+    # Section -> "file:line function".
+    hottest_lines: Annotated[Mapping[str, str], _Few] = msgspec.field(default={}, name="places")
     sync_points: Annotated[Sequence[RankSyncPoint], _Few] = msgspec.field(default=(), name="meetings")
     inside: Annotated[Sequence[str], _Few] = ()  # open sections, outermost first
     is_final: bool = False
@@ -114,18 +124,285 @@ def rank_summary_from_data(data: Mapping[str, Any]) -> RankSummary:
         raise ValueError(f"rank {who['rank']} of {who['world_size']} is out of range")
     columns = len(RankSection._fields)
     known = {**data, "sections": {name: row[:columns] for name, row in data["sections"].items()}}
-    return _printable(msgspec.convert(known, RankSummary, str_keys=True))
-
-
-def _printable(summary: RankSummary) -> RankSummary:
-    """Return the summary with all text fit for a terminal: another process may send anything."""
-    who = summary.who
+    summary = msgspec.convert(known, RankSummary, str_keys=True)
+    # Another process may send anything: all text is made fit for a terminal.
     return msgspec.structs.replace(
         summary,
-        who=RankId(who.rank, who.world_size, printable(who.host), who.node, who.local_rank, who.attempt),
+        who=replace(summary.who, host=printable(summary.who.host)),
         sections={printable(name): section for name, section in summary.sections.items()},
         hottest_lines={printable(name): printable(line) for name, line in summary.hottest_lines.items()},
         sync_points=[point._replace(key=printable(point.key)) for point in summary.sync_points],
         inside=[printable(name) for name in summary.inside],
         ended_by=None if summary.ended_by is None else printable(summary.ended_by),
     )
+
+
+class ComparedBlocks:
+    """Synchronization in the steps that all ranks compare, as far as this rank has come: at most 8 blocks of 16."""
+
+    def __init__(self) -> None:
+        self._measured: dict[int, list[int | None]] = {}  # first step -> synchronization in complete steps
+        self._gradient_sync: dict[int, dict[int, int]] = {}  # first step -> {step in the block: exposed gradient sync}
+        self._last_synced = -1
+
+    def add(self, rows: Mapping[int, Ints], sync_id: int, synced: Iterable[tuple[int, int]]) -> None:
+        """Add exclusive times of complete steps, of which column ``sync_id`` counts, and DDP's gradient sync.
+
+        Gradient sync is known one step late, so it may arrive after the step's own times.
+        """
+        for step, row in rows.items():
+            first = step - step % BLOCK_STEPS
+            ns = int(row[sync_id]) if 0 < sync_id < len(row) else 0
+            self._measured.setdefault(first, [None] * BLOCK_STEPS)[step - first] = ns
+        for step, ns in synced:
+            self._last_synced = max(self._last_synced, step)
+            if is_compared(step):
+                first = step - step % BLOCK_STEPS
+                of_block = self._gradient_sync.setdefault(first, {})
+                of_block[step - first] = of_block.get(step - first, 0) + ns
+        blocks = 1 + max([*self._measured, *self._gradient_sync], default=0) // BLOCK_STEPS
+        stride = BLOCK_STEPS * block_stride(blocks)
+        for first in [first for first in (*self._measured, *self._gradient_sync) if first % stride]:
+            self._measured.pop(first, None)
+            self._gradient_sync.pop(first, None)
+
+    def complete_blocks(self) -> dict[int, list[int]]:
+        """Return the complete blocks: first step -> synchronization of 16 steps, -1 for unknown.
+
+        With DDP, a step without reported gradient sync is unknown, not zero.
+        """
+        blocks = {}
+        for first, measured in self._measured.items():
+            if None in measured:
+                continue
+            if self._last_synced < 0:
+                blocks[first] = [ns or 0 for ns in measured]
+            elif self._last_synced >= first + BLOCK_STEPS - 1:
+                synced = self._gradient_sync.get(first, {})
+                blocks[first] = [
+                    (ns or 0) + synced[at] if at in synced else UNKNOWN_NS for at, ns in enumerate(measured)
+                ]
+        return blocks
+
+
+MIN_LINE_SHARE: Final = 0.05  # of the wall time, in self time; below it the section's hottest line is left out
+MOST_SECTIONS: Final = 40  # those with most time; summaries have to stay small
+
+
+class RankSummaryBuilder:
+    """The sums of this rank, which only grow. ``warmup_steps`` is the user's setting; None leaves it to the steps."""
+
+    def __init__(self, names: SectionNames) -> None:
+        self.warmup_steps: int | None = None
+        self._names = names
+        self._ids: dict[str, int] = {}
+        self._number = 0
+        self._synced = GradientSyncTotals()
+        self._hidden_from_host_ns = 0  # exposed gradient sync that no host waits for, so that it is in no section
+        self._step_times: list[StepTimeBucket] = []
+        self._steps_per_bucket = 1
+        self._sync_before_ns = 0  # of stretches in which no step ended
+        self._blocks = ComparedBlocks()
+        # The first steps one by one, because warm-up is only known afterwards: exclusive times and exposed sync.
+        self._early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
+        self._early_sync_ns = np.zeros(FIRST_STEPS, np.int64)
+        self._samples: Counter[int] = Counter()
+        self._of_line: Counter[tuple[int, Location]] = Counter()
+        self._hottest: dict[int, Location] = {}
+
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Continue with another number of warm-up steps; None leaves it to the steps."""
+        self.warmup_steps = warmup_steps
+
+    def add(self, totals: Totals, step_ns: Sequence[int], synced: GradientSyncTotals) -> None:
+        """Add a flush interval, and DDP's gradient sync in it."""
+        sync_id = self._id_of(SYNCHRONIZATION)
+        self._blocks.add(totals.compared, sync_id, synced.of_steps)
+        self._add_early(totals.compared, synced.of_steps)
+        so_far = self._synced
+        self._synced = GradientSyncTotals(
+            so_far.exchanges + synced.exchanges,
+            so_far.sampled + synced.sampled,
+            so_far.total_ns + synced.total_ns,
+            so_far.hidden_ns + synced.hidden_ns,
+            so_far.is_on_host and synced.is_on_host,
+        )
+        in_steps_ns = totals.sections.step_self_ns
+        self._sync_before_ns += int(in_steps_ns[sync_id]) if 0 < sync_id < len(in_steps_ns) else 0
+        self._sync_before_ns += totals.late_exchange_ns
+        if not synced.is_on_host:
+            self._hidden_from_host_ns += synced.exposed_ns
+            self._sync_before_ns += synced.exposed_ns
+        if step_ns:
+            total_ns = sum(step_ns)
+            self._add_step_times(StepTimeBucket(len(step_ns), total_ns, min(total_ns, self._sync_before_ns)))
+            self._sync_before_ns = 0
+        self._add_lines(totals)
+
+    def _id_of(self, name: str) -> int:
+        """Return the id of a section; 0 if there is none of that name yet."""
+        names = self._names.names
+        if len(self._ids) != len(names):
+            self._ids = {name: id for id, name in list(names.items())}
+        return self._ids.get(name, 0)
+
+    def _add_early(self, rows: Mapping[int, Ints], synced: Sequence[tuple[int, int]]) -> None:
+        for step, row in rows.items():
+            if step < FIRST_STEPS:
+                missing = len(row) - self._early_ns.shape[1]
+                if missing > 0:
+                    self._early_ns = np.pad(self._early_ns, ((0, 0), (0, missing)))
+                self._early_ns[step, : len(row)] = row
+        for step, ns in synced:
+            if 0 <= step < FIRST_STEPS:
+                self._early_sync_ns[step] += ns
+
+    def _add_step_times(self, bucket: StepTimeBucket) -> None:
+        buckets = self._step_times
+        if buckets and buckets[-1].steps + bucket.steps <= self._steps_per_bucket:
+            bucket = _together(buckets.pop(), bucket)
+        buckets.append(bucket)
+        if len(buckets) > MOST_BUCKETS:
+            self._step_times = [_together(*buckets[at : at + 2]) for at in range(0, len(buckets), 2)]
+            self._steps_per_bucket = max(bucket.steps for bucket in self._step_times)
+
+    def _add_lines(self, totals: Totals) -> None:
+        for (id, location), count in totals.lines.items():
+            if id == BEFORE_STEPS:
+                continue
+            self._samples[id] += count
+            if location is not None:
+                line = location.alone()
+                self._of_line[id, line] += count
+                hottest = self._hottest.get(id)
+                if hottest is None or self._of_line[id, line] > self._of_line[id, hottest]:
+                    self._hottest[id] = line
+
+    def gradient_sync_stats(self) -> GradientSyncStats | None:
+        """Return the stats of DDP's gradient sync so far; None if there was none or its time is unknown."""
+        synced = self._synced
+        return gradient_sync_stats(synced.exchanges, synced.sampled, synced.total_ns, synced.hidden_ns)
+
+    def summary(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
+        """Return the measurements so far; ``rest`` are the remaining fields of ``RankSummary``."""
+        self._number += 1
+        warmup = warmup_steps(run, names, self.warmup_steps)
+        spread = run.steps.spread(warmup)
+        settled_steps = 0 if spread is None else spread.count
+        settled_ns = 0 if spread is None else round(spread.total_ns)
+        beside_ns = self._hidden_from_host_ns * settled_steps // max(1, run.steps.count)
+        sections = self._sections(run, names, warmup, settled_steps, beside_ns)
+        sync = sections.get(SYNCHRONIZATION, RankSection())
+        synced = self._synced
+        return RankSummary(
+            who=replace(who, host=printable(who.host)),
+            number=self._number,
+            steps=run.steps.count,
+            settled_steps=settled_steps,
+            settled_ns=settled_ns,
+            sync_ns=min(settled_ns, (sync.device_own_ns or sync.own_step_ns) + beside_ns),
+            knows_sync=_knows_sync(sections, synced),
+            sections=sections,
+            exchanges=synced.exchanges,
+            sampled=synced.sampled,
+            exchange_ns=synced.total_ns,
+            exchange_hidden_ns=synced.hidden_ns,
+            step_times=list(self._step_times),
+            blocks=self._blocks.complete_blocks(),
+            hottest_lines=self._hottest_lines(run, names, sections),
+            **rest,
+        )
+
+    def _sections(
+        self, run: Totals, names: Mapping[int, str], warmup: int, settled_steps: int, beside_ns: int
+    ) -> dict[str, RankSection]:
+        sums, early_ns, early_own_ns = run.sections, *self._warmup_ns(run, warmup)
+        step_ns = np.maximum(sums.step_total_ns - early_ns, 0)
+        own_ns = np.maximum(sums.step_self_ns - early_own_ns, 0)
+        device_ns = _device_step_ns(run, settled_steps)
+        device_own_ns = device_ns.copy()
+        for id, parent in _main_parents(run).items():  # subtract sections nested on the device's clock
+            if device_ns[parent]:
+                device_own_ns[parent] -= device_ns[id]
+        backward = self._id_of(BACKWARD_PASS)
+        if backward and device_own_ns[backward]:
+            device_own_ns[backward] -= beside_ns
+        device_own_ns = np.maximum(device_own_ns, device_ns > 0)
+        has_data = np.flatnonzero((sums.count > 0) | (sums.step_self_ns > 0)).tolist()
+        sent = [id for id in has_data if names.get(id) and names[id].partition(WITHIN)[0] != PROFILER]
+        sent.sort(key=lambda id: -int(sums.total_ns[id]))
+        on_host, on_device = (sums.count, sums.total_ns, step_ns, own_ns), (sums.device_count, sums.device_ns)
+        columns = [array.tolist() for array in (*on_host, *on_device, device_ns, device_own_ns)]
+        sections = {names[id]: RankSection(*(column[id] for column in columns)) for id in sent[:MOST_SECTIONS]}
+        if uncovered_ns := int(own_ns[0]):
+            other = sections.get(OTHER, RankSection())
+            in_steps_ns, own_step_ns = other.step_ns + uncovered_ns, other.own_step_ns + uncovered_ns
+            sections[OTHER] = other._replace(step_ns=in_steps_ns, own_step_ns=own_step_ns)
+        return sections
+
+    def _warmup_ns(self, run: Totals, warmup: int) -> tuple[Ints, Ints]:
+        """Return the time of each section in the warm-up steps, with and without nested sections."""
+        rows = run.sections.rows
+        early_ns, own_ns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        early_ns[: run.early_ns.shape[1]] = run.early_ns[:warmup].sum(axis=0)[:rows]
+        own_ns[: self._early_ns.shape[1]] = self._early_ns[:warmup].sum(axis=0)[:rows]
+        backward, sync = self._id_of(BACKWARD_PASS), self._id_of(SYNCHRONIZATION)
+        if self._synced.is_on_host and 0 < backward < rows and 0 < sync < rows:
+            moved_ns = min(int(self._early_sync_ns[:warmup].sum()), int(own_ns[backward]))
+            own_ns[backward] -= moved_ns
+            own_ns[sync] += moved_ns
+        return early_ns, own_ns
+
+    def _hottest_lines(
+        self, run: Totals, names: Mapping[int, str], sections: Mapping[str, RankSection]
+    ) -> dict[str, str]:
+        at_least_ns = MIN_LINE_SHARE * run.wall_ns
+        self_ns = run.sections.self_ns
+        lines = {}
+        for id, line in self._hottest.items():
+            name = OTHER if id == IN_STEPS else names.get(id, "")
+            own_ns = int(run.sections.step_self_ns[0]) if id == IN_STEPS else int(self_ns[id]) if id > 0 else 0
+            if name in sections and own_ns >= at_least_ns and self._samples[id] >= ENOUGH:
+                lines[name] = printable(f"{line.file}:{line.line} {line.function}")
+        return lines
+
+
+def _together(*buckets: StepTimeBucket) -> StepTimeBucket:
+    return StepTimeBucket(*map(sum, zip(*buckets, strict=True)))
+
+
+def _device_step_ns(run: Totals, settled_steps: int) -> Ints:
+    """Return each section's time on the accelerator within steps after warm-up; 0 if unknown.
+
+    This is the number of spans within steps times their mean, as in ``Snapshot.total_of_step_s``.
+    """
+    sums = run.sections
+    is_known = (sums.device_count >= SPANS_NEEDED) & (sums.total_ns > 0)
+    if not is_known.any() or not run.steps.count:
+        return np.zeros(sums.rows, np.int64)
+    spans_in_steps = sums.count * sums.step_total_ns / np.maximum(sums.total_ns, 1)
+    mean_ns = sums.device_ns / np.maximum(sums.device_count, 1)
+    settled_ns = spans_in_steps * settled_steps / run.steps.count * mean_ns
+    return np.where(is_known, settled_ns, 0).astype(np.int64)
+
+
+def _main_parents(run: Totals) -> dict[int, int]:
+    """Return the section around most spans of each section that has one."""
+    most: dict[int, tuple[int, int]] = {}
+    for (parent, id), spans in run.sections.parents.items():
+        if parent != id and spans > most.get(id, (0, 0))[0]:
+            most[id] = (spans, parent)
+    return {id: parent for id, (_, parent) in most.items() if parent}
+
+
+def _knows_sync(sections: Mapping[str, RankSection], synced: GradientSyncTotals) -> bool:
+    """Return whether waiting for other ranks can be separated from work.
+
+    It cannot if DDP does not report its time, nor if only the host's time is known and the device does the work.
+    """
+    if synced.exchanges:
+        return synced.sampled > 0
+    sync = sections.get(SYNCHRONIZATION)
+    if sync is None or not sync.step_ns:
+        return False
+    return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns

@@ -9,12 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.ranks.identity import Rank, cannot_answer
-from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
-from training_profiler.ranks.message import MOST_MESSAGE_BYTES, Heartbeat, Message, unpack
+from training_profiler.ranks.identity import Rank, cannot_answer, process_groups
+from training_profiler.ranks.message import (
+    MOST_MESSAGE_BYTES,
+    Heartbeat,
+    Message,
+    message_interval_s,
+    unpack,
+    unresponsive_after_s,
+)
 from training_profiler.safety.files import NotRegularFileError, is_folder, make_inner_folder, read_file, replace_file
 
 TIMEOUT: Final = timedelta(seconds=20)  # of one call; torch writes to stderr when one takes longer
@@ -82,14 +88,11 @@ class GroupStore:
 
 def group_mark() -> int:
     """Return a number that identifies the process group; 0 without one."""
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-            return 0
-        group = distributed.group.WORLD
-    except (AttributeError, ValueError, RuntimeError):  # being imported, or the group is being destroyed
-        return 0
-    return 0 if group is None else id(group)
+    distributed = process_groups()
+    with suppress(AttributeError, ValueError, RuntimeError):  # the group is being destroyed
+        group = None if distributed is None else distributed.group.WORLD
+        return 0 if group is None else id(group)
+    return 0
 
 
 def default_store() -> Any:
@@ -171,19 +174,17 @@ class FolderStore:
         pattern = re.compile(r"(\d{1,9})" + re.escape(self._suffix))
         if os.path.lexists(self._folder) and not is_folder(self._folder):
             return []
-        try:
-            with os.scandir(self._folder) as entries:
-                named = [(match, entry) for entry in entries if (match := pattern.fullmatch(entry.name))]
-                return [
-                    (int(match.group(1)), Path(entry.path), (status.st_mtime_ns, status.st_ino))
-                    for match, entry in named
-                    for status in (entry.stat(follow_symlinks=False),)
-                    if stat.S_ISREG(status.st_mode)
-                ]
-        except FileNotFoundError:  # no rank has written a message yet
-            return []
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:  # no rank has written a message yet
+            for entry in entries:
+                if match := pattern.fullmatch(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((int(match[1]), Path(entry.path), (status.st_mtime_ns, status.st_ino)))
+        return found
 
 
+T = TypeVar("T")
 TRIES: Final = 5  # to connect to a group's store: another thread may be using it
 ARRIVAL_S: Final = 0.2  # within which the last message of a rank that has ended must arrive
 RUN_NAME: Final = re.compile(r"[\w.-]{1,200}")
@@ -273,19 +274,13 @@ class RankTransport:
             self.group_ns = self._clock()
         if group and self._store is None and self._tries:
             self._tries -= 1
-            self._connect()
+            store = self._find_store()  # never kept: a reference keeps the server and its port alive
+            if store is not None:
+                self._tries, self._named, self._sent_asked_ns = 0, False, 0
+                with suppress(*_LOST):
+                    self._store = connect(store, f"{self.rank.who.attempt}.{self.session_number}")
         if self._files is None and self.folder is not None:
             self._files = FolderStore(self.folder, self.rank.who.attempt)
-
-    def _connect(self) -> None:
-        store = self._find_store()  # drop the reference at once: it keeps the server and its port alive
-        if store is None:
-            return
-        self._tries, self._named, self._sent_asked_ns = 0, False, 0
-        try:
-            self._store = connect(store, f"{self.rank.who.attempt}.{self.session_number}")
-        except _LOST:
-            self._store = None
 
     def _try_store(self, work: Callable[[GroupStore], None]) -> bool:
         """Return whether the store did it; a store that fails is not used again."""
@@ -301,19 +296,17 @@ class RankTransport:
     def send(self, message: Message) -> bool:
         """Return whether a message of this rank is on its way."""
         packed, number = message.pack(), self.rank.who.rank
+        self.lost = None
         if self._try_store(lambda store: store.send(number, packed)):
-            self.lost = None
             return True
         if self._files is None:
             self.lost = "there is neither a store nor a folder that the ranks have in common"
-            return False
-        try:
-            self._files.send(number, packed)
-        except OSError as error:
-            self.lost = f"{type(error).__name__}: {error}"
-            return False
-        self.lost = None
-        return True
+        else:
+            try:
+                self._files.send(number, packed)
+            except OSError as error:
+                self.lost = f"{type(error).__name__}: {error}"
+        return self.lost is None
 
     def exchange_name(self, own: str | None) -> None:
         """Send the name of the run's folder on rank 0; read it on the other ranks."""
@@ -321,7 +314,9 @@ class RankTransport:
             if own is not None and not self._named:
                 self._named = self._try_store(lambda store: store.name_run(own))
         elif self.run_name is None:
-            self._try_store(self._ask_for_name)
+            name = self._answer(GroupStore.run_name)
+            if name is not None and RUN_NAME.fullmatch(name) and name.strip("."):
+                self.run_name = name
 
     def exchange_request(self, asked_ns: int) -> None:
         """Send to the other ranks, on rank 0, that stacks were asked for; on the others read whether they were."""
@@ -330,15 +325,13 @@ class RankTransport:
                 self._sent_asked_ns = asked_ns
         elif self._clock() >= self._next_asked_ns:
             self._next_asked_ns = self._clock() + int(self.every_s * NS_PER_S)
-            self._try_store(self._look_for_request)
+            self.asked_ns = max(self.asked_ns, self._answer(GroupStore.stacks_asked) or 0)
 
-    def _look_for_request(self, store: GroupStore) -> None:
-        self.asked_ns = max(self.asked_ns, store.stacks_asked())
-
-    def _ask_for_name(self, store: GroupStore) -> None:
-        name = store.run_name()
-        if name is not None and RUN_NAME.fullmatch(name) and name.strip("."):
-            self.run_name = name
+    def _answer(self, question: Callable[[GroupStore], T]) -> T | None:
+        """Return what the store answers; None without one."""
+        answers: list[T] = []
+        self._try_store(lambda store: answers.append(question(store)))
+        return answers[0] if answers else None
 
     def read(self, is_now: bool = False) -> None:
         """Read the other ranks' messages if that is due, and keep when new ones arrived."""
@@ -380,12 +373,11 @@ class RankTransport:
         """Return how many responsive ranks have not sent their final message."""
         if not self.arrivals and not self.rank.has_group:  # a program started by a rank has no other ranks
             return 0
-        now_ns, world_size = self._clock(), self.rank.who.world_size
-        patience_ns = int(unresponsive_after_s(self.every_s) * NS_PER_S)
+        now_ns, patience_ns = self._clock(), int(unresponsive_after_s(self.every_s) * NS_PER_S)
         waiting = 0
-        for rank in range(1, world_size):
+        for rank in range(1, self.rank.who.world_size):
             arrival = self.arrivals.get(rank)
-            if arrival is None or not arrival.message.is_final:
+            if not self._is_final(rank):
                 since_ns = self.begin_ns if arrival is None else arrival.at_ns
                 waiting += now_ns - since_ns <= patience_ns and not self._has_gone(rank, arrival, now_ns)
         return waiting
@@ -402,13 +394,9 @@ class RankTransport:
         now_ns = self._clock()
         return {
             rank: ReceivedMessage(
-                arrival.message.data,
-                (now_ns - arrival.at_ns) / NS_PER_S,
-                arrival.message.heartbeat,
-                arrival.message.is_final,
-                arrival.message.stacks,
+                message.data, (now_ns - at_ns) / NS_PER_S, message.heartbeat, message.is_final, message.stacks
             )
-            for rank, arrival in sorted(self.arrivals.copy().items())
+            for rank, (_, message, at_ns) in sorted(self.arrivals.copy().items())
         }
 
     def close(self) -> None:

@@ -12,13 +12,12 @@ from training_profiler.comparison.compare import (
     SECTIONS_LEVEL,
     SLOWER,
     Comparison,
-    Difference,
     SectionDifference,
 )
 from training_profiler.comparison.differences import Differing, LineDifference
 from training_profiler.comparison.run_series import BUSY_FROM, SettledSteps
-from training_profiler.reports.labels import table_label
 from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.reports.sections import table_label
 
 SCHEMA: Final = 1
 LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
@@ -55,12 +54,23 @@ class ComparedRuns:
 
 def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
     """Return the comparison as text."""
-    comparison = runs.comparison
-    lines = ["=== Comparison ===", f"before: {runs.before}", f"after:  {runs.after}", ""]
-    lines += _verdict(runs, layout)
-    lines += ["", *_table(comparison, layout), ""]
-    lines += _notes(runs, layout)
-    lines += ["", *_differing(runs.differing, layout)]
+    words = verdict_words(runs)
+    headline = layout.color(words.headline.upper(), VERDICT_COLORS[words.headline], is_bold=True)
+    lines = [
+        "=== Comparison ===",
+        f"before: {runs.before}",
+        f"after:  {runs.after}",
+        "",
+        f"{headline}: {words.what}",
+        *layout.wrap(words.interval, "", ""),
+        *(line for each in (*words.carried, runs.other_program) if each for line in layout.wrap(each)),
+        "",
+        *_table(runs.comparison, layout),
+        "",
+        *(line for note in (f"* beyond chance; {TOGETHER}", *notes_on(runs)) for line in layout.wrap(note, "- ")),
+        "",
+        *_differing(runs.differing, layout),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -75,43 +85,25 @@ class VerdictWords(NamedTuple):
 
 def verdict_words(runs: ComparedRuns) -> VerdictWords:
     """Return the verdict in words."""
-    comparison = runs.comparison
-    shown = comparison.shown
+    comparison, shown = runs.comparison, runs.comparison.shown
+    interval = f"{shown.level:.0%} interval {shown.low:+.1%} to {shown.high:+.1%}"
+    change = f"{abs(shown.relative):.1%} {'longer' if shown.relative > 0 else 'less'}"
+    if abs(shown.relative) < 0.0005:
+        change = "as long"
     if comparison.verdict == NOT_SHOWN:
-        interval = f"{_interval_words(shown)}; {'; '.join(comparison.reasons)}."
-        return VerdictWords(NOT_SHOWN, f"a step takes {_percent(shown.relative)}", interval, [])
+        return VerdictWords(NOT_SHOWN, f"a step takes {change}", f"{interval}; {'; '.join(comparison.reasons)}.", [])
     which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
     work = " for the same samples" if comparison.is_by_work else ""
     sections = {row.name: row for row in comparison.sections}
     carried = []
     for name in comparison.carriers:
-        row, place = sections[name], runs.lines.get(name)
-        at = ""
+        row, place, at = sections[name], runs.lines.get(name), ""
         if place is not None:
             at = f", most of it in {place.file}:{place.line} {place.function} ({signed_ms(place.seconds)})"
         carried.append(f"Carried by {table_label(name, sections)}: {signed_ms(row.seconds)} a step{at}")
-    if not carried and comparison.sections:
+    if not carried and sections:
         carried = ["No section alone is shown to carry it."]
-    what = f"{which} takes {_percent(shown.relative)}{work}"
-    return VerdictWords(comparison.verdict, what, f"{_interval_words(shown)}.", carried)
-
-
-def _verdict(runs: ComparedRuns, layout: Layout) -> list[str]:
-    words = verdict_words(runs)
-    headline = layout.color(words.headline.upper(), VERDICT_COLORS[words.headline], is_bold=True)
-    interval = layout.wrap(words.interval, "", "")
-    more = [line for each in (*words.carried, runs.other_program) if each for line in layout.wrap(each)]
-    return [f"{headline}: {words.what}", *interval, *more]
-
-
-def _interval_words(shown: Difference) -> str:
-    return f"{shown.level:.0%} interval {shown.low:+.1%} to {shown.high:+.1%}"
-
-
-def _percent(relative: float) -> str:
-    if abs(relative) < 0.0005:
-        return "as long"
-    return f"{abs(relative):.1%} {'longer' if relative > 0 else 'less'}"
+    return VerdictWords(comparison.verdict, f"{which} takes {change}{work}", f"{interval}.", carried)
 
 
 def signed_ms(seconds: float) -> str:
@@ -140,22 +132,14 @@ def _table(comparison: Comparison, layout: Layout) -> list[str]:
 
 def shown_sections(comparison: Comparison) -> list[SectionDifference]:
     """Return the sections that get a row: those with a difference, and those that are not very short."""
-    return [row for row in comparison.sections if _has_row(row, comparison)][:MOST_ROWS]
-
-
-def _has_row(row: SectionDifference, comparison: Comparison) -> bool:
-    least = LEAST_ROW * comparison.typical.before_s
-    return row.is_shown or max(row.before_s, row.after_s) >= least
-
-
-def _notes(runs: ComparedRuns, layout: Layout) -> list[str]:
-    return [line for note in (f"* beyond chance; {TOGETHER}", *notes_on(runs)) for line in layout.wrap(note, "- ")]
+    least_s = LEAST_ROW * comparison.typical.before_s
+    return [row for row in comparison.sections if row.is_shown or max(row.before_s, row.after_s) >= least_s][:MOST_ROWS]
 
 
 def notes_on(runs: ComparedRuns) -> list[str]:
     """Return sentences on what was compared, and how."""
     comparison = runs.comparison
-    notes = [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
+    notes = [_steps(name, run) for name, run in _sides(comparison)]
     if comparison.work_ratio is None:
         notes.append("the samples of a step are unknown in at least one run: step times are compared as they are")
     elif comparison.is_by_work:
@@ -169,18 +153,10 @@ def notes_on(runs: ComparedRuns) -> list[str]:
 
 
 def _steps(name: str, run: SettledSteps) -> str:
-    left_out = [
-        f"{count} {why}"
-        for count, why in (
-            (run.warmup, "of warm-up"),
-            (run.slowed, "slowed by a capture"),
-            (run.busy, f"while others took {BUSY_FROM:.0%} of the time or more"),
-        )
-        if count
-    ]
-    words = f"{name}: {run.count} steps compared"
-    if left_out:
-        words += f", left out {', '.join(left_out)}"
+    busy = f"while others took {BUSY_FROM:.0%} of the time or more"
+    reasons = ((run.warmup, "of warm-up"), (run.slowed, "slowed by a capture"), (run.busy, busy))
+    left_out = ", ".join(f"{count} {why}" for count, why in reasons if count)
+    words = f"{name}: {run.count} steps compared" + (f", left out {left_out}" if left_out else "")
     if run.lost is None:
         return f"{words}; what other programs took is unknown"
     return f"{words}; other programs took {run.lost:.0%} of the time" if run.lost >= 0.005 else words
@@ -212,8 +188,8 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
             "is_by_work": comparison.is_by_work,
             "is_paired": comparison.is_paired,
             "work_ratio": comparison.work_ratio,
-            "typical": _difference(comparison.typical),
-            "mean": _difference(comparison.mean),
+            "typical": {**asdict(comparison.typical), "is_shown": comparison.typical.is_shown},
+            "mean": {**asdict(comparison.mean), "is_shown": comparison.mean.is_shown},
             "sections": [
                 {**asdict(row), "difference_s": row.seconds, "is_shown": row.is_shown} for row in comparison.sections
             ],
@@ -221,9 +197,19 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
                 {"section": name, "line": asdict(runs.lines[name]) if name in runs.lines else None}
                 for name in comparison.carriers
             ],
-            "steps": {name: _counts(run) for name, run in _sides(comparison)},
+            "steps": {
+                name: {
+                    "compared": run.count,
+                    "warmup": run.warmup,
+                    "slowed_by_capture": run.slowed,
+                    "busy": run.busy,
+                    "lost_to_others": run.lost,
+                    "samples_a_step": run.samples_a_step,
+                }
+                for name, run in _sides(comparison)
+            },
             "differs": [each._asdict() for each in runs.differing],
-            "notes": list(runs.notes),
+            "notes": runs.notes,
         }
     )
     return data
@@ -231,18 +217,3 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
 
 def _sides(comparison: Comparison) -> list[tuple[str, SettledSteps]]:
     return [("before", comparison.before), ("after", comparison.after)]
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    return {**asdict(difference), "is_shown": difference.is_shown}
-
-
-def _counts(run: SettledSteps) -> dict[str, Any]:
-    return {
-        "compared": run.count,
-        "warmup": run.warmup,
-        "slowed_by_capture": run.slowed,
-        "busy": run.busy,
-        "lost_to_others": run.lost,
-        "samples_a_step": run.samples_a_step,
-    }

@@ -1,6 +1,6 @@
 """The three reports of the terminal: periodic, of an epoch, and of the run. docs/read-a-report.md describes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,17 +18,28 @@ from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
 from training_profiler.recording.section_names import name_of
-from training_profiler.reports.checklist import checklist_lines
-from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
-from training_profiler.reports.findings import insight_lines
 from training_profiler.reports.first_screen import first_screen
-from training_profiler.reports.labels import bar_label, epoch_label, table_label
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.reports.loaders import loader_lines
-from training_profiler.reports.machine import HEADER, device_cell, device_lines, device_words, machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
-from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.machine import Pause
+from training_profiler.reports.resources import (
+    HEADER,
+    device_cell,
+    device_lines,
+    device_words,
+    loader_lines,
+    machine_lines,
+)
+from training_profiler.reports.sections import (
+    INDENT,
+    bar_label,
+    distribution,
+    epoch_label,
+    in_tree_order,
+    lines_under,
+    percentages,
+    table_label,
+)
+from training_profiler.reports.verdict import GOOD, checklist_lines, insight_lines, verdict
 from training_profiler.snapshot.snapshot import (
     BETWEEN,
     HOT_SHARE,
@@ -37,7 +48,6 @@ from training_profiler.snapshot.snapshot import (
     EpochStats,
     SectionStats,
     Snapshot,
-    StartupPart,
     StepStats,
 )
 from training_profiler.tables.sections import OF_PASSES
@@ -51,61 +61,45 @@ ROOM_FOR_SHARE: Final = 14  # indentation, the spaces between the columns and th
 
 def breakdown_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return the detailed breakdown and the time distribution, each below its title."""
-    return [
-        "Detailed Breakdown:",
-        *_breakdown(snapshot, layout),
-        "",
-        "Time Distribution:",
-        *(_distribution(snapshot, layout) or ["(no time has passed on the clock)"]),
-    ]
-
-
-def _breakdown(snapshot: Snapshot, layout: Layout) -> list[str]:
     rows = list(in_tree_order(snapshot.sections))
-    if not rows:
-        return ["(no section has ended yet)"]
-    # The profiler has time before it has a span: this report is part of its first span.
-    rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
-    if layout.is_lines:
-        return [_line(snapshot, section) for _, section in rows]
-    return _table(snapshot, rows, layout)
+    breakdown = ["(no section has ended yet)"]
+    if rows:
+        # The profiler has time before it has a span: this report is part of its first span.
+        rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
+        breakdown = list(_row_lines(snapshot, rows)) if layout.is_lines else _table(snapshot, rows, layout)
+    shares = _share_lines(snapshot) if layout.is_lines else _share_rows(snapshot, layout)
+    shares = shares or ["(no time has passed on the clock)"]
+    return ["Detailed Breakdown:", *breakdown, "", "Time Distribution:", *shares]
 
 
-def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]], layout: Layout) -> list[str]:
-    """Return the table with the columns that fit, and names shortened where even the fewest do not."""
+def _row_lines(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]]) -> Iterator[str]:
+    for _, section in rows:
+        seconds = ((name, getattr(section, f"{name}_s")) for name in TIMES)
+        times = "".join(f", {name}={value:.4f}s" for name, value in seconds if value is not None)
+        total = f"{section.name}: count={section.count}, total={section.total_s:.3f}s"
+        yield total + times + device_words(snapshot, section)
+
+
+def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout: Layout) -> list[str]:
+    """Return the table with the columns that fit, and names shortened where even the fewest do not.
+
+    A column has a header, one unit and one number of decimals.
+    """
     names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
+    sections = [section for _, section in rows]
     for times in ((*TIMES, *MORE_TIMES), TIMES):
-        columns = _columns(snapshot, [section for _, section in rows], times)
+        columns = [
+            ["count", *(str(section.count or "") for section in sections)],
+            ["total\n(s)", *(rounded(section.total_s, 3) for section in sections)],
+            *([f"{name}\n(ms)", *ms_column([getattr(each, f"{name}_s") for each in sections])] for name in times),
+        ]
+        if snapshot.device is not None:
+            columns.append([f"{HEADER}\n(ms)", *(device_cell(section) for section in sections)])
         room = layout.width - sum(column_width(header, cells) for header, *cells in columns)
         if layout.width > WIDTH and room >= min(MIN_NAME_WIDTH, max(map(len, names), default=0)):
             break
-    names = ["section", *(shortened(name, room) for name in names)]
-    headers, *cells = zip(names, *columns, strict=True)
+    headers, *cells = zip(["section", *(shortened(name, room) for name in names)], *columns, strict=True)
     return table(headers, cells)
-
-
-def _columns(snapshot: Snapshot, sections: Sequence[SectionStats], times: Sequence[str]) -> list[list[str]]:
-    """Return the columns right of the name, each with its header, one unit and one number of decimals."""
-    columns = [
-        ["count", *(str(section.count or "") for section in sections)],
-        ["total\n(s)", *(rounded(section.total_s, 3) for section in sections)],
-        *([f"{name}\n(ms)", *ms_column([getattr(section, f"{name}_s") for section in sections])] for name in times),
-    ]
-    if snapshot.device is not None:
-        columns.append([f"{HEADER}\n(ms)", *(device_cell(section) for section in sections)])
-    return columns
-
-
-def _line(snapshot: Snapshot, section: SectionStats) -> str:
-    times = "".join(
-        f", {name}={seconds:.4f}s" for name in TIMES if (seconds := getattr(section, f"{name}_s")) is not None
-    )
-    total = f"{section.name}: count={section.count}, total={section.total_s:.3f}s"
-    return total + times + device_words(snapshot, section)
-
-
-def _distribution(snapshot: Snapshot, layout: Layout) -> list[str]:
-    return _share_lines(snapshot) if layout.is_lines else _share_rows(snapshot, layout)
 
 
 def _share_lines(snapshot: Snapshot) -> list[str]:
@@ -122,31 +116,30 @@ def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
 
     The shares of those lines are parts of the section's own, so they stand right of the column that adds up to 100.
     """
-    has_steps = snapshot.steps > 0
-    rows = [
-        (
-            INDENT * depth + table_label(section.name, snapshot.sections, has_steps),
-            share,
-            section,
-            [_fitting(line, layout.width) for line in lines_under(snapshot, section, share)],
-            depth,
-        )
-        for depth, section, share in distribution(snapshot)
-    ]
+    rows = []
+    for depth, section, share in distribution(snapshot):
+        label = INDENT * depth + table_label(section.name, snapshot.sections, snapshot.steps > 0)
+        lines = [_fitting(line, layout.width) for line in lines_under(snapshot, section, share)]
+        indent = INDENT * (depth + 2)
+        rows.append((label, share, section, [(indent + place, function, part) for place, function, part in lines]))
     width = min(layout.width - 10, max((len(label) for label, *_ in rows), default=0))
-    places = [INDENT * (depth + 2) + place for *_, lines, depth in rows for place, _, _ in lines]
-    functions = [function for *_, lines, _ in rows for _, function, _ in lines]
+    places = [line for *_, lines in rows for line in lines]
     # Two spaces between columns, seven for the percentage.
-    place_width = min(max(map(len, places), default=0), layout.width - MIN_PLACE_WIDTH - 10)
-    function_width = max(width + 6 - place_width, *map(len, functions), 0)
+    longest = max((len(place) for place, *_ in places), default=0)
+    place_width = min(longest, layout.width - MIN_PLACE_WIDTH - 10)
+    function_width = max(width + 6 - place_width, *(len(function) for _, function, _ in places), 0)
     function_width = max(MIN_PLACE_WIDTH, min(function_width, layout.width - place_width - 10))
     text = []
-    for label, share, section, lines, depth in rows:
-        text.append(f"{shortened(label, width):<{width}}  {share:5.1f}%{_elsewhere(section, layout.width - width - 8)}")
+    for label, share, section, lines in rows:
+        elsewhere = ""
+        if section.elsewhere_s:
+            elsewhere = f"  (and {section.elsewhere_s:.3f} s on other threads, in parallel)"
+            if len(elsewhere) > layout.width - width - 8:
+                elsewhere = f"  (+{section.elsewhere_s:.3f} s on other threads)"
+        text.append(f"{shortened(label, width):<{width}}  {share:5.1f}%{elsewhere}")
         for place, function, part in lines:
-            place = shortened(INDENT * (depth + 2) + place, place_width)
-            function = shortened(function, function_width)
-            text.append(f"{place:<{place_width}}  {function:<{function_width}}  {part:5.1f}%")
+            shown = shortened(place, place_width), shortened(function, function_width)
+            text.append(f"{shown[0]:<{place_width}}  {shown[1]:<{function_width}}  {part:5.1f}%")
     return text
 
 
@@ -159,13 +152,6 @@ def _fitting(line: tuple[str, str, float], width: int) -> tuple[str, str, float]
     return inner_place, inner_function, share
 
 
-def _elsewhere(section: SectionStats, room: int) -> str:
-    if not section.elsewhere_s:
-        return ""
-    text = f"  (and {section.elsewhere_s:.3f} s on other threads, in parallel)"
-    return text if len(text) <= room else f"  (+{section.elsewhere_s:.3f} s on other threads)"
-
-
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
 NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
 SHOWN_SHARE: Final = 0.03  # of the start-up
@@ -176,18 +162,16 @@ def startup_lines(snapshot: Snapshot) -> list[str]:
     startup = snapshot.startup
     if startup is None or startup.total_s < SHOWN_FROM_S:
         return []
-    parts = [_startup_text(part) for part in startup.parts if part.seconds >= SHOWN_SHARE * startup.total_s]
+    texts = []
+    for part in startup.parts:
+        if part.seconds >= SHOWN_SHARE * startup.total_s:
+            text = f"{bar_label(part.name)} {duration_text(part.seconds)}"
+            for place, seconds in part.lines[:1]:
+                most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
+                text += f" ({most}{place})"
+            texts.append(text)
     of = "Before the first step" if startup.has_steps else "Without steps, the run"
-    return [f"{of} ({duration_text(startup.total_s)}): {', '.join(parts)}"]
-
-
-def _startup_text(part: StartupPart) -> str:
-    text = f"{bar_label(part.name)} {duration_text(part.seconds)}"
-    if not part.lines:
-        return text
-    place, seconds = part.lines[0]
-    most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
-    return f"{text} ({most}{place})"
+    return [f"{of} ({duration_text(startup.total_s)}): {', '.join(texts)}"]
 
 
 SHOWN_FROM: Final = 0.01  # of step time
@@ -199,22 +183,19 @@ def pause_lines(snapshot: Snapshot) -> list[str]:
     shown = [] if step is None else [pause for pause in pauses(snapshot) if pause.seconds >= SHOWN_FROM * step.total_s]
     if step is None or not shown:
         return []
+    texts = []
+    for pause in shown:
+        least, most = duration_text(pause.least_s), duration_text(pause.most_s)
+        between = "" if least == most else f" ({least} to {most})"
+        texts.append(f"{pause.cause} {duration_text(pause.seconds)}{between}")
     lost_s = lost_in_long_steps_s(snapshot)
-    long = (
-        f"; steps took {duration_text(lost_s)} more than as many median ones"
-        if lost_s >= SHOWN_FROM * step.total_s
-        else ""
-    )
-    return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(map(_pause_text, shown))}{long}"]
-
-
-def _pause_text(pause: Pause) -> str:
-    seconds, least, most = (duration_text(seconds) for seconds in (pause.seconds, pause.least_s, pause.most_s))
-    return f"{pause.cause} {seconds}" + ("" if least == most else f" ({least} to {most})")
+    long = f"; steps took {duration_text(lost_s)} more than as many median ones"
+    if lost_s < SHOWN_FROM * step.total_s:
+        long = ""
+    return [f"Pauses within steps ({duration_text(step.total_s)}): {', '.join(texts)}{long}"]
 
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
-_RULE: Final = "=" * 50
 _EPOCH_LABEL_WIDTH: Final = 25
 _SHOWN_FROM_S: Final = 0.005
 _MOST_PHASES: Final = 6
@@ -234,8 +215,8 @@ class Origin:
 
 def render_periodic(snapshot: Snapshot, layout: Layout = FILE) -> str:
     """Return the report on the steps since the last one."""
-    lines = [f"=== Profiling Report (Step {snapshot.steps}) ===", "", *breakdown_lines(snapshot, layout)]
-    return _text([*lines, *_rank_block(snapshot, layout)], layout)
+    title = f"=== Profiling Report (Step {snapshot.steps}) ==="
+    return _text([title, "", *breakdown_lines(snapshot, layout), *_rank_block(snapshot, layout)], layout)
 
 
 def render_final(
@@ -277,35 +258,30 @@ def _rank_block(snapshot: Snapshot, layout: Layout) -> list[str]:
 
 def render_epoch(epoch: EpochStats, warnings: Iterable[str] = (), layout: Layout = FILE) -> str:
     """Return the summary of one epoch."""
-    lines = [f"=== Epoch {epoch.number} Profiling Summary ===", f"Total time: {epoch.wall_s:.2f}s"]
+    wall_s = epoch.wall_s
+    lines = [f"=== Epoch {epoch.number} Profiling Summary ===", f"Total time: {wall_s:.2f}s"]
     if epoch.avg_batch_s is not None and epoch.batches:
         lines.append(f"Avg batch time: {epoch.avg_batch_s:.3f}s")
-        if epoch.wall_s:
-            samples = f", {epoch.samples / epoch.wall_s:.1f} samples/s" if epoch.samples else ""
-            lines.append(f"Throughput: {epoch.batches / epoch.wall_s * S_PER_HOUR:.1f} batches/hour{samples}")
-    if epoch.wall_s:
-        lines += ["", "Time Breakdown:", *_epoch_rows(epoch, layout)]
-    lines.append(_RULE)
+        if wall_s:
+            samples = f", {epoch.samples / wall_s:.1f} samples/s" if epoch.samples else ""
+            lines.append(f"Throughput: {epoch.batches / wall_s * S_PER_HOUR:.1f} batches/hour{samples}")
+    if wall_s:
+        named = sorted(((s, key) for key, s in epoch.self_s.items() if key != OTHER), reverse=True)
+        rows = [(epoch_label(key, epoch.self_s), s) for s, key in [*named, (epoch.self_s.get(OTHER, 0.0), OTHER)]]
+        shares = percentages([s / wall_s for _, s in rows])
+        width = min(max(_EPOCH_LABEL_WIDTH, *(len(name) for name, _ in rows)), layout.width - 24)
+        lines += ["", "Time Breakdown:"]
+        for (name, s), share in zip(rows, shares, strict=True):
+            lines.append(f"  {shortened(name, width):<{width}}: {share:4.1f}% ({s:5.2f}s)")
+    lines.append("=" * 50)
     for warning in warnings:
         lines += layout.wrap(warning, first="WARNING: ")
     return _text(lines, layout)
 
 
-def _epoch_rows(epoch: EpochStats, layout: Layout) -> list[str]:
-    named = sorted(((s, key) for key, s in epoch.self_s.items() if key != OTHER), reverse=True)
-    named.append((epoch.self_s.get(OTHER, 0.0), OTHER))
-    rows = [(epoch_label(key, epoch.self_s), s) for s, key in named]
-    shares = percentages([s / epoch.wall_s for _, s in rows])
-    width = min(max(_EPOCH_LABEL_WIDTH, *(len(name) for name, _ in rows)), layout.width - 24)
-    return [
-        f"  {shortened(name, width):<{width}}: {share:4.1f}% ({s:5.2f}s)"
-        for (name, s), share in zip(rows, shares, strict=True)
-    ]
-
-
 def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return what accounts for the whole wall time, how regular the steps were, and on what machine they ran."""
-    sentences = [
+    before = [
         *_wall_lines(snapshot),
         *startup_lines(snapshot),
         *_step_lines(snapshot),
@@ -314,14 +290,14 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         *machine_lines(snapshot),
         *pause_lines(snapshot),
     ]
-    lines = [line for sentence in sentences for line in layout.wrap(sentence)]
-    lines += loader_lines(snapshot, layout)
-    sentences = [*exchange_lines(snapshot), *attempt_lines(snapshot)]
+    after = [*exchange_lines(snapshot), *attempt_lines(snapshot)]
     if snapshot.open_sections:
-        sentences.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
+        after.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
     if snapshot.ended_by:
-        sentences.append(f"Ended by: {snapshot.ended_by}")
-    lines += [line for sentence in sentences for line in layout.wrap(sentence)]
+        after.append(f"Ended by: {snapshot.ended_by}")
+    lines = [line for sentence in before for line in layout.wrap(sentence)]
+    lines += loader_lines(snapshot, layout)
+    lines += [line for sentence in after for line in layout.wrap(sentence)]
     return [*lines, ""] if lines else []
 
 
@@ -344,12 +320,11 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
 
 def _phase_lines(snapshot: Snapshot) -> list[str]:
     """Return the phases of trainers, loaders and callbacks of libraries, by their own names for them."""
-    shown = {
-        phase: share
+    phases = [
+        f"{phase} {share:.1%}"
         for phase, share in snapshot.phases.items()
         if share >= HOT_SHARE and not set(OF_PASSES).intersection(phase.split(BETWEEN))  # rules are about these
-    }
-    phases = [f"{phase} {share:.1%}" for phase, share in shown.items()]
+    ]
     return [f"Phases within libraries, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []
 
 
@@ -359,11 +334,12 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
         return []
     warmup = "first warm-up step" if step.warmup_count == 1 else f"first {step.warmup_count} warm-up steps"
     excluded = [warmup] if step.warmup_count else []
-    if step.disturbed_count and step.has_own_pace:
-        excluded.append(f"{step.disturbed_count} steps in or after a capture window")
+    disturbed = f"{step.disturbed_count} steps in or after a capture window" if step.disturbed_count else ""
+    if disturbed and step.has_own_pace:
+        excluded.append(disturbed)
     notes = f" ({' and '.join(excluded)} excluded)" if excluded else ""
-    if step.disturbed_count and not step.has_own_pace:
-        notes += f" ({step.disturbed_count} steps in or after a capture window included)"
+    if disturbed and not step.has_own_pace:
+        notes += f" ({disturbed} included)"
     unit, number = unit_of_steps(step.avg_s)
     if step.settled_count == 1:
         return [f"Step time: {number(step.avg_s)} {unit} in 1 step{notes}"]
@@ -395,11 +371,10 @@ def _health_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     health = snapshot.health
     notes = [f"events dropped: {health.dropped}"] if health.dropped else []
     notes += [f"switched off: {part}" for part in health.disabled]
-    notes += health.notes
     cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
     if snapshot.wall_s:
         cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
-    lines = [line for note in [*notes, cost] for line in layout.wrap(note, first="- ")]
+    lines = [line for note in (*notes, *health.notes, cost) for line in layout.wrap(note, first="- ")]
     return ["", "Profiler health:", *lines]
 
 

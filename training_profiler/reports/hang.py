@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Final, NamedTuple
 
-from training_profiler.base.units import NS_PER_S
+from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.recording.section_names import name_of
+from training_profiler.reports.layout import sentence
 from training_profiler.reports.ranks import of_ranks
 from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.tables.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
@@ -58,11 +61,8 @@ def place_of(stacks: RankStacks) -> WaitingPlace:
     if thread is None:
         return WaitingPlace("a training thread that has ended", "", "")
     frame = thread.users_frame or (thread.frames[-1] if thread.frames else None)
-    return WaitingPlace(
-        "no Python code" if frame is None else frame_text(frame),
-        thread.sections[-1] if thread.sections else "",
-        waits_for(thread),
-    )
+    line = "no Python code" if frame is None else frame_text(frame)
+    return WaitingPlace(line, thread.sections[-1] if thread.sections else "", waits_for(thread))
 
 
 def frame_text(frame: StackFrame) -> str:
@@ -72,20 +72,15 @@ def frame_text(frame: StackFrame) -> str:
 
 def waits_for(thread: ThreadStack) -> str:
     """Return what a thread waits for, by the library frames that its user's line called; "" if they do not show it."""
-    inner: list[StackFrame] = []
-    for frame in reversed(thread.frames[-_INNERMOST:]):
-        if frame.is_users:
-            break
-        inner.append(frame)
+    frames = takewhile(lambda frame: not frame.is_users, reversed(thread.frames[-_INNERMOST:]))
+    inner = [(f"/{frame.file}", frame.function.rpartition(".")[2]) for frame in frames]
     # A DataLoader waits in a queue: the cause comes before its mechanism.
     for file, function, what in _WAITS:
-        if any(_is_file(each.file, file) and each.function.rpartition(".")[2].startswith(function) for each in inner):
-            return what
+        for path, called in inner:
+            is_file = f"/{file}" in path if file.endswith("/") else path.endswith(f"/{file}")
+            if is_file and called.startswith(function):
+                return what
     return FOR_RANKS if thread.sections and thread.sections[-1] == SYNCHRONIZATION else ""
-
-
-def _is_file(path: str, end: str) -> bool:
-    return f"/{end}" in f"/{path}" if end.endswith("/") else f"/{path}".endswith(f"/{end}")
 
 
 def groups_of(stacks: Iterable[RankStacks]) -> list[Group]:
@@ -139,63 +134,42 @@ def render_stacks(stacks: Sequence[RankStacks], world_size: int, missing: Sequen
         missing: sentences on the ranks that did not answer.
         now_s: time on the wall clock.
     """
-    lines = []
+    lines, groups = list[str](), groups_of(stacks)
     if stacks:
         taken_s = max(each.wall_ns for each in stacks) / NS_PER_S
         ago = f", {now_s - taken_s:.0f} s ago" if now_s - taken_s >= 10 else ""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(taken_s))
         of = f"{len(stacks)} of {world_size} ranks" if world_size > 1 else "the training"
-        lines += [f"Stacks of {of} at {when}{ago}", ""]
-        lines += _overview(stacks, world_size)
+        lines = [f"Stacks of {of} at {when}{ago}", ""]
+        if world_size == 1:
+            lines.append(f"It is at {_at(groups[0].place, FOR_RANKS)}.")
+        else:
+            others = [FOR_RANKS if len(groups) == 1 else "", *[of_ranks(groups[0].ranks)] * (len(groups) - 1)]
+            at = zip(groups, others, strict=True)
+            lines += [f"{sentence(_who(group, groups))} at {_at(group.place, ranks)}" for group, ranks in at]
     lines += missing
     same: dict[tuple[ThreadStack, ...], list[RankStacks]] = {}
     for each in stacks:
-        same.setdefault(tuple(_without_time(thread) for thread in each.threads), []).append(each)
-    order = {rank: place for place, group in enumerate(groups_of(stacks)) for rank in group.ranks}
+        same.setdefault(tuple(replace(thread, since_s=None) for thread in each.threads), []).append(each)
+    order = {rank: place for place, group in enumerate(groups) for rank in group.ranks}
     for ranks in sorted(same.values(), key=lambda ranks: (order[ranks[0].rank], ranks[0].rank)):
         lines += ["", *_rank_lines(ranks, world_size)]
     return "\n".join(lines) + "\n"
-
-
-def _overview(stacks: Sequence[RankStacks], world_size: int) -> list[str]:
-    groups = groups_of(stacks)
-    if world_size == 1:
-        return [f"It is at {_at(groups[0].place, FOR_RANKS)}."]
-    elsewhere = [FOR_RANKS if len(groups) == 1 else "", *[of_ranks(groups[0].ranks)] * (len(groups) - 1)]
-    return [
-        f"{sentence(_who(group, groups))} at {_at(group.place, ranks)}"
-        for group, ranks in zip(groups, elsewhere, strict=True)
-    ]
-
-
-def sentence(text: str) -> str:
-    """Return a text with a capital at its begin; ``capitalize`` would change the rest."""
-    return text[:1].upper() + text[1:]
-
-
-def _without_time(thread: ThreadStack) -> ThreadStack:
-    return ThreadStack(thread.name, thread.frames, thread.is_training, thread.sections)
 
 
 def _rank_lines(ranks: Sequence[RankStacks], world_size: int) -> list[str]:
     """Return the threads of ranks with the same stacks, the training's first."""
     first = ranks[0]
     title = f"{sentence(of_ranks([each.rank for each in ranks]))}, process " if world_size > 1 else "Process "
-    steps = "" if first.steps is None else f", after {first.steps} step{'s' * (first.steps != 1)}"
+    steps = "" if first.steps is None else f", after {counted(first.steps, 'step')}"
     lines = [f"{title}{first.pid} on {first.host}{' (the first of them)' * (len(ranks) > 1)}{steps}"]
     for thread in sorted(first.threads, key=lambda thread: not thread.is_training):
-        lines.append(f"  {_thread_title(thread)}")
-        frames = thread.frames
-        if not thread.is_training and waits_for(thread) and thread.users_frame is None:
-            frames = frames[-MOST_IDLE:]
+        waits = waits_for(thread)
+        since = "" if thread.since_s is None else f" since {thread.since_s:.0f} s"
+        inside = f", in {' > '.join(thread.sections)}{since}" if thread.sections else ""
+        kind = "training thread" if thread.is_training else "thread"
+        lines.append(f"  {kind} {thread.name}{inside}{f', waiting for {waits}' if waits else ''}:")
+        is_idle = not thread.is_training and waits and thread.users_frame is None
+        frames = thread.frames[-MOST_IDLE:] if is_idle else thread.frames
         lines += [f"    {frame_text(frame)}" for frame in frames] or ["    (no Python code)"]
     return lines
-
-
-def _thread_title(thread: ThreadStack) -> str:
-    since = "" if thread.since_s is None else f" since {thread.since_s:.0f} s"
-    inside = f", in {' > '.join(thread.sections)}{since}" if thread.sections else ""
-    waits = waits_for(thread)
-    return f"{'training thread' if thread.is_training else 'thread'} {thread.name}{inside}" + (
-        f", waiting for {waits}:" if waits else ":"
-    )

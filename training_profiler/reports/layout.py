@@ -107,3 +107,8 @@ def shortened(name: str, most: int) -> str:
         return name
     kept = (most - 2) // 2
     return f"{name[: most - kept - 2]}..{name[-kept:]}"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital at its begin; ``capitalize`` would change the rest."""
+    return text[:1].upper() + text[1:]

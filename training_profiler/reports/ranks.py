@@ -1,6 +1,7 @@
 """The ranks of a training in reports; nothing of a single one, and nothing that is unknown."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from training_profiler.base.units import MS_PER_S, ms_text
@@ -24,6 +25,9 @@ def rank_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     if ranks is None:
         return []
     shown, left_out = _shown(ranks)
+    hosts = f", on {len(ranks.hosts)} hosts" if len(ranks.hosts) > 1 else ""
+    first = ranks.ranks[0].who.rank if ranks.ranks else 0
+    title = f"Ranks: {len(ranks.ranks)} of {ranks.world_size} reported{hosts} (all figures above are of rank {first})"
     sentences = [
         *_synchronization(ranks),
         *_work(ranks),
@@ -33,10 +37,10 @@ def rank_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         *ranks.left_out,
     ]
     if layout.is_lines:
-        return [_title(ranks), *(_greppable(spread) for spread in shown), *sentences]
+        return [title, *(_greppable(spread) for spread in shown), *sentences]
     more = [f"  and {left_out} more sections (in report.json)"] if left_out else []
     rest = [line for sentence in sentences for line in layout.wrap(sentence)]
-    return [*layout.wrap(_title(ranks)), *_table(shown, layout), *more, *rest]
+    return [*layout.wrap(title), *_table(shown, layout), *more, *rest]
 
 
 def exchange_lines(snapshot: Snapshot) -> list[str]:
@@ -44,9 +48,8 @@ def exchange_lines(snapshot: Snapshot) -> list[str]:
     exchange = snapshot.exchange
     if exchange is None:
         return []
-    overlap = "overlap not measured"
-    if exchange.overlap is not None:
-        overlap = f"{exchange.overlap:.0%} overlapped with the backward pass"
+    share = exchange.overlap
+    overlap = "overlap not measured" if share is None else f"{share:.0%} overlapped with the backward pass"
     exposed = f"; it extends the backward pass by {ms_text(exchange.exposed_s)}" if exchange.exposed_s else ""
     timed = "" if exchange.sampled >= exchange.count else f" ({exchange.sampled} of {exchange.count} timed)"
     return [f"DDP: {ms_text(exchange.total_s)} per gradient all-reduce{timed}, {overlap}{exposed}"]
@@ -57,16 +60,12 @@ def attempt_lines(snapshot: Snapshot) -> list[str]:
     attempts = snapshot.attempts
     if not attempts:
         return []
-    last = attempts[-MOST_NAMED:]
     parts = []
-    for attempt in last:
-        end = ""
-        if not attempt.is_ended:
-            end = ", its end was not recorded"
-        elif attempt.ended_by:
-            end = f" and was ended by {attempt.ended_by}"
+    for attempt in attempts[-MOST_NAMED:]:
+        end = f" and was ended by {attempt.ended_by}" if attempt.ended_by else ""
+        end = end if attempt.is_ended else ", its end was not recorded"
         parts.append(f"attempt {attempt.number} made {attempt.steps} steps in {attempt.wall_s:.1f} s{end}")
-    earlier = f"{len(attempts) - len(last)} earlier; " if len(last) < len(attempts) else ""
+    earlier = f"{len(attempts) - MOST_NAMED} earlier; " if len(attempts) > MOST_NAMED else ""
     known = [] if snapshot.ranks is None else [rank.who.attempt for rank in snapshot.ranks.ranks]
     this = max(known, default=attempts[-1].number + 1)
     return [f"Attempts: this is attempt {this}, counted from 0; {earlier}{'; '.join(parts)}"]
@@ -89,12 +88,6 @@ def of_ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' * (len(numbers) != 1)} {ranges_text(numbers)}"
 
 
-def _title(ranks: AllRanksStats) -> str:
-    hosts = f", on {len(ranks.hosts)} hosts" if len(ranks.hosts) > 1 else ""
-    first = ranks.ranks[0].who.rank if ranks.ranks else 0
-    return f"Ranks: {len(ranks.ranks)} of {ranks.world_size} reported{hosts} (all figures above are of rank {first})"
-
-
 def _shown(ranks: AllRanksStats) -> tuple[list[SectionSpread], int]:
     """Return the sections to show, and how many more there would be."""
     at_least_s = SHOWN_ABOVE * (ranks.step_s or 0.0)
@@ -109,45 +102,29 @@ def _shown(ranks: AllRanksStats) -> tuple[list[SectionSpread], int]:
 
 
 def _table(spreads: Sequence[SectionSpread], layout: Layout) -> list[str]:
+    """Return the table of sections: of one on a single rank only its time, else also min, median and imbalance."""
     if not spreads:
         return []
-    numbers = [_numbers(spread) for spread in spreads]
-    columns = list(zip(*numbers, strict=True))
+    rows = []
+    for spread in spreads:
+        each, device = " (each)" * (not spread.is_of_step), " (device)" * spread.is_device
+        times = [f"{s * MS_PER_S:.2f}" for s in (spread.min_s, spread.median_s, spread.max_s)]
+        cells, where = (*times, f"+{spread.imbalance:.0%}"), str(spread.slowest)
+        if spread.ranks == 1:
+            cells, where = ("", "", times[2], ""), f"only on {spread.slowest}"
+        elif spread.never_on:
+            few = len(spread.never_on) <= MOST_NAMED
+            where += f"; not on {of_ranks(spread.never_on) if few else f'{len(spread.never_on)} ranks'}"
+        rows.append((name_of(spread.name) + each + device, *cells, where))
+    names, *columns, _ = zip(*rows, strict=True)
     fixed = sum(column_width(header, column) for header, column in zip(_HEADERS[1:5], columns, strict=True))
     room = max(36, layout.width - fixed - len(_INDENT) - 2)
-    name_width = min(room // 2, max(len(_name(spread)) for spread in spreads))
-    rows = [
-        (shortened(_name(spread), name_width), *cells, shortened(_where(spread), room - name_width))
-        for spread, cells in zip(spreads, numbers, strict=True)
+    name_width = min(room // 2, max(map(len, names)))
+    fitting = [
+        (shortened(name, name_width), *cells, shortened(where, room - name_width)) for name, *cells, where in rows
     ]
-    lines = [_INDENT + line.rstrip() for line in table(_HEADERS, rows, left=(0, 5))]
+    lines = [_INDENT + line.rstrip() for line in table(_HEADERS, fitting, left=(0, 5))]
     return ["Per step, over ranks (each: per call):", *lines]
-
-
-def _name(spread: SectionSpread) -> str:
-    each, device = " (each)" * (not spread.is_of_step), " (device)" * spread.is_device
-    return name_of(spread.name) + each + device
-
-
-def _numbers(spread: SectionSpread) -> tuple[str, str, str, str]:
-    """Return min, median, max and imbalance; of a section on a single rank only its time."""
-    if spread.ranks == 1:
-        return "", "", _ms(spread.max_s), ""
-    return _ms(spread.min_s), _ms(spread.median_s), _ms(spread.max_s), f"+{spread.imbalance:.0%}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * MS_PER_S:.2f}"
-
-
-def _where(spread: SectionSpread) -> str:
-    """Return the slowest rank, and the ranks that never entered the section."""
-    if spread.ranks == 1:
-        return f"only on {spread.slowest}"
-    if not spread.never_on:
-        return str(spread.slowest)
-    few = len(spread.never_on) <= MOST_NAMED
-    return f"{spread.slowest}; not on {of_ranks(spread.never_on) if few else f'{len(spread.never_on)} ranks'}"
 
 
 def _greppable(spread: SectionSpread) -> str:
@@ -173,42 +150,29 @@ def _synchronization(ranks: AllRanksStats) -> list[str]:
 
 def _work(ranks: AllRanksStats) -> list[str]:
     """Return the work per step of the slowest and the fastest rank, and what the slowest spends more time on."""
-    known = [rank for rank in ranks.ranks if rank.work_s]
+    known = [(rank.work_s, rank) for rank in ranks.ranks if rank.work_s]
     if len(known) < 2:
         return []
-    slowest, fastest = max(known, key=_work_s), min(known, key=_work_s)
-    if _work_s(slowest) - _work_s(fastest) <= EVEN_BELOW * (slowest.step_s or 0.0):
-        return [f"Work: {ms_text(_work_s(fastest))} to {ms_text(_work_s(slowest))} per step on all ranks"]
-    line = (
-        f"Slowest: {shortened(str(slowest.who), 40)} works {ms_text(_work_s(slowest))} per step, "
-        f"the fastest {ms_text(_work_s(fastest))}"
-    )
-    return [line + _cause_text(slowest) + _since(slowest)]
-
-
-def _cause_text(rank: RankStats) -> str:
-    """Return the section that takes a rank longer than the others; "" where that is unknown."""
-    if not rank.cause or rank.cause_s is None:
-        return ""
-    place = f" ({shortened(rank.place, 60)})" if rank.place else ""
-    return f"; {ms_text(rank.cause_s)} of that in {shortened(name_of(rank.cause), 36)}{place}"
-
-
-def _since(rank: RankStats) -> str:
-    if rank.slower_since_step is None or rank.against_itself is None:
-        return ""
-    return f"; since step {rank.slower_since_step} {rank.against_itself:.2f}x its work before"
+    (most_s, slowest), (least_s, _) = max(known, key=itemgetter(0)), min(known, key=itemgetter(0))
+    if most_s - least_s <= EVEN_BELOW * (slowest.step_s or 0.0):
+        return [f"Work: {ms_text(least_s)} to {ms_text(most_s)} per step on all ranks"]
+    line = f"Slowest: {_who(slowest)} works {ms_text(most_s)} per step, the fastest {ms_text(least_s)}"
+    if slowest.cause and slowest.cause_s is not None:
+        place = f" ({shortened(slowest.place, 60)})" if slowest.place else ""
+        line += f"; {ms_text(slowest.cause_s)} of that in {shortened(name_of(slowest.cause), 36)}{place}"
+    if slowest.slower_since_step is not None and slowest.against_itself is not None:
+        line += f"; since step {slowest.slower_since_step} {slowest.against_itself:.2f}x its work before"
+    return [line]
 
 
 def _hosts(ranks: AllRanksStats) -> list[str]:
-    known = [host for host in ranks.hosts if host.work_s]
+    known = sorted((host for host in ranks.hosts if host.work_s), key=lambda host: -(host.work_s or 0.0))
     if len(known) < 2:
         return []
     if len(known) <= MOST_NAMED:
-        return [f"Hosts: {', '.join(_host(host) for host in known)}"]
-    in_order = sorted(known, key=lambda host: -(host.work_s or 0.0))
-    named = ", ".join(_host(host) for host in in_order[: MOST_NAMED - 1])
-    return [f"Hosts: the slowest of {len(known)} are {named}; the fastest is {_host(in_order[-1])}"]
+        return [f"Hosts: {', '.join(_host(host) for host in ranks.hosts if host.work_s)}"]
+    named = ", ".join(_host(host) for host in known[: MOST_NAMED - 1])
+    return [f"Hosts: the slowest of {len(known)} are {named}; the fastest is {_host(known[-1])}"]
 
 
 def _host(host: HostStats) -> str:
@@ -219,42 +183,37 @@ def _not_reporting(ranks: AllRanksStats) -> list[str]:
     numbers = set(ranks.silent)
     silent = [rank for rank in ranks.ranks if rank.who.rank in numbers]
     silent.sort(key=lambda rank: (rank.steps, rank.who.rank))  # the others wait for the rank that stopped first
-    lines = [f"Unresponsive: {_last_report(rank)}" for rank in silent[:MOST_NAMED]]
+    lines = []
+    for rank in silent[:MOST_NAMED]:
+        seconds = "" if rank.heard_s_ago is None else f" for {rank.heard_s_ago:.0f} s"
+        lines.append(f"Unresponsive: {_who(rank)}{seconds}, {_last_place(rank)}")
     if len(silent) > MOST_NAMED:
         lines.append(f"Also unresponsive: {of_ranks([rank.who.rank for rank in silent[MOST_NAMED:]])}")
     if ranks.missing:
         lines.append(f"Never reported: {of_ranks(ranks.missing)}")
-    return lines + _endings(ranks)
+    return lines + (_endings(ranks) if ranks.ranks[0].is_final else [])
 
 
 def _endings(ranks: AllRanksStats) -> list[str]:
     """Return how other ranks ended once the first one has."""
-    first, *others = ranks.ranks
-    if not first.is_final:
-        return []
-    ended = [
-        f"{shortened(str(rank.who), 40)} after {rank.steps} steps by {rank.ended_by}"
-        for rank in others
-        if rank.ended_by
-    ]
+    others = ranks.ranks[1:]
+    ended = [f"{_who(rank)} after {rank.steps} steps by {rank.ended_by}" for rank in others if rank.ended_by]
     more = ["..."] if len(ended) > MOST_NAMED else []
     lines = [f"Ended: {'; '.join([*ended[:MOST_NAMED], *more])}"] if ended else []
-    silent = set(ranks.silent)
-    without = [rank for rank in others if not rank.is_final and rank.who.rank not in silent]
+    without = [rank for rank in others if not rank.is_final and rank.who.rank not in ranks.silent]
     if without and not any(sentence.startswith("killed before the end") for sentence in ranks.left_out):
-        last = ", ".join(f"{shortened(str(rank.who), 40)} ({_last_place(rank)})" for rank in without[:MOST_NAMED])
+        last = ", ".join(f"{_who(rank)} ({_last_place(rank)})" for rank in without[:MOST_NAMED])
         rest = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
         lines.append(f"No final report, killed or still running: {last}{rest}")
-    steps = sorted({rank.steps for rank in ranks.ranks if rank.is_final})
-    if len(steps) > 1 and steps[-1] - steps[0] > UNEVEN_STEPS:
-        fewest = min((rank for rank in ranks.ranks if rank.is_final), key=lambda rank: rank.steps)
-        lines.append(f"Steps: {steps[0]} ({shortened(str(fewest.who), 40)}) to {steps[-1]}, not equal on all ranks")
+    final = [rank for rank in ranks.ranks if rank.is_final]
+    fewest, most = min(final, key=attrgetter("steps")), max(rank.steps for rank in final)
+    if most - fewest.steps > UNEVEN_STEPS:
+        lines.append(f"Steps: {fewest.steps} ({_who(fewest)}) to {most}, not equal on all ranks")
     return lines
 
 
-def _last_report(rank: RankStats) -> str:
-    seconds = "" if rank.heard_s_ago is None else f" for {rank.heard_s_ago:.0f} s"
-    return f"{shortened(str(rank.who), 40)}{seconds}, {_last_place(rank)}"
+def _who(rank: RankStats) -> str:
+    return shortened(str(rank.who), 40)
 
 
 def _last_place(rank: RankStats) -> str:
@@ -273,7 +232,3 @@ def _clocks(ranks: AllRanksStats) -> list[str]:
         f"Clocks: {clocks.aligned_hosts}{of} hosts aligned from {clocks.meetings} barriers and collectives of the "
         f"program, within {ms_text(clocks.error_s)}"
     ]
-
-
-def _work_s(rank: RankStats) -> float:
-    return rank.work_s or 0.0

@@ -1,25 +1,36 @@
-"""The data contract: ``report.json`` and ``training-profiler report RUN --json``.
+"""The data contract: ``report.json`` and ``training-profiler report RUN --json``, and its JSON schema.
 
 ``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.reports.checklist import checklist
-from training_profiler.reports.verdict import verdict
+from training_profiler.findings.finding import Check
+from training_profiler.reports.verdict import checklist, verdict
+from training_profiler.snapshot.machine import Pause
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
+    AttemptStats,
+    DeviceTimingStats,
     EpochStats,
+    GarbageStats,
+    GradientSyncStats,
+    Health,
     LineStats,
-    Price,
+    LoaderStats,
+    MachineStats,
+    MemoryChange,
     SectionStats,
     Snapshot,
-    StartupStats,
+    StepStats,
+    Throughput,
+    UnseenWait,
 )
 from training_profiler.tables.sections import LINES_IN_WORKERS
 
@@ -32,63 +43,110 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
 
     ``trials`` are the results of the changes that were tried on the run, as plain data.
     """
-    data: dict[str, Any] = printable_data({**_data(snapshot, findings), "trials": trials})
+    findings = tuple(findings)
+    sections = sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
+    data: dict[str, Any] = printable_data(
+        {
+            "schema": SCHEMA,
+            "verdict": verdict(snapshot, findings).headline,
+            "steps": snapshot.steps,
+            "wall_s": snapshot.wall_s,
+            "sections": {section.name: _without(asdict(section), "name") for section in sections},
+            "lines": {
+                name: [_without(asdict(line), "lines", "parts") for line in lines]
+                for name, lines in _lines(snapshot).items()
+            },
+            "phases": snapshot.phases,
+            "making": snapshot.making,
+            "unseen": _plain(snapshot.unseen),
+            "startup": _startup(snapshot),
+            "step_time": _plain(snapshot.step),
+            "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
+            "device": _plain(snapshot.device),
+            "loaders": _plain(snapshot.loaders),
+            "calls": [
+                {
+                    "kind": call.kind,
+                    "function": call.function,
+                    **_without(call.site._asdict(), "column"),
+                    "arguments": dict(call.arguments),
+                }
+                for call in snapshot.program.calls
+            ],
+            "throughput": _plain(snapshot.throughput),
+            "machine": _plain(snapshot.machine),
+            "memory_changes": _plain(snapshot.memory_changes),
+            "garbage": _plain(snapshot.garbage),
+            "pauses": _plain(pauses(snapshot)),
+            "ranks": _ranks(snapshot.ranks),
+            "exchange": _plain(snapshot.exchange),
+            "attempts": _plain(snapshot.attempts),
+            "insights": [_insight(snapshot, finding) for finding in findings],
+            "cost": _run_cost(snapshot),
+            "checklist": [check._asdict() for check in checklist(snapshot)],
+            "health": asdict(snapshot.health),
+            "open_sections": snapshot.open_sections,
+            "ended_by": snapshot.ended_by,
+            "trials": trials,
+        }
+    )
     return data
 
 
-def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
-    step = snapshot.step
-    findings = tuple(findings)
-    return {
-        "schema": SCHEMA,
-        "verdict": verdict(snapshot, findings).headline,
-        "steps": snapshot.steps,
-        "wall_s": snapshot.wall_s,
-        "sections": {
-            section.name: _section(section)
-            for section in sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
-        },
-        "lines": {
-            name: [_line(line) for line in lines[:LINES_A_SECTION]]
-            for name, lines in (*sorted(snapshot.lines.items()), *_worker_lines(snapshot))
-        },
-        "phases": dict(snapshot.phases),
-        "making": dict(snapshot.making),
-        "unseen": [asdict(wait) for wait in snapshot.unseen],
-        "startup": None if snapshot.startup is None else _startup(snapshot.startup),
-        "step_time": None if step is None else asdict(step),
-        "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
-        "device": None if snapshot.device is None else asdict(snapshot.device),
-        "loaders": [asdict(loader) for loader in snapshot.loaders],
-        "calls": _calls(snapshot),
-        "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
-        "machine": None if snapshot.machine is None else asdict(snapshot.machine),
-        "memory_changes": [asdict(change) for change in snapshot.memory_changes],
-        "garbage": None if snapshot.garbage is None else asdict(snapshot.garbage),
-        "pauses": [asdict(pause) for pause in pauses(snapshot)],
-        "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
-        "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
-        "attempts": [asdict(attempt) for attempt in snapshot.attempts],
-        "insights": [_insight(snapshot, finding) for finding in findings],
-        "cost": None if snapshot.price is None else _run_cost(snapshot, snapshot.price),
-        "checklist": [check._asdict() for check in checklist(snapshot)],
-        "health": {
-            "dropped": snapshot.health.dropped,
-            "disabled": list(snapshot.health.disabled),
-            "overhead_s": snapshot.health.overhead_s,
-            "span_s": snapshot.health.span_s,
-            "notes": list(snapshot.health.notes),
-        },
-        "open_sections": list(snapshot.open_sections),
-        "ended_by": snapshot.ended_by,
-    }
+def _plain(record: Any) -> Any:
+    """Return a record of figures, or several, as plain data; None where it is unknown."""
+    if isinstance(record, list | tuple):
+        return [asdict(each) for each in record]
+    return None if record is None else asdict(record)
+
+
+def _without(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in keys}
+
+
+def _lines(snapshot: Snapshot) -> dict[str, list[LineStats]]:
+    """Return the lines of each section, and those in the workers of loaders: shares are of the workers' work."""
+    lines = {name: list(lines[:LINES_A_SECTION]) for name, lines in sorted(snapshot.lines.items())}
+    in_workers = [
+        LineStats(line.file, line.line, line.function, line.share, line.samples, inside=line.inside, phase=line.phase)
+        for line in snapshot.lines_in_workers()[:LINES_A_SECTION]
+    ]
+    return lines | ({LINES_IN_WORKERS: in_workers} if in_workers else {})
+
+
+def _startup(snapshot: Snapshot) -> dict[str, Any] | None:
+    startup = snapshot.startup
+    if startup is None:
+        return None
+    parts = [
+        {
+            "name": part.name,
+            "seconds": part.seconds,
+            "share": part.seconds / startup.total_s if startup.total_s else 0.0,
+            "lines": [{"place": place, "seconds": seconds} for place, seconds in part.lines],
+        }
+        for part in startup.parts
+    ]
+    return {"total_s": startup.total_s, "has_steps": startup.has_steps, "parts": parts}
+
+
+def _epoch(epoch: EpochStats) -> dict[str, Any]:
+    rate = {"batches_per_s": epoch.batches / epoch.wall_s} if epoch.wall_s and epoch.batches else {}
+    return {**asdict(epoch), **rate}
+
+
+def _ranks(ranks: AllRanksStats | None) -> dict[str, Any] | None:
+    """Return the stats of all ranks; a section's slowest rank is only a number, because there are many sections."""
+    if ranks is None:
+        return None
+    return {**asdict(ranks), "sections": [{**asdict(each), "slowest": each.slowest.rank} for each in ranks.sections]}
 
 
 def _insight(snapshot: Snapshot, finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "finding": finding.message,
-        "evidence": dict(finding.evidence),
+        "evidence": finding.evidence,
         "worth_s": finding.potential_saving_s,
         "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
         "worth_range_s": finding.saving_range_s,
@@ -107,59 +165,112 @@ def _cost(snapshot: Snapshot, seconds: float) -> float | None:
     return None if snapshot.price is None or devices is None else snapshot.price.amount_of(seconds, devices)
 
 
-def _run_cost(snapshot: Snapshot, price: Price) -> dict[str, Any]:
+def _run_cost(snapshot: Snapshot) -> dict[str, Any] | None:
+    if snapshot.price is None:
+        return None
     return {
-        "gpu_hour_price": price.amount,
-        "currency": price.currency,
+        "gpu_hour_price": snapshot.price.amount,
+        "currency": snapshot.price.currency,
         "devices": snapshot.device_count,
         "total": _cost(snapshot, snapshot.wall_s),
     }
 
 
-def _ranks(ranks: AllRanksStats) -> dict[str, Any]:
-    """Return the stats of all ranks; a section's slowest rank is only a number, because there are many sections."""
-    sections = [{**asdict(spread), "slowest": spread.slowest.rank} for spread in ranks.sections]
-    return {**asdict(ranks), "sections": sections}
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+_TEXT: Final[Schema] = {"type": "string"}
+_COUNT: Final[Schema] = {"type": "integer"}
+_NUMBER: Final[Schema] = {"type": ["number", "null"]}  # NaN and infinity become null
+_SCHEMAS: Final[dict[Any, Schema]] = {bool: {"type": "boolean"}, int: _COUNT, float: _NUMBER, str: _TEXT, Any: {}}
 
 
-def _section(section: SectionStats) -> dict[str, Any]:
-    return {key: value for key, value in asdict(section).items() if key != "name"}
+def report_schema(trials: type) -> Schema:
+    """Return the schema, made from the classes of the figures. Any version may add keys, so others are allowed.
+
+    ``trials`` is the class of the results of changes that were tried.
+    """
+    ranks, epoch = _schema_of(AllRanksStats), _schema_of(EpochStats)
+    ranks["properties"]["sections"]["items"]["properties"]["slowest"] = _COUNT
+    epoch["properties"]["batches_per_s"] = _NUMBER  # not of every epoch
+    line = _object({"place": _TEXT, "seconds": _NUMBER})
+    part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
+    call = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
+    texts = dict.fromkeys(("code", "finding", "remedy", "losses", "tried"), _TEXT)
+    numbers = dict.fromkeys(("worth_s", "worth_share", "worth_cost", "step_s", "step_if_gone_s"), _NUMBER)
+    worth = {"worth_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
+    cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
+    properties = {
+        "schema": {"const": SCHEMA},
+        "verdict": _TEXT,
+        "steps": _COUNT,
+        "wall_s": _NUMBER,
+        "sections": _by_name(_object_of(SectionStats, "name")),
+        "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
+        "phases": _by_name(_NUMBER),
+        "making": _by_name(_NUMBER),
+        "unseen": _schema_of(tuple[UnseenWait, ...]),
+        "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
+        "step_time": _schema_of(StepStats | None),
+        "epochs": _list_of(epoch),
+        "device": _schema_of(DeviceTimingStats | None),
+        "loaders": _schema_of(tuple[LoaderStats, ...]),
+        "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
+        "throughput": _schema_of(Throughput | None),
+        "machine": _schema_of(MachineStats | None),
+        "memory_changes": _schema_of(tuple[MemoryChange, ...]),
+        "garbage": _schema_of(GarbageStats | None),
+        "pauses": _schema_of(tuple[Pause, ...]),
+        "ranks": _or_null(ranks),
+        "exchange": _schema_of(GradientSyncStats | None),
+        "attempts": _schema_of(tuple[AttemptStats, ...]),
+        "insights": _list_of(_object({**texts, **numbers, **worth})),
+        "checklist": _list_of(_object_of(Check)),
+        "cost": _or_null(_object(cost)),
+        "health": _schema_of(Health),
+        "open_sections": _list_of(_TEXT),
+        "ended_by": _or_null(_TEXT),
+        "trials": _or_null(_object_of(trials)),
+    }
+    return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}
 
 
-def _line(line: LineStats) -> dict[str, Any]:
-    return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
+def _object_of(kind: Any, *without: str) -> Schema:
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
+    return _object({name: _schema_of(hints[name]) for name in names if name not in without})
 
 
-def _calls(snapshot: Snapshot) -> list[dict[str, Any]]:
-    rows = []
-    for call in snapshot.program.calls:
-        site = {key: value for key, value in call.site._asdict().items() if key != "column"}
-        rows.append({"kind": call.kind, "function": call.function, **site, "arguments": dict(call.arguments)})
-    return rows
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _worker_lines(snapshot: Snapshot) -> list[tuple[str, Sequence[LineStats]]]:
-    """Return the lines in the workers of loaders in the form of the others; shares are of the workers' work."""
-    lines = [
-        LineStats(line.file, line.line, line.function, line.share, line.samples, inside=line.inside, phase=line.phase)
-        for line in snapshot.lines_in_workers()
-    ]
-    return [(LINES_IN_WORKERS, lines)] if lines else []
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
-def _startup(startup: StartupStats) -> dict[str, Any]:
-    parts = [
-        {
-            "name": part.name,
-            "seconds": part.seconds,
-            "share": part.seconds / startup.total_s if startup.total_s else 0.0,
-            "lines": [{"place": place, "seconds": seconds} for place, seconds in part.lines],
-        }
-        for part in startup.parts
-    ]
-    return {"total_s": startup.total_s, "has_steps": startup.has_steps, "parts": parts}
+def _by_name(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
 
 
-def _epoch(epoch: EpochStats) -> dict[str, Any]:
-    rate = {} if not epoch.wall_s else {"batches_per_s": (epoch.batches or 0) / epoch.wall_s}
-    return {**asdict(epoch), **(rate if epoch.batches else {})}
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _schema_of(kind: Any) -> Schema:
+    if kind in _SCHEMAS:
+        return _SCHEMAS[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        kinds = [each for each in arguments if each is not NoneType]
+        inner = _schema_of(kinds[0]) if len(kinds) == 1 else {"anyOf": [_schema_of(each) for each in kinds]}
+        return inner if inner == _NUMBER else _or_null(inner)
+    if origin is not None and issubclass(origin, Mapping):
+        return _by_name(_schema_of(arguments[1]))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _list_of(_schema_of(arguments[0]))
+    if is_dataclass(kind):
+        return _object_of(kind)
+    if origin is tuple or issubclass(kind, tuple):  # JSON has lists for named tuples
+        return {"type": "array"}
+    raise TypeError(f"{kind} has no form in JSON here")

@@ -10,15 +10,13 @@ from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis import Finding
 from training_profiler.findings.finding import brief
 from training_profiler.recording.section_names import name_of
-from training_profiler.reports.findings import important
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
-from training_profiler.reports.loaders import loader_lines
-from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
-from training_profiler.reports.status import largest_shares, status_text
-from training_profiler.snapshot.ranks import AllRanksStats
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.reports.resources import loader_lines, machine_lines
+from training_profiler.reports.sections import largest_shares, status_text
+from training_profiler.reports.verdict import important
+from training_profiler.snapshot.snapshot import AllRanksStats, Snapshot
 
 RUNNING: Final = "running"
 OLD_AFTER_S: Final = 30.0  # without a new line of the journal: the view says how old it is

@@ -20,7 +20,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.reports.status import largest_sections
+from training_profiler.reports.sections import largest_sections
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard

@@ -17,7 +17,7 @@ from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
 from training_profiler.settings.settings import Settings, read_settings
-from training_profiler.sinks.extras import require_packages
+from training_profiler.sinks.trackers import require_packages
 
 
 def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:

@@ -7,12 +7,11 @@ from typing import Final
 from training_profiler.base.text import PREFIX
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.layout import Layout
-from training_profiler.reports.status import status_text
+from training_profiler.reports.sections import status_text
 from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sinks.console import Console
-from training_profiler.sinks.status_line import StatusLine
+from training_profiler.sinks.console import Console, StatusLine
 
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000

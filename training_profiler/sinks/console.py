@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any, Final
 
+from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.reports.layout import MIN_WIDTH, WIDTH, Layout, has_terminal_color
 from training_profiler.safety.stream_room import (
     LAST_STANDARD,
@@ -69,23 +70,29 @@ class Console:
             stream = self.stream()
         if stream is None or _is_closed(stream):
             raise OSError(f"sys.{self._name} is closed")
-        gives_up = gives_up or _patience()
-        descriptor = stream.fileno() if _is_plain(stream) else None
-        if descriptor is None:
+        end_s = time.monotonic() + PATIENCE_S
+        gives_up = gives_up or (lambda: time.monotonic() >= end_s)
+        if not _is_plain(stream):
             if not self._has_room(_descriptor_behind(stream), len(text), gives_up):
                 return False
-            with self._writing, _bars_cleared(stream):
-                stream.write(text)
-                stream.flush()
+            with self._writing:
+                _write_as_program(stream, text)
             return True
+        descriptor = stream.fileno()
         self._check_stream(stream, descriptor)
-        data = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+        data = memoryview(text.encode(_encoding_of(stream), "backslashreplace"))
         if not self._has_room(descriptor, len(data), gives_up):
             return False
         with self._writing, _bars_cleared(stream):
             if not os.isatty(descriptor):  # on a terminal each line of the program is flushed as a whole
                 self._flush(stream)
-            return self._write_whole(descriptor, memoryview(data), gives_up)
+            # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter
+            # flushes at its end, which turns the exit status of the user's program into 120.
+            while data := _write_ready(descriptor, data):
+                if gives_up():
+                    return False
+                _wait_for_reader(descriptor)
+        return True
 
     def is_on_disk(self) -> bool:
         """Return whether the stream is a file. The disk is asked once for each stream: it may stop responding."""
@@ -109,34 +116,22 @@ class Console:
         stream = self.stream()
         if stream is None or _is_closed(stream):
             return text
-        descriptor = stream.fileno() if _is_plain(stream) else None
-        behind = _descriptor_behind(stream) if descriptor is None else descriptor
-        if not _takes_all(behind, len(text)) or not self._writing.acquire(blocking=False):
+        is_plain = _is_plain(stream)
+        descriptor = stream.fileno() if is_plain else _descriptor_behind(stream)
+        if not _takes_all(descriptor, len(text)) or not self._writing.acquire(blocking=False):
             return text
         try:
-            if descriptor is None:
-                with _bars_cleared(stream):
-                    stream.write(text)
-                    stream.flush()
+            if descriptor is None or not is_plain:
+                _write_as_program(stream, text)
                 return ""
             self._check_stream(stream, descriptor)
-            encoding = getattr(stream, "encoding", None) or "utf-8"
+            encoding = _encoding_of(stream)
             with _bars_cleared(stream):
                 self._flush(stream)
-                rest = self._write_ready(descriptor, memoryview(text.encode(encoding, "backslashreplace")))
+                rest = _write_ready(descriptor, memoryview(text.encode(encoding, "backslashreplace")))
             return bytes(rest).decode(encoding, "replace")
         finally:
             self._writing.release()
-
-    @staticmethod
-    def _write_ready(descriptor: int, data: memoryview) -> memoryview:
-        """Write as long as the reader keeps up; return the rest."""
-        while data:
-            written = write_some(descriptor, data)
-            if not written:
-                break
-            data = data[written:]
-        return data
 
     def finish_flush(self) -> None:
         """Wait for the program's own text that another thread is writing, as the interpreter would at its end.
@@ -178,14 +173,13 @@ class Console:
         """Wait until a text of ``size`` fits; return whether it does."""
         if descriptor is None:
             return True
-        while room_of(descriptor) < min(size, most_at_once(descriptor)) and not self._is_terminal_ready(descriptor):
+        while room_of(descriptor) < min(size, most_at_once(descriptor)):
+            if os.isatty(descriptor) and room_of(descriptor) > 0:
+                break
             if gives_up():
                 return False
             _wait_for_reader(descriptor)
         return True
-
-    def _is_terminal_ready(self, descriptor: int) -> bool:
-        return os.isatty(descriptor) and room_of(descriptor) > 0
 
     def _flush(self, stream: IO[str]) -> None:
         """Write the program's own text first."""
@@ -196,14 +190,22 @@ class Console:
         finally:
             self._flushing = None
 
-    def _write_whole(self, descriptor: int, data: memoryview, gives_up: Callable[[], bool]) -> bool:
-        # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter flushes
-        # at its end, which turns the exit status of the user's program into 120.
-        while data := self._write_ready(descriptor, data):
-            if gives_up():
-                return False
-            _wait_for_reader(descriptor)
-        return True
+
+def _encoding_of(stream: IO[str]) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def _write_as_program(stream: IO[str], text: str) -> None:
+    with _bars_cleared(stream):
+        stream.write(text)
+        stream.flush()
+
+
+def _write_ready(descriptor: int, data: memoryview) -> memoryview:
+    """Write as long as the reader keeps up; return the rest."""
+    while data and (written := write_some(descriptor, data)):
+        data = data[written:]
+    return data
 
 
 def _wait_for_reader(descriptor: int) -> None:
@@ -221,11 +223,6 @@ def _takes_all(descriptor: int | None, size: int) -> bool:
             return False
         return room_of(descriptor) >= min(size + MOST_UNFLUSHED, most_at_once(descriptor))
     return False
-
-
-def _patience() -> Callable[[], bool]:
-    end_s = time.monotonic() + PATIENCE_S
-    return lambda: time.monotonic() >= end_s
 
 
 def _is_closed(stream: IO[str] | None) -> bool:
@@ -259,21 +256,17 @@ def stream_layout(stream: IO[str] | None, format: str) -> Layout:
 
     Files and pipes have 80 columns. Colors follow NO_COLOR, FORCE_COLOR and TERM.
     """
-    if stream is None or getattr(stream, "closed", False):
+    if stream is None or _is_closed(stream):
         return Layout(format=format)
-    is_own_stream, is_terminal = stream is sys.stdout and _is_plain(stream), _is_terminal(stream)
+    is_own_stream, is_terminal = stream is sys.stdout and _is_plain(stream), False
+    with suppress(Exception):  # a stand-in for a stream may raise anything
+        is_terminal = bool(stream.isatty())
     # Otherwise the size would be that of another stream: the notebook server's terminal, or stdout's.
     width = shutil.get_terminal_size((WIDTH, 24)).columns if is_own_stream or is_terminal else WIDTH
     has_color = (is_own_stream or is_terminal) and _is_plain(stream) and has_terminal_color()
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "").replace("_", "")
     is_unicode = encoding in ("utf8", "utf8sig") and not is_dumb_terminal()
     return Layout(max(width, MIN_WIDTH), has_color, is_unicode, format)
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    with suppress(Exception):  # a stand-in for a stream may raise anything
-        return bool(stream.isatty())
-    return False
 
 
 def _bars_cleared(stream: IO[str]) -> AbstractContextManager[Any]:
@@ -301,12 +294,123 @@ def _is_plain(stream: IO[str]) -> bool:
 
     It is not where ``write`` was replaced, as notebooks and trackers do.
     """
-    return type(stream) is io.TextIOWrapper and "write" not in vars(stream) and not _is_memory(stream)
-
-
-def _is_memory(stream: IO[str]) -> bool:
+    if type(stream) is not io.TextIOWrapper or "write" in vars(stream):
+        return False
     try:
         stream.fileno()
-    except OSError:  # includes io.UnsupportedOperation
+    except OSError:  # includes io.UnsupportedOperation: a stream in memory
+        return False
+    return True
+
+
+CLEAR: Final = b"\r\x1b[K"
+
+
+class StatusLine:
+    """One line of a terminal that is rewritten in place and is gone before the program writes.
+
+    Only the program's own writes show whether the cursor is at the begin of a line. So the unbuffered streams behind
+    ``sys.stdout`` and ``sys.stderr`` get a ``write`` that watches them, as long as there is a status line. After a
+    progress bar, or any text without the end of its line, nothing is drawn. Any thread may call it; it never waits.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._watched: list[tuple[Any, Callable[..., Any]]] = []  # raw streams, and what stands in for their write
+        self._writing = threading.RLock()  # a signal handler may print while the program does
+        self._is_shown = self._is_at_line_start = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is a terminal that can show it."""
+        return self._descriptor is not None
+
+    def start(self, stream: IO[str] | None) -> bool:
+        """Begin to watch the terminal behind ``stream``; return False, and do nothing, where there is none."""
+        if self.is_active:
+            return True
+        raw = _raw_terminal(stream)
+        if raw is None or is_dumb_terminal():
+            return False
+        self._descriptor = raw.fileno()
+        device = os.fstat(self._descriptor).st_rdev
+        for other in (stream, sys.stdout, sys.stderr):
+            found = _raw_terminal(other)
+            if found is not None and os.fstat(found.fileno()).st_rdev == device:
+                self._watch(found)
         return True
-    return False
+
+    def show(self, text: str) -> None:
+        """Draw ``text``, which has to fit into a line, if the cursor is at the begin of one."""
+        writing = self._writing
+        if not writing.acquire(blocking=False):
+            return
+        try:
+            descriptor = self._descriptor
+            if descriptor is not None and self._is_at_line_start and os.isatty(descriptor) and is_ready(descriptor):
+                self._is_shown = True
+                os.write(descriptor, b"\r" + text.encode("ascii", "replace") + b"\x1b[K")
+        finally:
+            writing.release()
+
+    def clear(self) -> None:
+        """Remove the line; whoever calls writes a text that ends with its line."""
+        if self.is_active:
+            with self._writing:
+                self._clear()
+                self._is_at_line_start = True
+
+    def stop(self) -> None:
+        """Remove the line and watch no more."""
+        with self._writing:
+            self._clear()
+            self._forget()
+
+    def after_fork_in_child(self) -> None:
+        """Watch no more, and leave the line to the parent process."""
+        self._writing = threading.RLock()  # a thread that the child does not have may hold the old one
+        self._forget()
+
+    def _forget(self) -> None:
+        for raw, write in self._watched:
+            if vars(raw).get("write") is write:
+                del vars(raw)["write"]
+        self._watched = []
+        self._descriptor, self._is_shown = None, False
+
+    def _watch(self, raw: Any) -> None:
+        if "write" in vars(raw):  # watched already, or replaced by the program
+            return
+        write_itself = raw.write
+
+        def write(data: Any) -> Any:
+            try:
+                with self._writing:
+                    self._clear()
+                    written = write_itself(data)
+                    if written:
+                        self._is_at_line_start = bytes(memoryview(data)[written - 1 : written]) == b"\n"
+                    return written
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+
+        vars(raw)["write"] = write
+        self._watched.append((raw, write))
+
+    def _clear(self) -> None:
+        if self._is_shown and self._descriptor is not None:
+            self._is_shown = False
+            with suppress(OSError):  # the program learns of it by its own write
+                os.write(self._descriptor, CLEAR)
+
+
+def _raw_terminal(stream: IO[str] | None) -> Any:
+    """Return the unbuffered stream behind a stream of Python that writes to a terminal; None for any other."""
+    if type(stream) is not io.TextIOWrapper or "write" in vars(stream) or stream.closed:
+        return None
+    buffer = stream.buffer
+    raw = getattr(buffer, "raw", buffer)
+    if type(raw) is not io.FileIO or not raw.isatty():
+        return None
+    return raw

@@ -15,11 +15,10 @@ from training_profiler.snapshot.snapshot import (
     OUTSIDE_STEPS,
     PROFILER,
     EpochStats,
-    GpuStats,
+    Level,
     LoaderStats,
     MachineStats,
     Snapshot,
-    Throughput,
 )
 from training_profiler.tables.sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 
@@ -29,10 +28,17 @@ STEP: Final = "profiling/step"  # optimizer steps: the axis, for trackers that n
 MAX_PLAIN_NAME: Final = 80  # characters
 NAMELESS: Final = "loader"
 _NOT_FOR_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-# section -> (metric in s per batch, metric in % of batch time)
-_PER_BATCH: Final = {
-    DATA_GENERATION: ("data_generation_time", "data_gen_percentage"),
-    DATA_TRANSFER: ("data_transfer_time", "transfer_percentage"),
+# Section, its metric in s per batch, and in % of batch time.
+_PER_BATCH: Final = (
+    (DATA_GENERATION, "data_generation_time", "data_gen_percentage"),
+    (DATA_TRANSFER, "data_transfer_time", "transfer_percentage"),
+)
+_RATES: Final = {
+    "steps_per_second": "steps_per_s",
+    "samples_per_second": "samples_per_s",
+    "tokens_per_second": "tokens_per_s",
+    "tflops": "tflops",
+    "mfu": "mfu",
 }
 
 
@@ -42,13 +48,17 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
     for section in snapshot.sections.values():
         if section.count and section.name != PROFILER:
             metrics[f"timing_{section.name}_avg"] = section.avg_s
-    metrics |= {f"interval_{name}_percentage": 100 * share for name, share in _shares(snapshot).items()}
+    if snapshot.wall_s:  # the shares add up to 1, as in an epoch
+        shares = {section.name: section.share for section in snapshot.sections.values() if section.share}
+        uncovered = shares.pop(OTHER, 0.0) + shares.pop(OUTSIDE_STEPS, 0.0)
+        parts = _plain({**shares, OTHER: uncovered})
+        metrics |= {f"interval_{name}_percentage": 100 * share for name, share in parts.items()}
     metrics |= _batch_metrics(snapshot)
     if snapshot.machine is not None:
         limits = threshold_of("host-memory", snapshot), threshold_of("gpu-memory-high", snapshot)
         metrics |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
-        metrics |= _throughput_metrics(snapshot.throughput)
+        metrics |= {name: getattr(snapshot.throughput, field) for name, field in _RATES.items()}
     return _known("profiling/", metrics)
 
 
@@ -115,13 +125,6 @@ def loader_metrics(loaders: Iterable[LoaderStats], names: PlainNames | None = No
     return _known("profile/", metrics)
 
 
-def _shares(snapshot: Snapshot) -> dict[str, float]:
-    """Return each section's self time as a share of wall time. The shares add up to 1, as in an epoch."""
-    shares = {section.name: section.share for section in snapshot.sections.values() if section.share}
-    uncovered = shares.pop(OTHER, 0.0) + shares.pop(OUTSIDE_STEPS, 0.0)
-    return _plain({**shares, OTHER: uncovered}) if snapshot.wall_s else {}
-
-
 def _plain(parts: Mapping[str, float]) -> dict[str, float]:
     """Return the parts with the profiler's own under a name that all trackers accept."""
     own = parts.get(PROFILER)
@@ -142,59 +145,39 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
         "batch_time_std": step.std_s / batches_per_step if step.settled_count > 1 else None,
         "batches_per_second": 1 / batch_s,
     }
-    for section, (time_name, percentage_name) in _PER_BATCH.items():
+    for section, time_name, percentage_name in _PER_BATCH:
         share = snapshot.share_of_step(section)
         if share is not None:
             metrics |= {time_name: share * batch_s, percentage_name: 100 * share}
-    generation = snapshot.share_of_step(DATA_GENERATION)
-    return metrics | _pressure(
-        generation,
-        threshold_of("data-generation-bound", snapshot),
-        "bottleneck_data_generation",
-        "data_gen_bottleneck_severity",
-    )
+    generation, limit = snapshot.share_of_step(DATA_GENERATION), threshold_of("data-generation-bound", snapshot)
+    return metrics | _pressure(generation, limit, "bottleneck_data_generation", "data_gen_bottleneck_severity")
 
 
 def _machine_metrics(machine: MachineStats, ram_limit: float, gpu_limit: float) -> dict[str, float | None]:
-    ram_share = None if machine.ram_share is None else machine.ram_share.mean
-    metrics: dict[str, float | None] = {"cpu_usage_percent": _cpu_percent(machine)}
-    if ram_share is not None:
-        metrics["ram_usage_percent"] = 100 * ram_share
-    if machine.ram_available_bytes is not None:
-        metrics["ram_available_gb"] = machine.ram_available_bytes.mean / BYTES_PER_GB
-    metrics |= _pressure(ram_share, ram_limit, "bottleneck_memory", "memory_pressure")
+    cpu = None if machine.cpu_host is None else 100 * machine.cpu_host.mean
+    if machine.cpu_container is not None and machine.cores:  # it has a limit of its own
+        cpu = 100 * machine.cpu_container.mean / machine.cores
+    ram_share = _mean(machine.ram_share)
+    metrics = {
+        "cpu_usage_percent": cpu,
+        "ram_usage_percent": None if ram_share is None else 100 * ram_share,
+        "ram_available_gb": _mean(machine.ram_available_bytes, unit=BYTES_PER_GB),
+        **_pressure(ram_share, ram_limit, "bottleneck_memory", "memory_pressure"),
+    }
     for gpu in machine.gpus:
-        gpu_name = f"gpu_{gpu.index}"
-        if gpu.allocated_bytes is not None:
-            metrics[f"{gpu_name}_memory_allocated_gb"] = gpu.allocated_bytes.mean / BYTES_PER_GB
-        if gpu.utilization is not None:
-            metrics[f"{gpu_name}_utilization"] = 100 * gpu.utilization.mean
-        share = _memory_share(gpu)
-        if share is not None:
-            metrics[f"{gpu_name}_memory_utilization"] = 100 * share
-        metrics |= _pressure(share, gpu_limit, f"bottleneck_{gpu_name}_memory", f"{gpu_name}_memory_pressure")
+        name, held = f"gpu_{gpu.index}", gpu.held_bytes
+        share = held.mean / gpu.total_bytes if held is not None and gpu.total_bytes else None
+        metrics |= {
+            f"{name}_memory_allocated_gb": _mean(gpu.allocated_bytes, unit=BYTES_PER_GB),
+            f"{name}_utilization": _mean(gpu.utilization, 100),
+            f"{name}_memory_utilization": None if share is None else 100 * share,
+            **_pressure(share, gpu_limit, f"bottleneck_{name}_memory", f"{name}_memory_pressure"),
+        }
     return metrics
 
 
-def _throughput_metrics(throughput: Throughput) -> dict[str, float | None]:
-    return {
-        "steps_per_second": throughput.steps_per_s,
-        "samples_per_second": throughput.samples_per_s,
-        "tokens_per_second": throughput.tokens_per_s,
-        "tflops": throughput.tflops,
-        "mfu": throughput.mfu,
-    }
-
-
-def _cpu_percent(machine: MachineStats) -> float | None:
-    """Return the CPU usage of the container if it has its own limit, else of the host, in %."""
-    if machine.cpu_container is not None and machine.cores:
-        return 100 * machine.cpu_container.mean / machine.cores
-    return None if machine.cpu_host is None else 100 * machine.cpu_host.mean
-
-
-def _memory_share(gpu: GpuStats) -> float | None:
-    return gpu.held_bytes.mean / gpu.total_bytes if gpu.held_bytes is not None and gpu.total_bytes else None
+def _mean(level: Level | None, scale: float = 1.0, unit: float = 1.0) -> float | None:
+    return None if level is None else scale * level.mean / unit
 
 
 def _pressure(share: float | None, limit: float, flag: str, severity: str) -> dict[str, float | None]:

@@ -17,7 +17,6 @@ from typing import Any, Final
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.safety.files import replace_file
-from training_profiler.settings.settings import Address
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext, folder_for
 from training_profiler.tables.trackers import PROMETHEUS
 
@@ -25,10 +24,11 @@ PATHS: Final = ("/metrics", "/")
 LOOK_S: Final = 0.2  # between two checks for the end of the run
 CLIENT_S: Final = 2.0  # for a client to send its request and to take the answer
 END_S: Final = 1.0
+PART: Final = "prometheus endpoint"
 
 
-class PrometheusEndpoint:
-    """Serves what ``render`` returns, one client after the other.
+class PrometheusEndpoint(socketserver.TCPServer):
+    """Serves what ``render`` returns, one client after the other. ``HTTPServer`` would look up the host's name.
 
     Args:
         host: the address to listen on.
@@ -41,101 +41,76 @@ class PrometheusEndpoint:
         OSError: the address cannot be used.
     """
 
+    allow_reuse_address = True
+    timeout = LOOK_S
+
     def __init__(self, host: str, port: int, content_type: str, render: Callable[[], bytes], guard: Guard) -> None:
-        self._server: _Server | None = _Server((host, port), _handler(content_type, render))
-        self.port = int(self._server.server_address[1])
-        self._thread = BackgroundThread("prometheus endpoint", self._serve, guard, "prometheus endpoint")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.content_type, self.render = content_type, render
+        super().__init__((host, port), _Handler)
+        self.port = int(self.server_address[1])
+        self._thread = BackgroundThread(PART, self._serve, guard, PART)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""
         self._thread.stop()
         self._thread.join(END_S)
-        self.after_fork_in_child()
-
-    def after_fork_in_child(self) -> None:
-        """Close the socket, which the child has inherited."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.server_close()
-
-    def _serve(self, thread: BackgroundThread) -> None:
-        server = self._server
-        while server is not None and not thread.wait_for_stop(0.0):
-            server.handle_request()  # waits for ``server.timeout``
-
-
-class _Server(socketserver.TCPServer):
-    # Not HTTPServer, which looks up the host's name and may wait for that.
-    allow_reuse_address = True
-    timeout = LOOK_S
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
+        self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: the client has gone."""
 
+    def _serve(self, thread: BackgroundThread) -> None:
+        while self.socket.fileno() >= 0 and not thread.wait_for_stop(0.0):
+            self.handle_request()  # waits for ``timeout``
 
-def _handler(content_type: str, render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = CLIENT_S
-        server_version = "training_profiler"
-        sys_version = ""
 
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in PATHS:
-                self.send_error(404)
-                return
-            text = render()
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+class _Handler(BaseHTTPRequestHandler):
+    server: PrometheusEndpoint
+    timeout = CLIENT_S
+    server_version = "training_profiler"
+    sys_version = ""
 
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Log nothing: standard error is the program's."""
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in PATHS:
+            self.send_error(404)
+            return
+        text = self.server.render()
+        self.send_response(200)
+        self.send_header("Content-Type", self.server.content_type)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
-    return Handler
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Log nothing: standard error is the program's."""
 
 
 FILE: Final = "metrics.prom"
-# (pattern of a metric's name, its name for Prometheus, its name in the documentation)
+# Names of metrics with labels; the group "rest" is part of the name.
 _LABELLED: Final = tuple(
-    (re.compile(pattern), prometheus_name, documented_name)
-    for pattern, prometheus_name, documented_name in (
-        (r"profiling/timing_(?P<section>.+)_avg", "profiling_timing_avg", "profiling/timing_{section}_avg"),
-        (
-            r"profiling/(?P<rest>interval|epoch)_(?P<section>.+)_percentage",
-            "profiling_{rest}_percentage",
-            "profiling/{rest}_{section}_percentage",
-        ),
-        (
-            r"profiling/(?P<rest>epoch_max|bottleneck)_gpu_(?P<gpu>\d+)_memory",
-            "profiling_{rest}_gpu_memory",
-            "profiling/{rest}_gpu_{gpu}_memory",
-        ),
-        (r"profiling/gpu_(?P<gpu>\d+)_(?P<rest>\w+)", "profiling_gpu_{rest}", "profiling/gpu_{gpu}_{rest}"),
-        (
-            r"profile/(?P<phase>train|val)/dl_(?P<loader>.+)/(?P<rest>\w+)",
-            "profile_dl_{rest}",
-            "profile/{phase}/dl_{loader}/{rest}",
-        ),
+    re.compile(pattern)
+    for pattern in (
+        r"profiling/timing_(?P<section>.+)_avg",
+        r"profiling/(?P<rest>interval|epoch)_(?P<section>.+)_percentage",
+        r"profiling/(?P<rest>epoch_max|bottleneck)_gpu_(?P<gpu>\d+)_memory",
+        r"profiling/gpu_(?P<gpu>\d+)_(?P<rest>\w+)",
+        r"profile/(?P<phase>train|val)/dl_(?P<loader>.+)/(?P<rest>\w+)",
     )
 )
 
 
 def prometheus_name(name: str) -> tuple[str, dict[str, str], str]:
     """Return a metric's name for Prometheus, its labels, and its documented name with the labels in braces."""
-    for pattern, short_name, documented_name in _LABELLED:
-        match = pattern.fullmatch(name)
-        if match is not None:
-            labels = match.groupdict()
-            rest = labels.pop("rest", "")
-            return short_name.replace("{rest}", rest), labels, documented_name.replace("{rest}", rest)
-    return re.sub(r"[^a-zA-Z0-9_:]", "_", name), {}, name
+    match = next((match for pattern in _LABELLED if (match := pattern.fullmatch(name))), None)
+    labels, documented = {}, name
+    if match is not None:
+        labels = match.groupdict()
+        documented = re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", match.re.pattern)
+        documented = documented.replace("{rest}", labels.pop("rest", ""))
+        name = re.sub(r"\{\w+\}[_/]", "", documented)
+    return re.sub(r"[^a-zA-Z0-9_:]", "_", name), labels, documented
 
 
 class PrometheusText(Sink):
@@ -157,23 +132,33 @@ class PrometheusText(Sink):
         self._context = context
 
     def open(self, folder: Path | None) -> None:
-        """Import the client."""
+        """Import the client, and listen. Where that cannot be, the file is still written."""
         import prometheus_client
 
         self._path = folder_for(folder) / FILE
         self._client = prometheus_client
         self._registry = prometheus_client.CollectorRegistry()
-        address = None if self._context is None else self._context.settings.prometheus_port
-        if address is not None:
-            self._listen(address)
+        context = self._context
+        address = None if context is None else context.settings.prometheus_port
+        if context is None or address is None:
+            return
+        try:
+            self._endpoint = PrometheusEndpoint(
+                address.host,
+                address.port,
+                prometheus_client.CONTENT_TYPE_LATEST,
+                lambda: bytes(prometheus_client.generate_latest(self._registry)),
+                lambda part, work: context.guard(work),
+            )
+        except (OSError, RuntimeError) as error:
+            self._notes.append(f"no endpoint for Prometheus at {address.host}:{address.port}: {error}")
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Write the newest value of each metric."""
         if self._path is None or not rows:
             return
         for row in rows:
-            self._set("profiling/step", row.step)
-            for name, value in row.metrics.items():
+            for name, value in {"profiling/step": row.step, **row.metrics}.items():
                 self._set(name, value)
         replace_file(self._path, self._client.generate_latest(self._registry))
 
@@ -185,25 +170,11 @@ class PrometheusText(Sink):
     def after_fork_in_child(self) -> None:
         """Leave the port to the parent process."""
         if self._endpoint is not None:
-            self._endpoint.after_fork_in_child()
+            self._endpoint.server_close()
 
     def notes(self) -> list[str]:
         """Return a sentence if nothing could listen."""
         return list(self._notes)
-
-    def _listen(self, address: Address) -> None:
-        # Where it cannot listen, the file is still written.
-        guard = self._context.guard if self._context is not None else lambda work: work()
-        try:
-            self._endpoint = PrometheusEndpoint(
-                address.host,
-                address.port,
-                self._client.CONTENT_TYPE_LATEST,
-                lambda: bytes(self._client.generate_latest(self._registry)),
-                lambda part, work: guard(work),
-            )
-        except (OSError, RuntimeError) as error:
-            self._notes.append(f"no endpoint for Prometheus at {address.host}:{address.port}: {error}")
 
     def _set(self, name: str, value: float) -> None:
         gauge_name, labels, documented_name = prometheus_name(name)

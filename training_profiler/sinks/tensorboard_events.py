@@ -1,11 +1,11 @@
 """TensorBoard: event files in the run folder, an overview, and a page of charts under "Custom Scalars"."""
 
+import io
 import os
 import re
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ _MEMORY: Final = {
     "GPU memory used (%)": r"profiling/gpu_\d+_memory_utilization",
 }
 _TIMING: Final = {
+    "Where the time goes (% of wall time, stacked)": UPPER,
     "Mean of a span, by section (s)": MEAN,
     "Mean of validation, sampling, checkpoints (s)": MEAN_OUTSIDE,
     "Data loaders, training (ms)": r"profile/train/dl_.+_ms",
@@ -62,13 +63,12 @@ _BOTTLENECKS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Category:
-    """Charts under one heading."""
-
-    title: str
-    lines: dict[str, list[str]]  # chart -> patterns of tags
-    bands: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # chart -> (lower, upper) tags
+_CHARTS: Final = {
+    "Throughput": _THROUGHPUT,
+    "Memory": _MEMORY,
+    "Timing breakdown": _TIMING,
+    "Bottlenecks": _BOTTLENECKS,
+}
 
 
 class SectionRuns:
@@ -92,19 +92,15 @@ class SectionRuns:
         rows, height = {}, 0.0
         for name in (*self._names, REST):
             share = rest if name == REST else shares.get(name, 0.0)
-            metrics = self._means(name, row)
+            mean_s = row.metrics.get(f"profiling/timing_{name}_avg")
+            is_outside = name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
+            metrics = {} if mean_s is None else {MEAN_OUTSIDE if is_outside else MEAN: mean_s}
             if share:
                 metrics |= {SHARE: share, LOWER: height, UPPER: height + share}
                 height += share
             if metrics:
                 rows[self._folders.of(name)] = row._replace(metrics=metrics)
         return rows
-
-    @staticmethod
-    def _means(name: str, row: MetricRow) -> dict[str, float]:
-        mean_s = row.metrics.get(f"profiling/timing_{name}_avg")
-        is_outside = name.partition(WITHIN)[0] in OUTSIDE_STEPS_SECTIONS
-        return {} if mean_s is None else {MEAN_OUTSIDE if is_outside else MEAN: mean_s}
 
 
 def overview(row: MetricRow) -> dict[str, float]:
@@ -114,22 +110,15 @@ def overview(row: MetricRow) -> dict[str, float]:
     }
 
 
-def categories(tags: Collection[str]) -> list[Category]:
-    """Return the charts that have a line or band for any of these tags."""
-    stacked = {"Where the time goes (% of wall time, stacked)": [(LOWER, UPPER)]} if UPPER in tags else {}
-    charts = [
-        Category("Throughput", _with_any(_THROUGHPUT, tags)),
-        Category("Memory", _with_any(_MEMORY, tags)),
-        Category("Timing breakdown", _with_any(_TIMING, tags), stacked),
-        Category("Bottlenecks", _with_any(_BOTTLENECKS, tags)),
-    ]
-    return [category for category in charts if category.lines or category.bands]
-
-
-def _with_any(charts: Mapping[str, str], tags: Collection[str]) -> dict[str, list[str]]:
-    return {
-        title: [f"^{pattern}$"] for title, pattern in charts.items() if any(re.fullmatch(pattern, tag) for tag in tags)
+def charts(tags: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the charts with data for any of these tags: the pattern of their tags, by group and title."""
+    found = {
+        group: {
+            title: pattern for title, pattern in patterns.items() if any(re.fullmatch(pattern, tag) for tag in tags)
+        }
+        for group, patterns in _CHARTS.items()
     }
+    return {group: patterns for group, patterns in found.items() if patterns}
 
 
 FOLDER: Final = TENSORBOARD.name  # in the run folder
@@ -190,40 +179,37 @@ class TensorboardEvents(Sink):
 
     def _write_layout(self, row: MetricRow) -> None:
         layout = self._layouts.Layout()
-        for category in categories(self._tags):
-            charts = layout.category.add(title=category.title).chart
-            for title, series in category.bands.items():
-                margin = charts.add(title=title).margin
-                for lower, upper in series:
-                    margin.series.add(value=upper, lower=lower, upper=upper)
-            for title, tags in category.lines.items():
-                charts.add(title=title).multiline.tag.extend(tags)
+        for group, patterns in charts(self._tags).items():
+            made = layout.category.add(title=group).chart
+            for title, pattern in patterns.items():
+                if pattern == UPPER:
+                    made.add(title=title).margin.series.add(value=UPPER, lower=LOWER, upper=UPPER)
+                else:
+                    made.add(title=title).multiline.tag.append(f"^{pattern}$")
         self._file("").write_layout(row, layout.SerializeToString())
 
 
 class _EventFile:
-    """One event file, in a folder of its own."""
+    """One event file, in a folder of its own; ``flush`` writes what was appended."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         make_inner_folder(folder)
-        self._protos = event_pb2
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._records: Any = RecordWriter(_Buffered(OwnFile(folder / name)))
+        self._event, self._file, self._buffer = event_pb2.Event, OwnFile(folder / name), io.BytesIO()
+        self._records = RecordWriter(self._buffer)
         self._append(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, row: MetricRow) -> None:
-        """Append a row."""
-        event = self._event(row)
+        event = self._event(wall_time=row.time_s, step=row.step)
         for name, value in row.metrics.items():
             event.summary.value.add(tag=name, simple_value=value)
         self._append(event)
 
     def write_layout(self, row: MetricRow, layout: bytes) -> None:
-        """Append the layout of the charts."""
-        event = self._event(row)
+        event = self._event(wall_time=row.time_s, step=row.step)
         value = event.summary.value.add(tag=LAYOUT_TAG)
         value.metadata.plugin_data.plugin_name = LAYOUT_PLUGIN
         value.tensor.dtype = DT_STRING
@@ -231,34 +217,13 @@ class _EventFile:
         self._append(event)
 
     def flush(self) -> None:
-        """Write what was appended."""
-        self._records.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._records.close()
-
-    def _event(self, row: MetricRow) -> Any:
-        return self._protos.Event(wall_time=row.time_s, step=row.step)
-
-    def _append(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-
-class _Buffered:
-    """The file object that TensorBoard's writer of records wants."""
-
-    def __init__(self, file: OwnFile) -> None:
-        self._file = file
-        self._data = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self._data += data
-
-    def flush(self) -> None:
-        data, self._data = bytes(self._data), bytearray()
-        self._file.append(data)
+        self._file.append(self._buffer.getvalue())
+        self._buffer.seek(0)
+        self._buffer.truncate()
 
     def close(self) -> None:
         self.flush()
         self._file.close()
+
+    def _append(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())

@@ -3,13 +3,15 @@
 import importlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from training_profiler.base.units import NS_PER_S
+from training_profiler.base.errors import MissingExtraError
+from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.settings.settings import Settings
@@ -34,15 +36,13 @@ class TrackerThread:
         self.part = f"{sink.name} sink"
         self.has_given_up = False
         self._guard = guard
-        self._rows: SimpleQueue[MetricRow | threading.Event | None] = (
-            SimpleQueue()
-        )  # put() may be interrupted by itself
+        # Its put() may be interrupted by itself.
+        self._rows: SimpleQueue[MetricRow | threading.Event | None] = SimpleQueue()
         self._is_closing = False
         self._begin_s = time.monotonic()
         self._spent_s = 0.0
-        self._thread = BackgroundThread(
-            sink.name, lambda thread: self._run(thread, folder), guard, f"{self.part} thread"
-        )
+        part = f"{self.part} thread"
+        self._thread = BackgroundThread(sink.name, lambda thread: self._run(thread, folder), guard, part)
         self._thread.start()
 
     @property
@@ -97,13 +97,14 @@ class TrackerThread:
     def notes(self) -> list[str]:
         """Return sentences on rows that did not reach the tracker."""
         notes = self.sink.notes()
+        dropped = counted(self.dropped, "row")
         if self.has_given_up:
-            notes.append(f"{self.part}: did not come to its end, at least {_rows_text(self.dropped)} not written")
+            notes.append(f"{self.part}: did not come to its end, at least {dropped} not written")
         elif self.dropped:
-            notes.append(f"{self.part}: {_rows_text(self.dropped)} left out, for it was slower than they came")
+            notes.append(f"{self.part}: {dropped} left out, for it was slower than they came")
         if self.spared:
             notes.append(
-                f"{self.part}: {_rows_text(self.spared)} of data loaders left out, more would cost over "
+                f"{self.part}: {counted(self.spared, 'row')} of data loaders left out, more would cost over "
                 f"{FREQUENT_SHARE:.1%} of the run; raise log_scalars_every_n_steps"
             )
         return notes
@@ -120,26 +121,15 @@ class TrackerThread:
         self._guard(self.part, self.sink.close)
 
     def _write_some(self) -> None:
-        rows, flushes = [], []
-        item = self._rows.get()
-        while True:
-            if isinstance(item, MetricRow):
-                rows.append(item)
-            elif item is not None:
-                flushes.append(item)
-            if len(rows) >= MOST_AT_ONCE:
-                break
-            try:
-                item = self._rows.get_nowait()
-            except Empty:
-                break
+        items = [self._rows.get()]
+        with suppress(Empty):
+            while sum(isinstance(item, MetricRow) for item in items) < MOST_AT_ONCE:
+                items.append(self._rows.get_nowait())
+        rows = [item for item in items if isinstance(item, MetricRow)]
         self._guard(self.part, lambda: self.sink.write(rows))
-        for event in flushes:
-            event.set()
-
-
-def _rows_text(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
+        for item in items:
+            if isinstance(item, threading.Event):
+                item.set()
 
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
@@ -192,7 +182,9 @@ class Trackers:
                 self._ended[-1].end()
             for name in names:
                 if name not in self._writers:
-                    self._writers[name] = TrackerThread(self._connected(name, settings), self._guard, folder)
+                    sink = self._make(name)
+                    sink.connect(self._context(name, settings))
+                    self._writers[name] = TrackerThread(sink, self._guard, folder)
         finally:
             self._starting.release()
 
@@ -243,25 +235,37 @@ class Trackers:
         """Return sentences on rows that did not reach a tracker."""
         return [note for writer in (*self._ended, *self._writers.values()) for note in writer.notes()]
 
-    def _connected(self, name: str, settings: Settings) -> Sink:
-        sink = self._make(name)
-        guard = self._guard
-        sink.connect(
-            SinkContext(lambda work: guard(f"{name} sink", work), lambda: self._flush(name), settings, self._report)
-        )
-        return sink
+    def _context(self, name: str, settings: Settings) -> SinkContext:
+        def flush() -> None:
+            self._last_row(name)
+            writer = self._writers.get(name)
+            if writer is not None:
+                writer.flush(FLUSH_S)
 
-    def _flush(self, name: str) -> None:
-        self._last_row(name)
-        writer = self._writers.get(name)
-        if writer is not None:
-            writer.flush(FLUSH_S)
+        return SinkContext(lambda work: self._guard(f"{name} sink", work), flush, settings, self._report)
 
 
 def _class_of(name: str) -> Callable[[], Sink]:
     # Imported when chosen: most runs have no tracker and must not wait for imports.
-    tracker = TRACKERS[name]
-    sink: Callable[[], Sink] = getattr(
-        importlib.import_module(f"training_profiler.sinks.{tracker.module}"), tracker.sink
-    )
+    module = importlib.import_module(f"training_profiler.sinks.{TRACKERS[name].module}")
+    sink: Callable[[], Sink] = getattr(module, TRACKERS[name].sink)
     return sink
+
+
+def require_packages(names: Iterable[str]) -> None:
+    """Check that the packages of these trackers are installed, without importing them.
+
+    Raises:
+        MissingExtraError: a package is missing.
+    """
+    for name in names:
+        tracker = TRACKERS.get(name)
+        try:
+            is_missing = tracker is not None and tracker.needs is not None and find_spec(tracker.needs) is None
+        except (ImportError, ValueError):  # a module without a spec was imported under this name
+            continue
+        if tracker is not None and is_missing:
+            raise MissingExtraError(
+                f"The {name} sink needs {tracker.package}: pip install 'training-profiler[{tracker.extra}]', "
+                f"or pip install {tracker.package}"
+            )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_S, duration_text
 from training_profiler.model.bounds import MOST_SUM
 from training_profiler.ranks.comparison import all_ranks_stats
-from training_profiler.ranks.liveness import outdated_after_s
+from training_profiler.ranks.message import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, gradient_sync_stats, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import (

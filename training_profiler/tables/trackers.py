@@ -30,7 +30,7 @@ class Tracker(NamedTuple):
 
 WANDB: Final = Tracker(
     "wandb",
-    "wandb_run",
+    "program_runs",
     "WandbRun",
     "the run that your program has open (`wandb.init()`), whenever it begins",
     needs="wandb",
@@ -40,7 +40,7 @@ TENSORBOARD: Final = Tracker(
 )
 JSONL: Final = Tracker(
     "jsonl",
-    "jsonl_file",
+    "line_files",
     "JsonlFile",
     "`metrics.jsonl`: one object per row with `step`, `time` (s since 1970) and the metrics",
 )
@@ -53,10 +53,10 @@ PROMETHEUS: Final = Tracker(
 )
 MLFLOW: Final = Tracker(
     "mlflow",
-    "mlflow_run",
+    "program_runs",
     "MlflowRun",
     "the active run of the training thread (`mlflow.start_run()`), by `log_batch`",
     needs="mlflow",
 )
-CSV: Final = Tracker("csv", "csv_file", "CsvFile", "`metrics.csv`: `step,time,name,value`, one line per value")
+CSV: Final = Tracker("csv", "line_files", "CsvFile", "`metrics.csv`: `step,time,name,value`, one line per value")
 TRACKERS: Final = {row.name: row for row in (WANDB, TENSORBOARD, JSONL, PROMETHEUS, MLFLOW, CSV)}

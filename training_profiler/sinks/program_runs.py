@@ -1,22 +1,84 @@
-"""W&B: metrics join the rows of the program's own run, and no row of the program is lost or doubled.
+"""W&B and MLflow: metrics go to the run that the program has open. Neither package is imported first.
 
-A committed row of ours would move the run's step, and W&B refuses rows of a program whose explicit step is behind it.
-So ours stay uncommitted: the program's next row takes the newest value of each metric along. If the program logs
-nothing itself, ours wait until its run ends and are then committed one by one.
-
-W&B groups its panels by the first part of a name, so all names of ours begin with the same.
+W&B: metrics join the rows of the program's own run, and no row of the program is lost or doubled. A committed row of
+ours would move the run's step, and W&B refuses rows of a program whose explicit step is behind it. So ours stay
+uncommitted: the program's next row takes the newest value of each metric along. If the program logs nothing itself,
+ours wait until its run ends and are then committed one by one. W&B groups its panels by the first part of a name, so
+all names of ours begin with the same.
 """
 
 import atexit
 import os
+import posixpath
+import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from training_profiler.base.units import MS_PER_S
 from training_profiler.sinks.metrics import STEP, PlainNames
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink, SinkContext
-from training_profiler.tables.trackers import WANDB
+from training_profiler.tables.trackers import MLFLOW, WANDB
+
+MAX_METRICS_PER_CALL: Final = 1000  # the limit of an MLflow server
+MAX_KEY_LENGTH: Final = 250
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_\-. /]" if os.name == "nt" else r"[^A-Za-z0-9_\-. :/]")
+
+
+def mlflow_key(name: str) -> str:
+    """Return a metric's name with ``_`` for each character that MLflow forbids, cut to the length that it takes."""
+    key = _FORBIDDEN.sub("_", name)
+    if posixpath.normpath(key) != key:  # an empty part, or one of dots only
+        key = "/".join(part if part.strip(".") else "_" for part in key.split("/"))
+    return key[:MAX_KEY_LENGTH].rstrip("/.")
+
+
+class MlflowRun(Sink):
+    """Logs to the active run by ``log_batch``, from the tracker's own thread."""
+
+    name = MLFLOW.name
+
+    def __init__(self) -> None:
+        self._target: tuple[str, str] | None = None  # tracking URI, run
+        self._client_of: tuple[str, Any] | None = None
+        self._held = HeldRows()
+        self._keys = PlainNames(mlflow_key)
+
+    def poll(self) -> bool:
+        """Check for a run that is active on the calling thread; return True if it is new."""
+        mlflow = sys.modules.get(MLFLOW.name)
+        active_run = getattr(mlflow, "active_run", None)  # missing while another thread imports it
+        run = None if active_run is None else active_run()
+        if run is None or (self._target is not None and run.info.run_id == self._target[1]):
+            return False
+        self._target = str(mlflow.get_tracking_uri()), str(run.info.run_id)  # type: ignore[union-attr]
+        return True
+
+    def write(self, rows: Sequence[MetricRow]) -> None:
+        """Log the rows to the latest run; hold them until there is one."""
+        target = self._target
+        self._held.add(rows)
+        if target is None:
+            return
+        uri, run_id = target
+        mlflow = sys.modules[MLFLOW.name]
+        if self._client_of is None or self._client_of[0] != uri:
+            self._client_of = uri, mlflow.MlflowClient(tracking_uri=uri)
+        metrics = [
+            mlflow.entities.Metric(self._keys.of(name), float(value), int(row.time_s * MS_PER_S), row.step)
+            for row in self._held.drain()
+            for name, value in row.metrics.items()
+        ]
+        for at in range(0, len(metrics), MAX_METRICS_PER_CALL):
+            self._client_of[1].log_batch(run_id, metrics[at : at + MAX_METRICS_PER_CALL])
+
+    def notes(self) -> list[str]:
+        """Return a sentence if there was no run to log to."""
+        if len(self._held) and self._target is None:
+            return ["mlflow sink: no active run was found (mlflow.start_run()), so no metrics went to MLflow"]
+        return []
+
 
 ARTIFACT_TYPE: Final = "profiling-report"
 GROUP: Final = STEP.partition("/")[0]
@@ -24,7 +86,7 @@ PATIENCE_S: Final = 2.0  # wait for a row that is being logged, which takes less
 
 
 class WandbRun(Sink):
-    """Logs to the program's run. Never imports wandb first: without such a run there is nothing to log to."""
+    """Logs to the run of ``wandb.init()``."""
 
     name = WANDB.name
 
@@ -49,13 +111,15 @@ class WandbRun(Sink):
         run = getattr(sys.modules.get(WANDB.name), "run", None)
         if run is None or run is self._run or run is self._ended or getattr(run, "disabled", False):
             return False
-        self._run = run
-        self._logs_itself = False
+        self._run, self._logs_itself = run, False
         self._defined.clear()
         if not self._has_found_run:  # registered after W&B's own exit function, so it runs before that
             atexit.register(self._finish)
         self._has_found_run = True
-        _call_before_end(run, self._finish)
+        module = sys.modules.get("wandb.sdk.wandb_run")  # private names may be missing; then atexit alone has to do
+        hooks = getattr(run, "_teardown_hooks", None)
+        if isinstance(hooks, list) and hasattr(module, "TeardownHook") and hasattr(module, "TeardownStage"):
+            hooks.append(module.TeardownHook(self._finish, module.TeardownStage.EARLY))  # type: ignore[union-attr]
         return True
 
     def write(self, rows: Sequence[MetricRow]) -> None:
@@ -89,10 +153,10 @@ class WandbRun(Sink):
     def _log_newest(self, run: Any) -> None:
         newest: dict[str, float] = {}
         for row in self._held.drain():
-            newest |= {**in_group(row), STEP: row.step}
+            newest |= in_group(row)
         self._log(run, newest, commit=False)
 
-    def _log(self, run: Any, metrics: dict[str, float], commit: bool) -> None:
+    def _log(self, run: Any, metrics: Mapping[str, float], commit: bool) -> None:
         metrics = {self._names.of(name): value for name, value in metrics.items()}
         for name in metrics.keys() - self._defined:
             # By its exact name, so that no pattern of the program can give it another axis.
@@ -102,12 +166,11 @@ class WandbRun(Sink):
         run.log(metrics, commit=commit)
 
     def _finish(self) -> None:
-        """Log the held rows: the run is about to end, on the program's own thread."""
+        """Log the held rows and the report: the run is about to end, on the program's own thread."""
         if self._context is not None and self._run is not None and os.getpid() == self._pid:
             context, run = self._context, self._run
-            context.guard(context.flush)
-            context.guard(self._log_rest)
-            context.guard(lambda: _log_report(run, context.report()))
+            for work in (context.flush, self._log_rest, lambda: _log_report(run, context.report())):
+                context.guard(work)
 
     def _log_rest(self) -> None:
         if not self._busy.acquire(timeout=PATIENCE_S):
@@ -120,14 +183,14 @@ class WandbRun(Sink):
                 self._log_newest(run)
                 return
             for row in self._held.drain():
-                self._log(run, {**in_group(row), STEP: row.step}, commit=True)
+                self._log(run, in_group(row), commit=True)
         finally:
             self._busy.release()
 
 
 def in_group(row: MetricRow) -> dict[str, float]:
-    """Return the metrics of a row with names in one group: ``profile/train/...`` is ``profiling/train/...``."""
-    return {f"{GROUP}/{name.partition('/')[2]}": value for name, value in row.metrics.items()}
+    """Return step and metrics of a row with names in one group: ``profile/train/...`` is ``profiling/train/...``."""
+    return {**{f"{GROUP}/{name.partition('/')[2]}": value for name, value in row.metrics.items()}, STEP: row.step}
 
 
 def _log_report(run: Any, files: Mapping[str, str]) -> None:
@@ -140,10 +203,3 @@ def _log_report(run: Any, files: Mapping[str, str]) -> None:
         with artifact.new_file(name, "w", encoding="utf-8") as file:
             file.write(text)
     run.log_artifact(artifact)
-
-
-def _call_before_end(run: Any, finish: Callable[[], None]) -> None:
-    module = sys.modules.get("wandb.sdk.wandb_run")  # private names may be missing; then atexit alone has to do
-    hooks = getattr(run, "_teardown_hooks", None)
-    if isinstance(hooks, list) and hasattr(module, "TeardownHook") and hasattr(module, "TeardownStage"):
-        hooks.append(module.TeardownHook(finish, module.TeardownStage.EARLY))  # type: ignore[union-attr]

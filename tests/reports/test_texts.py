@@ -1,0 +1,786 @@
+"""What reports say of runs, to the letter: each case is a claim, its text stands in ``tests/golden/reports``."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.golden import assert_golden
+from tests.support.loader_workers import WORKERS, waiting_run
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
+from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.findings.finding import brief
+from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.hang import render_stacks, waits_for, where_text
+from training_profiler.reports.layout import Layout
+from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
+from training_profiler.reports.report_json import as_data
+from training_profiler.reports.resources import energy_text, loader_lines, machine_lines
+from training_profiler.reports.sections import distribution, in_tree_order, largest_sections, lines_under, status_text
+from training_profiler.reports.verdict import checklist, checklist_lines, insight_lines, saving_text, verdict
+from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, sparkline, watch_lines
+from training_profiler.snapshot.lines import UnseenWait
+from training_profiler.snapshot.ranks import (
+    AllRanksStats,
+    AttemptStats,
+    ClockStats,
+    GradientSyncStats,
+    HostStats,
+    RankId,
+    RankStacks,
+    RankStats,
+    SectionSpread,
+    ThreadStack,
+)
+from training_profiler.snapshot.snapshot import (
+    DeviceTimingStats,
+    EpochStats,
+    GpuStats,
+    Growth,
+    Health,
+    Level,
+    LineStats,
+    LoaderStats,
+    MachineStats,
+    Price,
+    Snapshot,
+    StartupPart,
+    StartupStats,
+    Throughput,
+)
+from training_profiler.tables.sections import FORWARD_WITHOUT_GRAD
+
+FILE, LINES, WIDE = Layout(), Layout(format="lines"), Layout(width=118)
+GIB = 2**30
+H200 = DeviceTimingStats("cuda", "NVIDIA H200", "events", 300, {})
+
+
+def finding(code: str = "data-loading-bound", message: str = "a message", saving_s: float = 1.0, fix: str = "a fix"):
+    return Finding(code, message, {}, saving_s, fix)
+
+
+def level(value: float) -> Level:
+    return Level(value / 2, value, value / 4)
+
+
+def run_with(run: Snapshot, **changes: Any) -> Snapshot:
+    """Return a run with other figures; ``sections`` and ``step`` are changes of those it has."""
+    sections = {**run.sections}
+    for name, change in changes.pop("sections", {}).items():
+        sections[name] = replace(sections[name], **change) if isinstance(change, dict) else change
+    step = changes.pop("step", None)
+    return replace(run, sections=sections, step=replace(run.step, **step) if step else run.step, **changes)
+
+
+def part(text: str, title: str) -> str:
+    """Return the lines below ``title``, up to an empty one."""
+    return text.split(f"{title}\n", 1)[1].split("\n\n")[0]
+
+
+def with_words(text: str, *words: str) -> list[str]:
+    return [line for line in text.splitlines() if any(word in line for word in words)]
+
+
+EPOCH = EpochStats(1, 5.0, 50, 50, None, None, {}, None, None)
+CHANGES = [
+    finding(message="41.0% of step time is spent waiting for the next batch (data_loading: 41 ms)", saving_s=4.1),
+    finding("optimizer-heavy", "10.0% of step time is spent in the optimizer", 1.0, "fused=True in the optimizer"),
+]
+
+
+def gpu_run() -> Snapshot:
+    """Return a run on a GPU that waits for data."""
+    shares = {"data_loading": 0.41, "backward_pass": 0.29, "forward_pass": 0.16, "optimizer_step": 0.1}
+    more = (
+        section_stats("(outside steps)", 0.06, count=0, avg_s=None, self_s=0.6),
+        section_stats("validation_epoch", 0.07, count=2, avg_s=0.35, self_s=0.7),
+        section_stats("(profiler)", 0.002, count=3, avg_s=0.0066, self_s=0.02),
+    )
+    return run_with(
+        snapshot_of(shares),
+        wall_s=11.32,
+        sections={row.name: row for row in more},
+        lines={"data_loading": (LineStats("data.py", 14, "augment", share=0.25, samples=250),)},
+        epochs=(EPOCH, EPOCH),
+        throughput=Throughput(10.0, samples_per_s=352.0, mfu=0.112, peak_tflops=312.0),
+        machine=MachineStats(samples=9, gpus=(GpuStats(0, "NVIDIA A100", loop_utilization=Level(0.57, 0.9, 0.5)),)),
+    )
+
+
+def screen(run: Snapshot, findings: Any = (), **layout: Any) -> str:
+    """Return the lines between the title and the detailed breakdown."""
+    text = render_final(run, findings, Layout(**layout), origin=Origin("train.py"))
+    return text.split("\n", 2)[2].partition("\n\nDetailed Breakdown:")[0]
+
+
+def first_screens() -> dict[str, Any]:
+    def waiting(share: float, **changes: Any) -> Snapshot:
+        """Return a run on a GPU with 4 of 10 s in no section, some of them in ``loss.item()``."""
+        line = LineStats("train.py", 9, "main", 0.4, 200, waiting_share=share, waits_in="item")
+        run = snapshot_of({"backward_pass": 0.4, "forward_pass": 0.2})
+        return run_with(run, **{"lines": {"other": (line,)}, "device": H200, **changes})
+
+    waits = finding("waits-for-device", "Python waits for the device", 1.0, "Keep the tensor")
+    once = "Make the DataLoader once, before the loop"
+    twice = [
+        finding("first-batch-slow", "The first batch of each epoch takes long (3 ms)", 3.0, once),
+        finding("step-time-varies", "Step time varies by 99%", 2.0, once),
+    ]
+    queued = {"median_s": 0.065, "p95_s": 0.4, "explained": {"other": 0.9}}
+    rates = Throughput(10.0, samples_per_s=1.95, tokens_per_s=31.2)
+    inner = section_stats("attention", 0.75, count=10, self_s=0.75, step_self_s=0.75, parent="forward_pass")
+    outer = section_stats("forward_pass", 0.25, count=10, self_s=0.25, step_self_s=0.25)
+    nested = {"forward_pass": outer, "attention": inner}
+    parts = (StartupPart("imports", 6.0), StartupPart("validation_epoch", 2.0), StartupPart("model", 2.0))
+    validation = section_stats("validation_epoch", 0.2, count=1, avg_s=2.0, self_s=2.0)
+    other = section_stats("other", 0.8, count=0, avg_s=None, self_s=8.0)
+    prepared = Snapshot(
+        wall_s=10.0, sections={row.name: row for row in (validation, other)}, startup=StartupStats(10.0, False, parts)
+    )
+    even = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
+    few = snapshot_of({"forward_pass": 0.5}, steps=4)
+    return {
+        "a GPU run that waits for data": screen(gpu_run(), CHANGES),
+        "in 60 columns": screen(gpu_run(), CHANGES, width=60),
+        "of 200 columns, 110 are used, with blocks and colors": screen(
+            gpu_run(), CHANGES, width=200, has_color=True, is_unicode=True
+        ).replace("\x1b", "ESC"),
+        "waiting for the device is not unattributed": screen(waiting(0.3), [waits]),
+        "all of it may be waiting": screen(waiting(0.4)),
+        "a little waiting has no bar": screen(waiting(0.02)),
+        "nor is there one without a device": screen(waiting(0.3, device=None)),
+        "the 95th percentile stands where it is known": screen(run_with(gpu_run(), step={"p95_s": 0.26}), CHANGES),
+        "steps that mostly queue work have no percentile": screen(waiting(0.3, step=queued), CHANGES),
+        "other uneven steps have one": screen(waiting(0.3, step=queued, lines={}), CHANGES),
+        "a change that two findings ask for is written once": screen(gpu_run(), [*twice, CHANGES[1]]),
+        "and once in all insights": insight_lines(gpu_run(), twice, Layout(200)),
+        "a line of figures ends between two of them": screen(run_with(gpu_run(), throughput=rates), CHANGES),
+        "many sections share one bar": screen(snapshot_of({f"part_{i:02d}": 0.05 + i / 1000 for i in range(14)})),
+        "nested sections belong to the bar of their parent": screen(
+            Snapshot(steps=10, wall_s=1.0, step=step_stats(10, 0.1), sections=nested)
+        ),
+        "a run without steps shows what it prepared": screen(prepared),
+        "also where its loop has begun": screen(
+            replace(prepared, startup=StartupStats(5.0, True, (StartupPart("imports", 5.0),)))
+        ),
+        "the bars of a mean step leave out 40 s of warm-up": screen(
+            run_with(even, sections={"forward_pass": {"step_self_s": 45.0}})
+        ),
+        "at most three changes": screen(gpu_run(), [finding(f"rule-{i}", f"message {i}") for i in range(5)]),
+        "small savings and remarks are no changes": screen(
+            gpu_run(), [finding("x", saving_s=0.01), finding("warm-up", saving_s=5.0), finding(saving_s=0.0, fix="")]
+        ),
+        "risks of memory are changes without a known saving": screen(
+            gpu_run(), [finding("gpu-memory-high", "GPU 0 is filled to 97.0% of 80.0 GiB at its peak", 0.0)]
+        ),
+        "no verdict on too few steps": screen(few, diagnose(few)),
+        "no verdict without steps": screen(Snapshot()),
+    }
+
+
+def verdicts() -> dict[str, Any]:
+    def on_gpu(busy: float | None, mfu: float | None) -> Snapshot:
+        gpu = GpuStats(0, "NVIDIA H200", loop_utilization=None if busy is None else Level(busy, busy, busy))
+        run = snapshot_of({"forward_pass": 0.4, "backward_pass": 0.5})
+        machine = MachineStats(samples=9, gpus=(gpu,))
+        return replace(run, device=H200, throughput=Throughput(10.0, mfu=mfu), machine=machine)
+
+    shares = {
+        "forward, backward and optimizer": {"forward_pass": 0.3, "backward_pass": 0.56, "optimizer_step": 0.1},
+        "a teacher that computes counts": {FORWARD_WITHOUT_GRAD: 0.9, "forward_pass": 0.02, "backward_pass": 0.03},
+        "steps that are replayed compute": {"graph_replay": 0.9, "forward_pass": 0.01, "backward_pass": 0.01},
+        "and alone": {"graph_replay": 0.9},
+        "no claim about computing": {"forward_pass": 0.3, "backward_pass": 0.3},
+    }
+    claims = (
+        "step time varies by 13% (std over mean; longest 9 ms); 73% comes from x",
+        "83.4% of step time is spent waiting (data_loading: 6.8 ms)",
+        "20.0% of step time is unattributed: train.py:3 main (50%)",
+        "rank 3 (node1) is 40% slower",
+        "GPU 0: full",
+    )
+    queues = {(busy, mfu): on_gpu(busy, mfu) for busy in (None, 0.6, 0.97) for mfu in (None, 0.04, 0.35)}
+    computing = snapshot_of({"forward_pass": 0.9})
+    plain = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.3})
+    return {
+        **{name: verdict(snapshot_of(run), []) for name, run in shares.items()},
+        "a small saving": verdict(plain, [finding("x", saving_s=0.01)]),
+        "a run outside steps": verdict(replace(computing, wall_s=100.0), []),
+        "unknown rules go by their own code": verdict(gpu_run(), [finding("new-rule", "others used 90%")]),
+        "a host that queues work does not show that its device computes: busy, MFU": [
+            f"{key}: {tuple(verdict(run, []))}" for key, run in queues.items()
+        ],
+        "the claim of a message": list(map(brief, claims)),
+    }
+
+
+def reports() -> dict[str, Any]:
+    forward = section_stats("forward_pass", 0.663, count=50, avg_s=0.3047, total_s=15.234, self_s=15.234)
+    forward = replace(forward, min_s=0.2981, max_s=0.3123)
+    other = section_stats("other", 0.337, count=0, avg_s=None, total_s=7.743, self_s=7.743)
+    run = Snapshot(steps=50, wall_s=22.977, sections={"forward_pass": forward, "other": other})
+    optimizer = section_stats("optimizer_step", 0.0, count=50, avg_s=0.002, min_s=0.00002, max_s=0.0031)
+    percentiles = {"p50_s": 0.3, "p95_s": 0.31, "p99_s": 0.312, "std_s": 0.0000125}
+    long_name = "an_outer_section_of_the_program/with_a_long_name/and_a_part"
+    pseudo = [
+        section_stats(name, 1 / 3, count=0, avg_s=None, self_s=1.0)
+        for name in ("(outside steps)", "(profiler)", "other")
+    ]
+    nested, names, timeless = FakeRun(), FakeRun(), FakeRun()
+    with nested.section("forward_pass"):
+        nested.clock.advance(1)
+        nested.spend("attention", 3)
+    for name in ("\x1b[2Jwiped\r\nfake: 100.0%", "1e3", "007", "| a |"):
+        names.spend(name, 1)
+    timeless.step(forward_pass=0)
+    final = replace(
+        run,
+        steps=1000,
+        sections={"forward_pass": replace(forward, step_self_s=15.0), "other": other},
+        step=step_stats(1000, 0.02, warmup_count=2, warmup_s=1.0, std_s=0.001, max_s=0.03, max_step=7),
+        loaders=(LoaderStats("train", 1000, 32000, 1.5),),
+        health=Health(dropped=3, disabled=("console (OSError: gone)",), overhead_s=0.0229, notes=("a note",)),
+        run_folder="/home/me/runs/20261121-142530",
+        ended_by="KeyboardInterrupt",
+        open_sections=("forward_pass", "attention", "user:other"),
+    )
+    remark = finding("slowest-component", "Slowest component: forward_pass (0.3047s avg)", 0.0, "")
+    found = [finding(message="20.0% of step time is spent waiting", saving_s=4.5954, fix="raise num_workers"), remark]
+    long = finding("x", "a message " * 12 + "end", 150.0, "a fix " * 12 + "end")
+    before_after = replace(finding("x", saving_s=4.6), step_s=0.02, step_if_gone_s=0.0154)
+    epoch = replace(EPOCH, wall_s=45.23, batches=32, avg_batch_s=0.1417)
+    epoch = replace(epoch, self_s={"data_loading": 24.55, "forward_pass": 20.45, "other": 0.23})
+
+    few = snapshot_of({"forward_pass": 0.5}, steps=4)
+    return {
+        "periodic, in lines": render_periodic(run, LINES),
+        "periodic, in a table": render_periodic(run_with(run, sections={"optimizer_step": optimizer})),
+        "wide terminals get percentiles": render_periodic(
+            run_with(run, sections={"forward_pass": percentiles}), Layout(width=120)
+        ),
+        "long names are shortened": render_periodic(
+            replace(run, sections={long_name: replace(forward, name=long_name), "other": other})
+        ),
+        "rows that are not sections have labels": render_periodic(
+            Snapshot(steps=1, wall_s=3.0, sections={row.name: row for row in pseudo})
+        ),
+        "unknown times are left out": render_periodic(
+            replace(run, sections={"sampling": section_stats("sampling", 0.0, count=0, avg_s=None)}), LINES
+        ),
+        "nested sections are indented": render_periodic(nested.snapshot()),
+        "hostile names are escaped": render_periodic(names.snapshot()),
+        "and in lines": render_periodic(names.snapshot(), LINES),
+        "before any section": render_periodic(Snapshot(steps=3)),
+        "no time has passed": render_periodic(timeless.snapshot(), LINES),
+        "final": render_final(final, found, origin=Origin("train.py", "runs/20261121-142530"), has_checklist=True),
+        "final, in lines": render_final(final, [long, remark], LINES),
+        "final, of an empty run": render_final(Snapshot(), []),
+        "a remark alone": part(render_final(run, [remark]), "Performance Insights:"),
+        "a saving of minutes": part(render_final(replace(run, wall_s=1500.0), [long]), "Performance Insights:"),
+        "a step before and after": part(render_final(run, [before_after]), "Performance Insights:"),
+        "the steps that rules need": part(render_final(few, diagnose(few)), "Performance Insights:"),
+        "steps of a capture are excluded or named, wall time is accounted for": [
+            said
+            for changes in (
+                {"disturbed_count": 6},
+                {"disturbed_count": 60},
+                {"before_s": 2.5},
+                {"before_s": 0.0},
+                {"before_s": 5.0},  # a clock that stepped back
+            )
+            for text in (render_final(replace(run, step=step_stats(700, 0.02, **changes)), []),)
+            for said in with_words(text, "Wall time", "Step time", "steps in or", "cluded)")
+        ],
+        "a single step": with_words(render_final(replace(run, step=step_stats(1, 0.132)), []), "1 step", " step 132"),
+        "epoch": render_epoch(replace(epoch, samples=1024), ["Data generation bottleneck: 65.0%"]),
+        "epoch without batches": render_epoch(replace(epoch, batches=None, avg_batch_s=None)),
+        "epoch without time": render_epoch(replace(epoch, wall_s=0.0, avg_batch_s=0.0)),
+        "status": [status_text(1240, 18.42, largest_sections(gpu_run()), width) for width in (80, 75, 60)]
+        + [status_text(1240, None, "x" * 100, 60), status_text(3, None, "", 80)],
+        "names in the status are whole where there is room": largest_sections(
+            snapshot_of({"validation_epoch/forward_pass": 0.7, "gradient_accumulation_sync": 0.2})
+        ),
+    }
+
+
+def source_lines() -> dict[str, Any]:
+    def run_of(shares: dict[str, float], lines: dict[str, tuple[LineStats, ...]]) -> Snapshot:
+        stats = {
+            name: section_stats(name, share, count=0 if name[0] in "o(" else 10, self_s=share, total_s=share)
+            for name, share in shares.items()
+        }
+        return Snapshot(steps=10, wall_s=1.0, sections=stats, lines=lines)
+
+    def shown(shares: dict[str, float], *layouts: Layout, **lines: tuple[LineStats, ...]) -> list[str]:
+        run = run_of(shares, {name.replace("outside", "(outside steps)"): rows for name, rows in lines.items()})
+        return [part(render_periodic(run, layout), "Time Distribution:") for layout in layouts or (FILE,)]
+
+    def line(number: int, function: str, share: float, **more: Any) -> LineStats:
+        return LineStats("train.py", number, function, share, int(1000 * share), **more)
+
+    of_other = (line(212, "estimate_loss", 0.31), line(88, "get_batch", 0.092), line(90, "get_batch", 0.009))
+    inside = "keras/src/backend/torch/trainer.py:267 TorchTrainer.fit > keras/src/backend/torch/numpy.py:156 matmul"
+    library = (
+        line(8, "<module>", 0.2, inside=inside),
+        line(8, "<module>", 0.1, inside="lib/loop.py:9 fit > callback on_step_end"),
+    )
+    outer = section_stats("forward_pass", 0.5, count=10, self_s=0.5)
+    inner = section_stats("attention", 0.5, count=10, self_s=0.5, total_s=0.25, parent="forward_pass")
+    nested = Snapshot(
+        steps=10,
+        wall_s=1.0,
+        sections={"forward_pass": outer, "attention": inner},
+        lines={"attention": (line(5, "forward", 0.5),)},
+    )
+    workers = waiting_run()
+    own = replace(workers, loaders=(*workers.loaders, LoaderStats("1", 5, None, 0.1, num_workers=0)))
+    tree = {"small": (0.1, None), "mlp": (0.2, "forward"), "attention": (0.3, "forward"), "forward": (0.6, None)}
+    tree |= {"softmax": (0.1, "attention"), "lost": (0.01, "gone")}
+    sections = {name: section_stats(name, avg_s=avg_s, parent=parent) for name, (avg_s, parent) in tree.items()}
+    many = tuple(line(number, "main", 0.01) for number in range(1, 30))
+    return {
+        "lines have columns of their own": shown({"backward_pass": 0.539, "other": 0.461}, FILE, LINES, other=of_other),
+        "their shares stay out of the column of sections": shown(
+            {"a_section_with_a_long_name": 0.539, "other": 0.461}, other=of_other
+        ),
+        "a library with a long path is shown by its innermost frame": shown(
+            {"forward_pass": 0.6, "other": 0.4}, FILE, LINES, other=library
+        ),
+        "sections above a tenth show lines": shown(
+            {"forward_pass": 0.11, "backward_pass": 0.10},
+            LINES,
+            forward_pass=(line(5, "forward", 0.1),),
+            backward_pass=(line(5, "forward", 0.1),),
+        ),
+        "time in no section does so always, time outside steps where it is long": [
+            shown({"a": share, "other": 0.03, "(outside steps)": 0.97 - share}, LINES, other=few, outside=few)
+            for share in (0.93, 0.5)
+            for few in ((line(5, "main", 0.02),),)
+        ],
+        "lines of nested sections are indented": part(render_periodic(nested), "Time Distribution:"),
+        "lines of a function are merged and counted": shown(
+            {"forward_pass": 0.5, "other": 0.5}, LINES, other=tuple(line(i, "get_batch", 0.0625) for i in range(1, 9))
+        ),
+        "a line has at most its section's share": shown(
+            {"a": 0.46149, "b": 0.26999, "other": 0.26852}, LINES, a=(line(1, "main", 0.46149),)
+        ),
+        "waiting for data is divided as the work of the workers": lines_under(
+            workers, workers.sections["data_loading"], 75.0
+        ),
+        "but not where the training makes some batches": lines_under(own, own.sections["data_loading"], 75.0),
+        "the largest section comes first, then those nested in it": [
+            f"{depth} {section.name}" for depth, section in in_tree_order(sections)
+        ],
+        "the rest completes the distribution": [
+            f"{section.name} {share}" for _, section, share in distribution(snapshot_of({"a": 0.25, "b": 0.5}))
+        ],
+        "data has lines, hottest first": as_data(run_of({"other": 1.0}, {"other": of_other}), [])["lines"],
+        "data has at most ten lines": [
+            each["line"] for each in as_data(run_of({"other": 1.0}, {"other": many}), [])["lines"]["other"]
+        ],
+        "data has the lines in workers under a key of its own": as_data(workers, ())["lines"],
+    }
+
+
+def ranks() -> dict[str, Any]:
+    loading = SectionSpread("data_loading", 4, 0.0012, 0.0013, 0.022, rank_id(3), 2.4, True)
+    saving = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1, 2, 3))
+    tiny = SectionSpread("logging", 4, 1e-6, 1e-6, 1e-6, rank_id(1), 0.0, True)
+    fetch = replace(saving, name="first_fetch", ranks=4, never_on=())
+
+    def four(**more: Any) -> AllRanksStats:
+        rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate((31, 31.2, 31.1, 52.1))]
+        cause = {"cause": "data_loading", "cause_s": 0.0208, "place": "train.py:31 fetch"}
+        rows[3] = replace(rows[3], slower_since_step=400, against_itself=1.67, **cause)
+        return ranks_of(rows, **{"sections": (loading, tiny, saving), "step_s": 0.05, **more})
+
+    def said(stats: AllRanksStats, layout: Layout = WIDE, first: int = 0) -> list[str]:
+        return rank_lines(Snapshot(ranks=stats), layout)[first:]
+
+    silent = [
+        rank_row(0),
+        replace(rank_row(2), steps=120, heard_s_ago=35.2, inside=("backward_pass",)),
+        replace(rank_row(3), steps=90),
+    ]
+    ends = [
+        rank_row(0, is_final=True),
+        rank_row(1, is_final=True, ended_by="ValueError", steps=98),
+        rank_row(2, steps=97),
+        rank_row(3, is_final=True),
+    ]
+    hosts = tuple(HostStats(f"n{i}", (i,), 0.03 + i / 1000) for i in range(9))
+    shares = {"sync_share": 0.312, "waiting_share": 0.28, "transfer_share": 0.032, "compared_steps": 64}
+    attempts = (AttemptStats(0, 120, 35.1, "SIGTERM"), AttemptStats(1, 4, 2.0, is_ended=False))
+    clocks = (ClockStats(2, 2, 0.00031, 120), ClockStats(4, 3, 0.002, 9), ClockStats(2, 0))
+    syncs = (GradientSyncStats(200, 200, 0.0031, 0.5, 0.0015), GradientSyncStats(200, 12, 0.0031))
+    return {
+        "four ranks": said(four(**shares)),
+        "four ranks, in lines": said(four(), LINES),
+        "sections that are short between steps are left out": [
+            said(four(sections=(loading, replace(fetch, slowest_total_s=total_s)))) for total_s in (0.024, 0.026)
+        ],
+        "even ranks": said(ranks_of([rank_row(rank, 0.03 + rank * 1e-5) for rank in range(4)])),
+        "unresponsive ranks": said(ranks_of(silent, silent=(2, 3), missing=(1, 5, 6, 7), world_size=8)),
+        "clocks have their error": [said(four(clocks=each))[-1] for each in clocks],
+        "unreadable journals are named": said(four(left_out=("rank2.jsonl is torn",)))[-1],
+        "many hosts are cut": said(AllRanksStats(9, tuple(map(rank_row, range(9))), hosts=hosts), LINES)[-1],
+        "ends of other ranks follow that of the first": said(ranks_of(ends)),
+        "and are not known before": said(ranks_of([replace(ends[0], is_final=False), *ends[1:]])),
+        "a common end needs no line": said(ranks_of([rank_row(rank, is_final=True) for rank in range(4)])),
+        "gradient synchronization": [exchange_lines(Snapshot(exchange=each)) for each in syncs],
+        "earlier attempts": attempt_lines(Snapshot(attempts=attempts)),
+        "both reports have the block": [
+            part(text, "Ranks: 4 of 4 reported, on 2 hosts (all figures above are of rank 0)")
+            for run in (replace(snapshot_of({"forward_pass": 0.5}), ranks=four()),)
+            for text in (render_periodic(run), render_final(run, []))
+        ],
+        "unknown figures are none in data": as_data(Snapshot(ranks=ranks_of([rank_row(0, None)] * 2)), [])["ranks"],
+    }
+
+
+def loaders() -> dict[str, Any]:
+    def loader(name: str, batches: int = 100, wait_s: float = 0.1, phase: str = "train", **others: Any) -> LoaderStats:
+        others.setdefault("data_avg_s", wait_s / batches)
+        return LoaderStats(name, batches, others.pop("samples", None), wait_s, phase, **others)
+
+    def said(*of: LoaderStats, layout: Layout = FILE, wall_s: float = 10.0, **more: Any) -> list[str]:
+        return loader_lines(Snapshot(loaders=of, wall_s=wall_s, **more), layout)
+
+    main = loader("main", 200, 0.22, samples=800, forward_avg_s=0.004, batch_wait_avg_s=0.0125, proportion=2 / 3)
+    aux = loader("aux", 100, 1.23, proportion=1 / 3)
+    val = loader("aux", 9, 0.01, phase="val", proportion=1.0)
+    means = dict.fromkeys(("forward_avg_s", "backward_avg_s", "optimizer_avg_s", "batch_wait_avg_s"), 1.234)
+    means |= {"proportion": 0.667, "asked_proportion": 0.667}
+    wide = [
+        loader("a_loader_of_the_program.py:127" + end, 123456, 1.0, samples=1234567, **means) for end in ("", " (a)")
+    ]
+
+    def mix(batches: tuple[int, int], asked: tuple[float | None, float | None]) -> list[str]:
+        both = [
+            loader(name, count, 0.1, data_avg_s=None, proportion=count / sum(batches), asked_proportion=share)
+            for name, count, share in zip(("main", "aux"), batches, asked, strict=True)
+        ]
+        return said(*both, layout=WIDE)[4:]
+
+    def pair(first: tuple[int, float], second: tuple[int, float], wall_s: float = 10.0) -> list[str]:
+        return said(loader("main", *first), loader("aux", *second), wall_s=wall_s, layout=WIDE)[4:]
+
+    thirds = (2 / 3, 1 / 3)
+    busy = loader("0", 200, 6.0, workers=replace(WORKERS, queued_avg_s=0.02, held=0.4, pinning=0.3))
+    idle = replace(WORKERS, busy=0.09, samples=117, phases={"idle": 1.0})
+    unseen = loader("0", 30, 0.12, num_workers=2, made_at="train.py:9")
+    wait = UnseenWait("a queue between processes", "train.py:9 main", 0.342, 171)
+    seen = loader("0", 30, 0.12, num_workers=2)
+    return {
+        "none": said(),
+        "one": [said(loader("0", batches, 0.12, samples=samples)) for batches, samples in ((30, 480), (1, 1))],
+        "one of each phase": said(loader("0", 30, 0.12), loader("1", 5, 0.01, phase="val")),
+        "several are a table without empty columns": said(main, aux, val),
+        "and each a line to grep": said(main, aux, val, layout=LINES),
+        "all columns fit": said(*wide),
+        "a loader over twice as long is slow where that matters": [
+            pair((100, 1.0), (100, 1.99)),
+            pair((100, 1.0), (100, 2.01)),
+            pair((100, 0.1), (100, 0.9), 100.0),  # below 1% of the run
+            pair((100, 0.1), (7, 0.9)),  # too few batches
+        ],
+        "the mix is as asked or names both shares": [
+            mix((200, 100), thirds),
+            mix((800, 200), thirds),
+            mix((72, 28), thirds),  # by chance: sigma is 4.7 points
+            mix((657_000, 343_000), thirds),  # a point is rounding
+            mix((655_000, 345_000), thirds),
+            mix((800, 200), (None, None)),
+        ],
+        "workers": said(busy),
+        "phases that contradict what was timed are left out": said(loader("0", 200, 6.0, workers=idle)),
+        "unless that may be chance": said(
+            loader("0", 200, 6.0, workers=replace(idle, samples=20, phases={"fetch": 0.02, "idle": 0.98}))
+        ),
+        "workers without samples": said(
+            loader("0", 200, 6.0, workers=replace(WORKERS, phases={}, lines=(), memory_bytes=None))
+        ),
+        "workers that could not be observed": [
+            said(each)[1:]
+            for each in (
+                unseen,
+                replace(unseen, made_at=""),  # torchdata's loader is made without torch's __init__
+                replace(unseen, num_workers=0),
+                replace(unseen, batches=29),
+                replace(unseen, name="images"),
+            )
+        ],
+        "batches that the training makes": said(
+            loader("0", 30, 0.12), making={"fetch": 0.29, "decode": 0.61, "collate": 0.1}
+        ),
+        "work that is not sampled": said(unseen=(wait,)),
+        "where it is little": said(unseen=(replace(wait, share=0.009),)),
+        # A thread of the program may read ahead from a loader of torch, whose workers are observed, in either phase.
+        "in front of a loader": said(seen, unseen=(wait,)),
+        "in front of one of validation": said(loader("1", 30, 0.12, phase="val", num_workers=0), unseen=(wait,)),
+        "in a loader": said(seen, unseen=(replace(wait, in_loader=True),)),
+    }
+
+
+def machine() -> dict[str, Any]:
+    def said(throughput: Throughput | None = None, machine: MachineStats | None = None) -> list[str]:
+        return machine_lines(Snapshot(throughput=throughput, machine=machine))
+
+    rates = (
+        Throughput(21.34, 85.4, 681.2, flops_per_step=5e12, dtype="bfloat16", tflops=97.3, peak_tflops=312.0,
+                   peak_source="NVIDIA A100 data sheet", mfu=0.3119),
+        Throughput(0.0521, 0.0521, 1.67),  # batches are steps
+        *(Throughput(2.0, tflops=tflops, dtype="float32") for tflops in (0.0062, 4.61e-7, 4.61e-8)),
+    )  # fmt: skip
+    machines = (
+        MachineStats(samples=3),
+        MachineStats(samples=9, cpu_wait=level(0.8)),
+        MachineStats(samples=9, cpu_wait=level(0.01)),  # shown from one percent on
+        MachineStats(samples=1, ram_process_bytes=level(GIB)),
+        MachineStats(samples=9, cores=2.0, host_cores=8, cpu_process=level(3.6), cpu_container=level(3.8),
+                     cpu_host=level(1.0), ram_process_bytes=level(1.25 * GIB), ram_container_bytes=level(6 * GIB),
+                     ram_limit_bytes=24 * GIB, ram_host_bytes=level(64 * GIB), ram_host_total_bytes=256 * GIB),
+        MachineStats(1, gpus=(GpuStats(0, "NVIDIA H200", 140 * GIB, level(12 * GIB), level(14 * GIB),
+                                       level(15.5 * GIB), level(0.9), level(64.0), level(600.0),
+                                       loop_utilization=level(0.9), others_utilization=level(0.1)),)),
+        MachineStats(1, gpus=(GpuStats(1, "mps", None, level(0.5 * GIB)), GpuStats(2))),
+    )  # fmt: skip
+
+    def loop(rate: float, wall_s: float, **step: Any) -> str:
+        run = snapshot_of({"backward_pass": 1.0}, before_s=10.0, **step)
+        return machine_lines(replace(run, throughput=Throughput(rate), wall_s=wall_s))[0]
+
+    gpus = MachineStats(9, gpus=(GpuStats(0), GpuStats(1)))
+    one = replace(snapshot_of({"backward_pass": 1.0}), wall_s=7200.0, price=Price(2.5, "EUR"), machine=gpus)
+    of_four = replace(one, ranks=ranks_of([rank_row(rank) for rank in range(4)]))
+    costly = finding(saving_s=1800.0)
+    by_device = replace(one, machine=None, device=DeviceTimingStats("cuda", "H100", "events", 9))
+    unknown = (replace(of_four, price=None), replace(one, machine=None))
+    warm = {"warmup_count": 3, "warmup_s": 6.0, "settled_count": 97}
+    return {
+        "throughput": list(map(said, rates)),
+        "machine": [said(machine=each) for each in machines],
+        "the pace of the whole loop stands beside that of its steps": [loop(2.0, 60.5), loop(2.0, 110.0)],
+        "warm-up is not time between steps": [loop(10.0, 26.0, **warm), loop(10.0, 35.4, **warm)],
+        "cost is that of the GPUs of all ranks": [machine_lines(run)[-1] for run in (of_four, one, by_device)],
+        "a finding has what it costs": saving_text(of_four, costly),
+        "cost in data": [as_data(of_four, [costly])["cost"], as_data(of_four, [costly])["insights"][0]["worth_cost"]],
+        "what is not known is not guessed": [
+            [machine_lines(run), saving_text(run, costly), as_data(run, [costly])["cost"]] for run in unknown
+        ],
+        "small costs have more digits": [Price(2.0).of(1.0, 1), Price(2.0, "$").of(3_600_000.0, 1)],
+        "energy": [
+            energy_text(GpuStats(0, energy_j=joules, energy_s=seconds))
+            for joules, seconds in ((360_000.0, 1000.0), (36e6, 100_000.0), (None, None))
+        ],
+    }
+
+
+def device_time() -> dict[str, Any]:
+    unmeasured = {"the pool of events was empty": 12, "a graph was captured": 3}
+    plain = run_with(
+        snapshot_of({"data_loading": 0.1, "forward_pass": 0.5}),
+        sections={"logging": section_stats("logging", 0.01, min_s=0.1, max_s=0.1)},
+    )
+    measured = run_with(
+        plain,
+        device=replace(H200, unmeasured=unmeasured),
+        sections={
+            "forward_pass": {"device_count": 100, "device_total_s": 6.0},
+            "data_loading": {"device_count": 50, "device_total_s": 0.25},
+        },
+    )
+    few = {"data_loading": {"device_count": 5, "device_total_s": 0.025}}
+    outside = {"data_loading": {"count": 200, "total_s": 2.0}}
+    runs = {
+        "measured": measured,
+        "outside steps too": run_with(measured, sections=outside),
+        "rarely": run_with(measured, sections=few),
+        "without steps": replace(measured, step=None),
+        "by synchronization": replace(measured, device=replace(H200, timing="sync")),
+        "not": plain,
+    }
+    return {
+        "a column of device time": render_periodic(measured),
+        "the end of a line": render_periodic(measured, LINES),
+        **{f"waiting for input: {name}": with_words(render_final(run, []), "evice") for name, run in runs.items()},
+        "data": [as_data(measured, [])[key] for key in ("device", "sections")],
+    }
+
+
+def checks() -> dict[str, Any]:
+    shares: tuple[dict[str, float], ...] = (
+        {"data_loading": 0.0625, "data_generation": 0.03125},
+        {"data_loading": 0.0625, "data_generation": 0.0625, "forward_pass": 0.375, "backward_pass": 0.4375},
+        {"forward_pass": 0.3125, "backward_pass": 0.5, "optimizer_step": 0.125},
+        {"forward_pass": 0.25, "backward_pass": 0.25, "optimizer_step": 0.1875},
+        {"forward_pass": 0.25},
+    )
+    runs = {str(each): snapshot_of(each, steps=64, step_s=0.125) for each in shares}
+    plain = snapshot_of({"data_transfer": 0.1})
+    runs |= {f"std {std_s}": snapshot_of({}, std_s=std_s) for std_s in (0.005, 0.02)}
+    for busy, memory in ((0.875, 0.90), (0.75, 0.97), (0.75, 0.5)):
+        gpu = GpuStats(0, "", 16 * GIB, used_bytes=level(memory * 16 * GIB), loop_utilization=level(2 * busy))
+        runs[f"GPU {busy}, {memory}"] = replace(plain, machine=MachineStats(samples=10, gpus=(gpu,)))
+    for kernel in ("flash_attention", "cudnn_attention", "efficient_attention"):
+        runs[kernel] = replace(plain, throughput=Throughput(10.0, attention=kernel))
+    for device_s in (0.0005, 0.002):
+        on_device = {"data_transfer": {"device_count": 100, "device_total_s": 100 * device_s}}
+        runs[f"transfer {device_s}"] = run_with(plain, sections=on_device)
+    for overlap in (0.51, 0.5, None):
+        runs[f"overlap {overlap}"] = replace(plain, exchange=GradientSyncStats(10, 10, 0.003, overlap))
+    uneven = snapshot_of({"forward_pass": 0.375, "optimizer_step": 0.25}, std_s=0.05)
+    return {
+        "nothing is measured": checklist_lines(Snapshot(), Layout(width=120)),
+        **{name: [tuple(each) for each in checklist(run) if each.measured] for name, run in runs.items()},
+        "in columns": checklist_lines(uneven, Layout(width=120)),
+        "a sentence each": checklist_lines(uneven, FILE),
+        "with the target below": checklist_lines(uneven, Layout(width=70)),
+    }
+
+
+def data() -> dict[str, Any]:
+    gpu = GpuStats(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
+    full = Snapshot(
+        machine=MachineStats(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
+        throughput=Throughput(2.0, samples_per_s=64.0),
+        health=Health(dropped=2, disabled=("console",), overhead_s=0.5, notes=("a note",)),
+    )
+    return {"empty": as_data(Snapshot(), []), "machine, throughput and health": as_data(full, [])}
+
+
+def hangs() -> dict[str, Any]:
+    gather = "torch/distributed/distributed_c10d.py:3 all_reduce"
+    queue = ("torch/utils/data/dataloader.py:5 _MultiProcessingDataLoaderIter._try_get_data", "queue.py:6 Queue.get")
+
+    def at(rank: int, section: str = "backward_pass", since_s: float = 60.0, *threads: ThreadStack) -> RankStacks:
+        return stacks_of(rank, training_at("train.py:88 train", section=section, since_s=since_s), *threads)
+
+    def loading(rank: int) -> RankStacks:
+        thread = training_at("data.py:41 __getitem__", section="data_loading", since_s=58.0)
+        return stacks_of(rank, thread, host="node1")
+
+    meeting = [stacks_of(rank, training_at("train.py:5 meet", gather)) for rank in (0, 1)]
+    alone = stacks_of(0, training_at("train.py:5 main", *queue, section="data_loading"))
+    places = [stacks_of(rank, training_at(f"train.py:{rank} train")) for rank in range(9)]
+    helper = ThreadStack("pin_memory", tuple(frame(f"threading.py:{i} wait", is_users=False) for i in range(9)))
+    equal = [at(rank, "backward_pass", 60.0 + rank, helper) for rank in (0, 1)]
+    stacks = render_stacks([*equal, loading(2)], 4, ["Rank 3 has ended (process 103 on node1)"], ASKED_NS / 1e9 + 30)
+    frames = {
+        "subprocess.py:1 Popen.wait": "",
+        "threading.py:7 Event.wait": "",
+        "threading.py:7 Thread.run": "lib/a.py:3 compute",  # every thread runs that
+        "mythreading.py:7 wait": "",
+        "torch/nn/linear.py:3 forward": "",
+        "socket.py:7 SocketIO.readinto": "",
+    }
+    above = ThreadStack("x", (frame("threading.py:3 wait", is_users=False), frame("train.py:9 work")))
+    return {
+        "ranks that are elsewhere come first": where_text([at(0), at(1), loading(2), at(3)], is_alone=False),
+        "also where graphs are replayed": where_text([at(0, "graph_replay"), at(1, "graph_replay"), loading(2)], False),
+        "those in a collective come last, even if they are few": where_text([meeting[0], *map(loading, (1, 2))], False),
+        "all are in a collective": where_text(meeting, is_alone=False),
+        "a training of one rank": where_text([alone], is_alone=True),
+        "many places are cut and counted": where_text(places, is_alone=False),
+        "what a thread waits for": [
+            f"{first}: {waits_for(training_at('train.py:88 train', *filter(None, (first, second))))}"
+            for first, second in frames.items()
+        ],
+        "a frame above the user's line does not wait": waits_for(above),
+        "a training thread that has ended": where_text([stacks_of(0, ThreadStack("other", ()))], is_alone=True),
+        "stacks of equal ranks are printed once": re.sub(r"at 20.*?,", "at TIME,", stacks),
+        "stacks of one rank": re.sub(r"at 20.*", "at TIME", render_stacks([alone], 1, [], ASKED_NS / 1e9)),
+    }
+
+
+def watching() -> dict[str, Any]:
+    run = snapshot_of({"data_loading": 0.4, "forward_pass": 0.5})
+    slow = finding(message="40% of step time is spent waiting", saving_s=4.0, fix="use workers")
+
+    def seen(snapshot: Snapshot = run, state: str = "running", **options: Any) -> WatchedRun:
+        return WatchedRun(snapshot, options.pop("findings", ()), "runs/x", "train.py", state, **options)
+
+    def rank(number: int, **options: Any) -> RankStats:
+        return RankStats(RankId(number, 2, "node0"), 400, **options)
+
+    def epochs(*complete: bool) -> Snapshot:
+        made = [replace(EPOCH, number=number, is_complete=is_one) for number, is_one in enumerate(complete, 1)]
+        return replace(run, epochs=tuple(made))
+
+    both = (rank(0, step_s=0.1, work_s=0.05, against_best=1.0), rank(1, work_s=0.09, against_best=1.8))
+    shares = {"data_loading": 0.45, "forward_pass": 0.5}
+    full = seen(
+        replace(run, ranks=AllRanksStats(2, both)), findings=[slow], recent_step_s=0.125, recent_shares=shares,
+        over_steps=[(1, 1, 0.1), (1, 2, 0.2)],
+    )  # fmt: skip
+    events = [f"event {number}" for number in range(20)]
+    low = seen(recent_step_s=0.1)
+    log, others = EventLog(), EventLog()
+    history = (
+        seen(),
+        seen(),
+        seen(findings=[slow]),
+        seen(),
+        seen(epochs(True, False)),
+        seen(epochs(True, True, True)),
+        seen(epochs(True, True, True), captures=["captures/a"]),
+    )
+    lost = AllRanksStats(2, (rank(0), rank(1, ended_by="SIGTERM")), silent=(0,))
+    off = Health(disabled=("machine monitor (no /proc)",))
+    ends = (
+        seen(),
+        seen(replace(run, ranks=lost, health=off)),
+        seen(attempt=1),
+        seen(replace(run, ended_by="KeyboardInterrupt"), "ended", attempt=1),
+    )
+    many = [(2, n, 0.2 if n < 120 else 0.4) for n in range(240)]
+    return {
+        "state, last steps, findings, ranks and events": watch_lines(full, ["an event"], FILE),
+        "a low terminal keeps the begin and the last events": watch_lines(low, events, FILE, height=16),
+        "a tall one keeps all events": watch_lines(low, events, FILE, height=60),
+        "an old journal of a running run is said": [
+            watch_lines(seen(state=state, written_s_ago=95.0), [], FILE)[0] for state in ("running", "ended")
+        ],
+        "the line of step times": [
+            sparkline(points, Layout(is_unicode=True)) for points in ([], [(1, 1, 0.1), (1, 2, 0.1)], many)
+        ],
+        "each event is said once": [log.update(each) for each in history],
+        "ranks, parts and attempts are events": [others.update(each) for each in ends],
+        "a line of progress fits": [progress_line(replace(full, recent_step_s=0.02), width) for width in (80, 50)],
+    }
+
+
+GROUPS = (
+    first_screens,
+    verdicts,
+    reports,
+    source_lines,
+    ranks,
+    loaders,
+    machine,
+    device_time,
+    checks,
+    data,
+    hangs,
+    watching,
+)
+FOLDER = Path(__file__).parents[1] / "golden" / "reports"
+
+
+def shown(value: Any) -> str:
+    """Return a text as it is, lines of a list one below the other, and data as JSON."""
+    if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
+        return "\n".join(shown(each) for each in value) or "(nothing)"
+    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_reports_say_it_to_the_letter(group: Callable[[], dict[str, Any]]) -> None:
+    texts = [f"##### {name}\n{shown(value)}\n" for name, value in group().items()]
+    assert_golden(FOLDER / f"{group.__name__}.txt", "".join(texts))

@@ -1,0 +1,344 @@
+"""Throughput, machine, accelerators, device time, pauses and loaders in the final summary; nothing that is unknown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from training_profiler.base.units import (
+    BYTES_PER_GIB,
+    MS_PER_S,
+    S_PER_HOUR,
+    bytes_text,
+    counted,
+    duration_text,
+    ms_text,
+    three_digits,
+)
+from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.model.loader_workers import IDLE
+from training_profiler.reports.layout import Layout, column_width, sentence, shortened, table
+from training_profiler.snapshot.snapshot import (
+    GpuStats,
+    Level,
+    LoaderStats,
+    MachineStats,
+    SectionStats,
+    Snapshot,
+    Throughput,
+    WorkerStats,
+)
+from training_profiler.tables.sections import DATA_LOADING
+
+WAIT_SHOWN_FROM: Final = 0.01  # of the time
+OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
+# NVML states +-5% for its power readings (nvmlDeviceGetPowerUsage) and nothing for the counter, which sums them.
+ENERGY_ERROR: Final = 0.05
+OVERALL_SHOWN_BELOW: Final = 0.9  # of the steps a second in steps: then validation, checkpoints and more take time
+_FLOPS_UNITS: Final = (("TFLOP/s", 1.0), ("GFLOP/s", 1e3), ("MFLOP/s", 1e6), ("kFLOP/s", 1e9))  # how many a TFLOP/s
+
+
+def machine_lines(snapshot: Snapshot) -> list[str]:
+    """Return a line each on throughput, machine, accelerators and, if the user gave a price, the cost of all ranks."""
+    lines = [] if snapshot.throughput is None else [_throughput_line(snapshot, snapshot.throughput)]
+    if snapshot.machine is not None:
+        lines += _machine_line(snapshot.machine)
+        lines += [_gpu_line(gpu) for gpu in snapshot.machine.gpus]
+    cost, devices = snapshot.cost_text(snapshot.wall_s), snapshot.device_count
+    if cost and devices is not None:
+        hours = three_digits(snapshot.wall_s * devices / S_PER_HOUR)
+        lines.append(f"Cost: {cost} ({hours} GPU hours on {counted(devices, 'GPU')} at {snapshot.price})")
+    return lines
+
+
+def energy_text(gpu: GpuStats) -> str:
+    """Return the energy that a device counted, with its uncertainty; "" where it counts none."""
+    if gpu.energy_j is None or gpu.energy_s is None:
+        return ""
+    wh = gpu.energy_j / S_PER_HOUR
+    unit, scale = ("kWh", 1000) if wh >= 1000 else ("Wh", 1)
+    error = three_digits(ENERGY_ERROR * gpu.energy_j / S_PER_HOUR / scale)
+    return f"{three_digits(wh / scale)} +- {error} {unit} in {duration_text(gpu.energy_s)}"
+
+
+def rate_texts(snapshot: Snapshot, rates: Throughput, batches: str = "") -> Iterator[str]:
+    """Yield steps, ``batches``, samples and tokens a second.
+
+    Steps are counted in step time, and with the time between them where that is much.
+    """
+    steps, step = f"{three_digits(rates.steps_per_s)} steps/s", snapshot.step
+    if step is not None and step.before_s is not None:
+        loop_s = snapshot.wall_s - step.before_s - step.warmup_s
+        if loop_s > 0 and step.settled_count / loop_s <= OVERALL_SHOWN_BELOW * rates.steps_per_s:
+            steps += f" ({three_digits(step.settled_count / loop_s)} with time between)"
+    yield steps
+    if batches:
+        yield batches
+    if rates.samples_per_s is not None:
+        yield f"{three_digits(rates.samples_per_s)} samples/s"
+    if rates.tokens_per_s is not None:
+        yield f"{three_digits(rates.tokens_per_s)} tokens/s"
+
+
+def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
+    batches = ""
+    if rates.batches_per_s is not None and f"{rates.batches_per_s:.3g}" != f"{rates.steps_per_s:.3g}":
+        batches = f"{three_digits(rates.batches_per_s)} batches/s"
+    parts = list(rate_texts(snapshot, rates, batches))
+    if rates.tflops is not None:
+        tflops = rates.tflops
+        unit, scale = next((row for row in _FLOPS_UNITS if tflops * row[1] >= 0.1), _FLOPS_UNITS[-1])
+        mfu = ""
+        if rates.mfu is not None and rates.peak_tflops is not None:
+            mfu = f" (MFU {rates.mfu:.1%} of {rates.peak_tflops:g} TFLOP/s, {rates.peak_source})"
+        parts.append(f"{three_digits(tflops * scale)} {unit} in {rates.dtype}{mfu}")
+    return f"Throughput: {', '.join(parts)}"
+
+
+def _machine_line(machine: MachineStats) -> Iterator[str]:
+    words = (("CPU", _cpu(machine)), ("peak RAM", _ram(machine)))
+    parts = [f"{name} {text}" for name, texts in words if (text := ", ".join(texts))]
+    if parts:
+        yield f"Machine: {'; '.join(parts)}"
+
+
+def _cpu(machine: MachineStats) -> Iterator[str]:
+    if machine.cpu_process is not None:
+        of = "" if machine.cores is None else f" of {machine.cores:g} cores"
+        yield f"{machine.cpu_process.mean:.2f}{of} busy by this process"
+    if machine.cpu_container is not None:
+        yield f"{machine.cpu_container.mean:.2f} by its container"
+    if machine.cpu_host is not None:
+        yield f"host {machine.cpu_host.mean:.0%}"
+    if machine.cpu_wait is not None and machine.cpu_wait.mean >= WAIT_SHOWN_FROM:
+        yield f"waiting for a CPU {machine.cpu_wait.mean:.0%} of the time"
+
+
+def _ram(machine: MachineStats) -> Iterator[str]:
+    def of(used: Level, total_bytes: int | None) -> str:
+        return _gib(used.max) if not total_bytes else f"{used.max / total_bytes:.0%} of {_gib(total_bytes)}"
+
+    if machine.ram_process_bytes is not None:
+        yield f"{_gib(machine.ram_process_bytes.max)} in this process"
+    if machine.ram_container_bytes is not None:
+        yield f"container {of(machine.ram_container_bytes, machine.ram_limit_bytes)}"
+    if machine.ram_host_bytes is not None:
+        yield f"host {of(machine.ram_host_bytes, machine.ram_host_total_bytes)}"
+
+
+def _gpu_line(gpu: GpuStats) -> str:
+    levels = (
+        ("allocated", gpu.allocated_bytes),
+        ("reserved", gpu.reserved_bytes),
+        ("used by all processes", gpu.used_bytes),
+    )
+    memory = ", ".join(f"{_gib(level.max)} {what}" for what, level in levels if level is not None)
+    of = "" if gpu.total_bytes is None else f" of {_gib(gpu.total_bytes)}"
+    parts = [f"peak memory{of}: {memory}"] if memory else []
+    if gpu.loop_utilization is not None:
+        others = gpu.others_utilization
+        by = "" if others is None or others.mean < OTHERS_SHOWN_FROM else f", of other programs {others.mean:.0%}"
+        parts.append(f"busy {gpu.loop_utilization.mean:.0%} of the time{by}")
+    if gpu.temperature_c is not None:
+        parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
+    if gpu.power_w is not None:
+        parts.append(f"mean {gpu.power_w.mean:.0f} W")
+    if energy := energy_text(gpu):
+        parts.append(energy)
+    name = f" ({gpu.name})" if gpu.name else ""
+    return f"GPU {gpu.index}{name}: {'; '.join(parts) or 'no figures available'}"
+
+
+def _gib(number_of_bytes: float) -> str:
+    gib = number_of_bytes / BYTES_PER_GIB
+    return f"{gib:.1f} GiB" if gib >= 10 else f"{gib:.2f} GiB"
+
+
+HEADER: Final = "device avg"
+HOST: Final = "host"  # in the row of a section whose time was measured on the host alone
+
+
+def device_cell(section: SectionStats) -> str:
+    """Return the cell of a section's row, in ms."""
+    if section.device_avg_s is not None:
+        return f"{section.device_avg_s * MS_PER_S:.3f}"
+    return HOST if section.count else ""
+
+
+def device_words(snapshot: Snapshot, section: SectionStats) -> str:
+    """Return the end of a section's greppable line; "" where nothing was measured on a device."""
+    if snapshot.device is None or not section.count:
+        return ""
+    return f", device={HOST}" if section.device_avg_s is None else f", device_avg={section.device_avg_s:.4f}s"
+
+
+def device_lines(snapshot: Snapshot) -> list[str]:
+    """Return where device time was measured, and how long the device was idle while a batch was fetched."""
+    device = snapshot.device
+    if device is None:
+        return []
+    where = f"{device.kind} ({device.name})" if device.name else device.kind
+    lines = [f"Device time: {where}, {device.timing}; {device.spans} spans measured"]
+    if device.unmeasured:
+        reasons = sorted(device.unmeasured.items(), key=lambda reason: (-reason[1], reason[0]))
+        counts = ", ".join(f"{reason} {count}" for reason, count in reasons)
+        lines[0] += f", {sum(device.unmeasured.values())} not ({counts})"
+    fetching = snapshot.sections.get(DATA_LOADING)
+    if fetching is not None and fetching.device_avg_s is not None and device.timing != "sync":
+        share = snapshot.share_of_step(DATA_LOADING) if snapshot.is_by_device(DATA_LOADING) else None
+        of_step = "" if share is None else f"{share:.1%} of step time, "
+        lines.append(f"Device waited for input: {of_step}{ms_text(fetching.device_avg_s)} per batch")
+    return lines
+
+
+TRAIN: Final = "train"
+MIN_NAME_WIDTH: Final = 8
+WORKER_LINES: Final = 5  # shown of each loader
+UNSEEN_FROM: Final = 0.01  # of the run
+LIKE_TIMED: Final = 0.05  # of the workers' time
+SEEN_FROM: Final = 30  # batches; the workers of a shorter run may not have been seen yet
+# Of each column, to grep and in the table.
+_NAMES: Final = (
+    "loader",
+    "batches",
+    "samples",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "between",
+    "share",
+    "asked",
+)
+_HEADERS: Final = (*_NAMES[:3], "data\n(ms)", "fwd\n(ms)", "bwd\n(ms)", "opt\n(ms)", "between\n(ms)", *_NAMES[8:])
+
+
+def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return a line for a single training loader; for several a table, or a line each, and what stands out."""
+    loaders = snapshot.loaders
+    in_workers = [line for loader in loaders for line in _worker_lines(loader, layout)]
+    in_workers += [line for text in _work_elsewhere(snapshot) for line in layout.wrap(text)]
+    if len([loader for loader in loaders if loader.phase == TRAIN]) < 2:
+        return [*(line for loader in loaders for line in layout.wrap(_sentence(loader))), *in_workers]
+    cells = [_cells(loader) for loader in loaders]
+    kept = [column for column in range(len(_NAMES)) if column < 2 or any(row[column] for row in cells)]
+    rows = [tuple(row[column] for column in kept) for row in cells]
+    if layout.is_lines:
+        names = [_NAMES[column] for column in kept[1:]]
+        lines = [
+            f"loader {row[0]}: "
+            + ", ".join(f"{name}={cell}" for name, cell in zip(names, row[1:], strict=True) if cell)
+            for row in rows
+        ]
+    else:
+        headers = [_HEADERS[column] for column in kept]
+        columns = list(zip(*rows, strict=True))
+        fixed = sum(column_width(header, column) for header, column in zip(headers[1:], columns[1:], strict=True))
+        room = max(MIN_NAME_WIDTH, layout.width - fixed)
+        lines = table(headers, [(shortened(name, room), *rest) for name, *rest in rows])
+    return [
+        *layout.wrap("DataLoaders (per batch; opt: per update; between: since the previous batch):"),
+        *lines,
+        *(line for text in _slow_and_mix(snapshot) for line in layout.wrap(text)),
+        *in_workers,
+    ]
+
+
+def _sentence(loader: LoaderStats) -> str:
+    batches = "1 batch" if loader.batches == 1 else f"{loader.batches} batches"
+    samples = f", {counted(loader.samples, 'sample')}" if loader.samples else ""
+    return f"DataLoader {loader_name(loader)}: {batches}{samples}, {duration_text(loader.wait_s)} waiting"
+
+
+def loader_name(loader: LoaderStats) -> str:
+    """Return a loader's name, and whether it is one of validation."""
+    return loader.name if loader.phase == TRAIN else f"{loader.name} (validation)"
+
+
+def _cells(loader: LoaderStats) -> Sequence[str]:
+    means_s = (
+        loader.data_avg_s,
+        loader.forward_avg_s,
+        loader.backward_avg_s,
+        loader.optimizer_avg_s,
+        loader.batch_wait_avg_s,
+    )
+    means_ms = [None if seconds is None else seconds * MS_PER_S for seconds in means_s]
+    return (
+        loader_name(loader),
+        str(loader.batches),
+        "" if loader.samples is None else str(loader.samples),
+        *("" if ms is None else f"{ms:.1f}" if ms >= 10 else f"{ms:.3f}" for ms in means_ms),
+        "" if loader.proportion in (None, 1) else f"{loader.proportion:.1%}",
+        "" if loader.asked_proportion is None else f"{loader.asked_proportion:.1%}",
+    )
+
+
+def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
+    """Return what the workers of a loader did: how busy they were, the phases, and the lines with most of the work."""
+    workers = loader.workers
+    begin = f"Workers of loader {loader_name(loader)}:"
+    if workers is None:
+        # Detected loaders have numbers; loaders with names are of a program that marks them: no worker is looked at.
+        is_known = loader.num_workers and loader.name.isdecimal()
+        is_worth_a_line = is_known and loader.phase == TRAIN and loader.batches >= SEEN_FROM
+        return layout.wrap(f"{begin} no figures of what they do") if is_worth_a_line else []
+    queued = f", {ms_text(workers.queued_avg_s)} of it waiting for a CPU" if workers.queued_avg_s else ""
+    sentences = [
+        f"{begin} busy {workers.busy:.0%} of their time; a batch takes {ms_text(workers.batch_avg_s)}{queued} "
+        f"({ms_text(workers.cpu_avg_s)} of CPU time, longest {ms_text(workers.batch_max_s)})"
+    ]
+    if workers.phases and _agree(workers):
+        sentences.append(f"Their time: {_shares(workers.phases)}")
+    waiting = "of the waiting for a batch,"
+    if workers.held:
+        sentences.append(f"In {workers.held:.0%} {waiting} later batches were ready")
+    if workers.pinning:
+        sentences.append(f"In {workers.pinning:.0%} {waiting} the pin-memory thread copied one")
+    if workers.memory_bytes is not None:
+        growth = workers.memory_growth_bytes or 0
+        grown = f", {bytes_text(growth)} more than at first" if growth > 0 else ""
+        sentences.append(f"Memory of the largest worker: {bytes_text(workers.memory_bytes)}{grown}")
+    lines = [line for text in sentences for line in layout.wrap(text)]
+    for line in workers.lines[:WORKER_LINES]:
+        end = f"  {line.phase:<9} {line.share:6.1%}"
+        room = layout.width - len(end) - 2
+        lines.append(f"  {shortened(f'{line.place}  {line.what}', room):<{room}}{end}")
+    return lines
+
+
+def _agree(workers: WorkerStats) -> bool:
+    """Return whether samples show about as much work as was timed. Of workers that live shortly, they show little.
+
+    Their sampling begins with the first batches, and may be rarer then: chance is two standard errors.
+    """
+    at_work = 1 - workers.phases.get(IDLE, 0.0)
+    chance = 2 * (workers.busy * (1 - workers.busy) / workers.samples) ** 0.5 if workers.samples else 1.0
+    return abs(at_work - workers.busy) <= max(chance, LIKE_TIMED)
+
+
+def _work_elsewhere(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the batches made in the training itself, and the waits for work whose lines are not sampled.
+
+    A queue in front of a data loader of torch is not named, because the loader's workers are observed.
+    """
+    if snapshot.making:
+        yield f"Making batches in the training itself: {_shares(snapshot.making)}"
+    has_loader = any(loader.num_workers is not None for loader in snapshot.loaders)
+    for wait in snapshot.unseen:
+        if wait.share >= UNSEEN_FROM and (wait.in_loader or not has_loader):
+            yield (
+                f"Not sampled: the training spends {wait.share:.1%} of the run in {wait.what}, at {wait.line}; what "
+                "runs behind it has no lines here"
+            )
+
+
+def _shares(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{phase} {share:.1%}" for phase, share in phases.items())
+
+
+def _slow_and_mix(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a sentence on the slow loader, and one on whether the mix is the requested one."""
+    slow, mix = (rule(snapshot, snapshot.thresholds) for rule in (loader_slow, loader_mix))
+    yield from (sentence(finding.message) for finding in (slow, mix) if finding is not None)
+    asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.asked_proportion is not None]
+    if asked and mix is None:
+        yield f"The mix is {', '.join(f'{loader.name} {loader.proportion:.1%}' for loader in asked)}, as asked"

@@ -149,10 +149,10 @@ class _Parts:
         self.on_training: Counter[str] = Counter()
         self._inner_ns = [0]  # of calls inside of the call under way
         self._thread = threading.get_ident()
-        self._samplers = session.samplers
+        self._samplers = session.run.samplers
         for name, part in PIPELINE.items():
-            timed = self._timed(part, getattr(session._pipeline, name))
-            stack.enter_context(patch.object(session._pipeline, name, timed))
+            timed = self._timed(part, getattr(session.run, name))
+            stack.enter_context(patch.object(session.run, name, timed))
 
     def _timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -171,7 +171,7 @@ class _Parts:
 
     def so_far(self) -> Counter[str]:
         """Return the CPU ns of each part since the begin."""
-        from training_profiler.safety.background_thread import OWN_THREADS
+        from training_profiler.safety.fault_guard import OWN_THREADS
         from training_profiler.sampling.lock_watch import python_threads, thread_cpu_ns
 
         threads = {

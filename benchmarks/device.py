@@ -149,10 +149,10 @@ def _stamped() -> dict[str, Any]:
 
     session = api._process.session
     assert session is not None
-    time = session.samplers.device
+    time = session.run.samplers.device
     api.snapshot()
     stats = time.stats()
-    assert stats is not None, session.guard.disabled
+    assert stats is not None, session.run.guard.disabled
     left_out = sum(stats.unmeasured.values())
     return {"device": stats.name, "stamp us": time._stamp_ns / 1e3, "spans": stats.spans, "left out": left_out}
 

@@ -18,9 +18,8 @@ from benchmarks.figures import Figure, print_figures, print_table, spread
 from training_profiler.base.units import NS_PER_S, NS_PER_US
 from training_profiler.model.location import Sample
 from training_profiler.recording.implementation import best_implementation
-from training_profiler.sampling import switch_interval
-from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.switch_interval import HANDOVER_S
+from training_profiler.sampling import line_sampler as switch_interval
+from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler
 
 HZ = 50
 CPYTHON_S = 0.005

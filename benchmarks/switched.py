@@ -89,12 +89,12 @@ class SwitchableProfiling:
         assert session is not None
         if is_on:
             instrumentation.install(self._torch)
-            session.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
-            session.samplers.machine.start(session.settings.monitor_s)
+            session.run.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
+            session.run.samplers.machine.start(session.settings.monitor_s)
         else:
             instrumentation.context.guarded(instrumentation.close)
-            session.samplers.lines.close()
-            session.samplers.machine.close()
+            session.run.samplers.lines.close()
+            session.run.samplers.machine.close()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:

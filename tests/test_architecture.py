@@ -28,7 +28,6 @@ ARROWS = {
     "instrumentation": "base tables snapshot recording",
     "inspections": "base tables model snapshot recording safety instrumentation",
     "sampling": "base tables model snapshot recording safety instrumentation",
-    "loader_workers": "base model recording safety instrumentation sampling",
     "device": "base tables snapshot recording safety",
     "torch_capture": "base tables model recording safety instrumentation",
     "aggregation": "base tables model snapshot statistics recording sampling device",
@@ -45,7 +44,7 @@ ARROWS = {
         "comparison settings ranks"
     ),
     "runtime": (
-        "bootstrap base tables snapshot recording safety instrumentation inspections sampling loader_workers "
+        "bootstrap base tables snapshot recording safety instrumentation inspections sampling "
         "device torch_capture aggregation diagnosis settings reports sinks ranks storage"
     ),
     "api_disabled": "base snapshot recording",
@@ -69,8 +68,7 @@ PACKAGES_OF_OTHERS = {
     "model": {"msgspec"},
     "safety": {"numpy"},  # so that its threads take no signals
     "statistics": {"numpy"},
-    "sampling": {"psutil"},
-    "loader_workers": {"msgspec"},
+    "sampling": {"msgspec", "psutil"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"msgspec", "numpy"},

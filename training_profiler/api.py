@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import multiprocessing
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import training_profiler.safety.numpy_threads  # noqa: F401, before anything imports numpy
 
@@ -18,14 +19,15 @@ from training_profiler.base.errors import ProfilerWarning
 from training_profiler.base.text import PREFIX
 from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.runtime.process import Process, usable_settings
-from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
-from training_profiler.sampling.startup_sampler import ImportOfTorch
+from training_profiler.runtime.shutdown import is_being_spawned, is_worker
+from training_profiler.sampling.line_sampler import ImportOfTorch
 from training_profiler.settings.settings import unknown_variables
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.sections import VALIDATION_EPOCH
 
 T = TypeVar("T")
+MOST_NOTES: Final = 20
 
 
 def _process_of_this_interpreter() -> Process:
@@ -35,7 +37,12 @@ def _process_of_this_interpreter() -> Process:
         return kept
     process = Process()
     setattr(sys, "_training_profiler_process", process)  # noqa: B010 - a module has no such attribute to a type checker
-    at_fork(process.before_fork, process.after_fork_in_parent, process.after_fork_in_child)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=process.before_fork,
+            after_in_parent=process.after_fork_in_parent,
+            after_in_child=process.after_fork_in_child,
+        )
     if not is_worker():
         process.await_torch()
     return process
@@ -129,13 +136,9 @@ def profile_step() -> None:
 
 
 class Context:
-    """Marks an epoch or a phase.
+    """Marks an epoch or a phase: what ``function(argument)`` returns.
 
-    Args:
-        function: the public function that returns it.
-        argument: of that function.
-        begin: called at the begin; its result is for ``end``.
-        end: called with that, and with whether the end is without an exception.
+    ``end`` is called with what ``begin`` has returned, and with whether the end is without an exception.
     """
 
     __slots__ = ("__weakref__", "_begin", "_begun", "_end", "_made_by")
@@ -223,12 +226,9 @@ def _end_validation(phase_before: str, is_complete: bool) -> None:
 
 def _note(sentence: str) -> None:
     session = _process.running()
-    if (
-        session is not None
-        and sentence not in session.profiler_health.notes
-        and len(session.profiler_health.notes) < 20
-    ):
-        session.profiler_health.add_note(sentence)
+    health = None if session is None else session.run.profiler_health
+    if health is not None and sentence not in health.notes and len(health.notes) < MOST_NOTES:
+        health.add_note(sentence)
 
 
 def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
@@ -245,7 +245,7 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
     session = _process.running()
     if session is None:
         return loader
-    counts = session.loaders.counts_of(loader, name)
+    counts = session.run.loaders.counts_of(loader, name)
     if proportion is not None:
         counts.requested_share = _share(proportion)
     recorder = _process.recorder
@@ -335,7 +335,7 @@ def count_tokens(tokens: int) -> None:
     """Count tokens that the training on this rank has read since the last call."""
     session = _process.session
     if session is not None:
-        session.count_tokens(tokens)
+        session.run.progress.count_tokens(tokens)
 
 
 def pop_metrics(is_last: bool = False) -> list[MetricRow]:
@@ -368,7 +368,7 @@ def load_in_notebook() -> None:
 def why_nothing() -> str | None:
     """Return why this process has nothing to report although it imported torch; None if it has a report."""
     session = _process.session
-    if session is not None and session.has_reported:
+    if session is not None and session.run.has_reported:
         return None
     if _process.instrumentation is None or _process.instrumentation.awaits_torch:
         return "torch was imported, but could not be instrumented"

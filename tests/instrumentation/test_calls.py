@@ -16,7 +16,7 @@ from training_profiler.instrumentation.patches import calls
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
-from training_profiler.sampling.call_sites import CallSiteReader
+from training_profiler.sampling.stacks import CallSiteReader
 
 DATA = TensorDataset(torch.zeros(8, 2))
 

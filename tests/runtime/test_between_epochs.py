@@ -46,9 +46,9 @@ class Training:
 
     def stats(self):
         self.session.instrumentation = None
-        self.session._pipeline.drain()
-        self.session._pipeline.flush()
-        return self.session._pipeline.stats()
+        self.session.run.drain()
+        self.session.run.flush()
+        return self.session.run.stats()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ class Training:
         settings = Settings(dir=str(folder), flush_s=FLUSH_S, sample_hz=0, monitor_s=0.0)
         self.session = session_of(self.run, settings)
         self.session.start()
-        self.outputs = self.session._pipeline._outputs
+        self.outputs = self.session.run.outputs
 
     def flush_beside(self):
         """Let the thread look at the time; return in how many seconds it wants to look again."""
@@ -132,7 +132,7 @@ class FlushesBetween:
 def test_a_flush_beside_the_end_of_an_epochs_first_step_leaves_it_the_step(training):
     clock, session = training.run.clock, training.session
     training.run.recorder.watermark_ns = clock()
-    boundaries, pipeline = [], session._pipeline
+    boundaries, pipeline = [], session.run
     session.instrumentation = FlushesBetween(training, boundaries)
     for number in (1, 2):
         counts = (None, None) if number == 1 else (3, 12)
@@ -146,7 +146,7 @@ def test_a_flush_beside_the_end_of_an_epochs_first_step_leaves_it_the_step(train
 
 
 def test_a_flush_that_is_asked_for_during_one_comes_with_the_next_step(training, monkeypatch):
-    pipeline, clock = training.session._pipeline, training.run.clock
+    pipeline, clock = training.session.run, training.run.clock
     flush, flushed = pipeline.flush, []
 
     def asked_meanwhile(**given):

@@ -1,7 +1,6 @@
 """On a fake clock, with the thread's looks made by the test."""
 
 import os
-import threading
 
 import pytest
 
@@ -99,23 +98,6 @@ def test_program_that_goes_on_without_steps_does_not_hang(training):
     assert training.reports == []
 
 
-def test_steps_that_go_on_after_a_long_one_are_no_hang(training):
-    training.train()
-    training.look(65)
-    training.train()
-    training.look(50)
-    assert training.reports == []
-
-
-@pytest.mark.parametrize("name", ["validation_epoch", "checkpointing"])
-def test_validation_after_a_long_step_does_not_hang(training, name):
-    training.train()
-    training.look(65)
-    with training.recorder.section(name):
-        training.look(200)
-    assert training.reports == []
-
-
 def test_person_at_a_prompt_does_not_hang(training):
     training.train()
     code = compile("def wait(look):\n    look(100)", f"{os.path.dirname(os.__file__)}/pdb.py", "exec")
@@ -207,10 +189,3 @@ def test_deep_stacks_are_cut_to_the_innermost_frames_for_a_message():
     assert len(data) <= MOST_SENT
     assert received_stacks(data).threads[0].frames[-1].function == "function_1999"
     assert received_stacks(b"no stacks") is None
-
-
-def test_thread_of_a_session_ends_with_it(training):
-    training.watch.start()
-    training.watch.start()
-    training.watch.close(None)
-    assert "training_profiler hangs" not in [thread.name for thread in threading.enumerate()]

@@ -10,7 +10,7 @@ from training_profiler.recording.implementation import best_implementation, pyth
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
 from training_profiler.runtime.parts import new_recorder
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sampling.startup_sampler import StartupSampler
+from training_profiler.sampling.line_sampler import StartupSampler
 from training_profiler.settings.settings import Settings
 
 
@@ -21,12 +21,6 @@ def test_overhead_is_the_cost_of_work_and_sections():
     totals = Totals(0, 0)
     totals.training_spans = 2000
     assert profiler_health.health(totals, reports_left_out=0).overhead_s == 0.002
-
-
-def test_health_says_which_recorder_serves_and_why():
-    recorder = new_recorder(Settings(may_be_native=False))
-    health = ProfilerHealth(recorder, 500.0, FaultGuard()).health(Totals(0, 0), reports_left_out=0)
-    assert health.notes[-1] == "recorder: Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
 
 
 def test_without_a_refusal_the_best_recorder_serves():
@@ -43,7 +37,7 @@ def test_samples_before_the_first_step_are_part_of_the_cost() -> None:
     settings = Settings(sample_hz=0, monitor_s=0.0)
     session = session_of(run, settings, opens_files=False, startup=startup)
     run.clock.advance(0.001)
-    (note,) = session._pipeline.notes()
+    (note,) = session.run.notes()
     assert note.endswith(f"(startup sampler {startup.cpu_ns / NS_PER_MS:.2%})")
 
 

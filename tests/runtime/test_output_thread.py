@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from training_profiler.runtime import output_thread
-from training_profiler.runtime.output_thread import OutputThread
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.runtime import terminal
+from training_profiler.runtime.terminal import OutputThread
+from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard
 
 LONG_S = 60.0  # longer than any machine takes
 
@@ -36,26 +35,6 @@ class Frozen:
         self._is_thawed.set()
 
 
-def test_jobs_are_done_in_order_on_another_thread(thread):
-    done = []
-    for number in range(3):
-        assert thread.put(lambda number=number: done.append((number, threading.current_thread())))
-    assert thread.wait(LONG_S)
-    assert [number for number, _ in done] == [0, 1, 2]
-    assert threading.current_thread() not in {each for _, each in done}
-
-
-def test_what_does_not_fit_is_refused_at_once(thread):
-    frozen = Frozen(thread)
-    done = []
-    taken = [thread.put(lambda: done.append(1)) for _ in range(10)]
-    assert taken == [True] * 3 + [False] * 7  # the frozen job counts
-    frozen.thaw()
-    assert thread.wait(LONG_S)
-    assert done == [1] * 3
-    assert thread.put(lambda: None)
-
-
 def test_waiting_bytes_are_limited(thread):
     frozen = Frozen(thread)
     assert thread.put(lambda: None, 60)
@@ -76,14 +55,6 @@ def test_a_wait_is_given_up_without_progress(thread):
     assert thread.wait(LONG_S)
 
 
-def test_jobs_go_on_after_one_that_failed(thread):
-    guard, done = FaultGuard(), []
-    thread.put(lambda: guard.run("a", lambda: 1 / 0))
-    thread.put(lambda: done.append(1))
-    assert thread.wait(LONG_S)
-    assert (list(guard.disabled), done) == (["a"], [1])
-
-
 def test_without_a_thread_jobs_are_done_at_once(monkeypatch):
     def cannot_start(thread):
         raise RuntimeError("can't start new thread")
@@ -95,27 +66,8 @@ def test_without_a_thread_jobs_are_done_at_once(monkeypatch):
     assert thread.wait(LONG_S)
 
 
-def test_after_stop_and_in_a_forked_child_jobs_are_refused(thread):
-    thread.put(lambda: None)
-    thread.stop()
-    assert not thread.put(lambda: pytest.fail("too late"))
-    other = OutputThread("test", FaultGuard().run, "test")
-    other.after_fork_in_child()
-    assert not other.put(lambda: pytest.fail("the parent's"))
-
-
-def test_queued_jobs_are_done_after_stop():
-    thread, done = OutputThread("test", FaultGuard().run, "test"), []
-    frozen = Frozen(thread)
-    thread.put(lambda: done.append(1))
-    thread.stop()
-    frozen.thaw()
-    assert thread.join(LONG_S)
-    assert done == [1]
-
-
 def test_regular_work_is_done_between_jobs_and_survives_its_failure(monkeypatch):
-    monkeypatch.setattr(output_thread, "IDLE_S", 0.0)
+    monkeypatch.setattr(terminal, "IDLE_S", 0.0)
     ticks, has_ticked = [], threading.Event()
 
     def tick():

@@ -1,7 +1,6 @@
 """Outputs of a session reach the trackers of the primary rank at the right step."""
 
 import json
-import multiprocessing
 import threading
 
 import pytest
@@ -20,11 +19,11 @@ def pipeline_in(folder, **settings):
     run = FakeRun()
     chosen = Settings(dir=str(folder), sinks=("jsonl",), **settings)
     session = session_of(run, chosen)
-    return session._pipeline
+    return session.run
 
 
 def outputs_in(folder, **settings):
-    return pipeline_in(folder, **settings)._outputs
+    return pipeline_in(folder, **settings).outputs
 
 
 def rows_in(folder):
@@ -62,7 +61,7 @@ def test_a_status_line_is_drawn_that_begins_while_the_console_has_nothing_to_do(
     status = terminal._status = DrawnStatus()
     terminal._leave_to_thread("")
     assert status.asked.wait(30)
-    assert terminal.start_status()
+    terminal.start_status()
     assert status.drawn.wait(30)
     terminal.close()
 
@@ -79,27 +78,6 @@ def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     assert (first["step"], first["profiling/batches_per_second"]) == (50, 10.0)
     assert (second["step"], second["profile/train/dl_a/time_data_ms"]) == (51, 2.0)
     assert (third["step"], third["profiling/epoch_total_time"]) == (60, 2.0)
-
-
-def test_time_after_the_last_step_is_not_an_interval(tmp_path, capsys):
-    outputs = outputs_in(tmp_path)
-    outputs.start_trackers()
-    outputs.interval_row(Snapshot(steps=50, wall_s=0.1, step=None))
-    outputs.final(lambda: Snapshot(), (), Health)
-    outputs.stop()
-    assert rows_in(tmp_path) == []
-
-
-def test_ranks_that_do_not_report_have_no_trackers(tmp_path, capsys):
-    outputs = outputs_in(tmp_path, rank=1)
-    outputs.start()
-    outputs.start_trackers()
-    outputs.periodic(snapshot_of({"forward_pass": 0.5}))
-    outputs.final(lambda: Snapshot(), (), Health)
-    outputs.stop()
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".jsonl"}
-    assert rows_in(tmp_path) == []
-    assert capsys.readouterr().out == ""
 
 
 def lines_of(path):
@@ -119,15 +97,15 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
     first, second = rank_in(tmp_path, 0), rank_in(tmp_path, 1)
     first.start()
     second.start()
-    first._outputs.settle()
-    folder = first._outputs._files.folder
+    first.outputs.settle()
+    folder = first.outputs._files.folder
     second._publish(RankSummary(RankId(1, 2), steps=7))
-    second._exchange._channel._transport.run_name = folder.name
+    second.exchange._channel._transport.run_name = folder.name
     second._publish(RankSummary(RankId(1, 2), steps=8, is_final=True))
-    second._outputs.close(Health, None)
-    first._outputs.final(lambda: Snapshot(), (), Health)
+    second.outputs.close(Health, None)
+    first.outputs.final(lambda: Snapshot(), (), Health)
     for pipeline in (first, second):
-        pipeline._outputs.stop()
+        pipeline.outputs.stop()
     assert [(path.parent.name, path.name) for path in sorted(tmp_path.glob("*/rank*.jsonl"))] == [
         (folder.name, "rank0.jsonl"),
         (folder.name, "rank1.jsonl"),
@@ -139,43 +117,5 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
         ("rank", 8),
         ("end", None),
     ]
-    assert second._exchange._channel.folder == first._exchange._channel.folder == folder
+    assert second.exchange._channel.folder == first.exchange._channel.folder == folder
     assert "run name" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("is_torchrun", "world_size"), [(False, 1), (True, 2)])
-def test_leftover_world_size_of_a_shell_is_ignored(tmp_path, is_torchrun, world_size):
-    rank = outputs_in(tmp_path, launch=Launch(world_size=2, is_torchrun=is_torchrun))._rank
-    assert rank.who.world_size == world_size
-    assert rank.is_one_of_many() is is_torchrun
-
-
-def test_rank_0_sends_itself_no_summary(tmp_path, capsys, no_thread):
-    for rank, sent in ((0, 0), (1, 1)):
-        pipeline = rank_in(tmp_path, rank)
-        pipeline._publish(RankSummary(RankId(rank, 2)))
-        assert len(pipeline._exchange._channel._outbox) == sent
-        pipeline._outputs.close(Health, None)
-        pipeline._outputs.stop()
-
-
-@pytest.mark.parametrize(
-    ("is_child", "launch", "opens"),
-    [
-        (False, Launch(), True),
-        (True, Launch(), False),
-        (True, Launch(world_size=2), False),
-        (True, Launch(world_size=2, is_torchrun=True), True),
-    ],
-)
-def test_process_of_unknown_rank_opens_its_folder_late(tmp_path, capsys, monkeypatch, is_child, launch, opens):
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
-    outputs = outputs_in(tmp_path, launch=launch)
-    outputs.start()
-    outputs.settle()
-    assert bool(list(tmp_path.iterdir())) is opens
-    outputs.open_journal()
-    outputs.settle()
-    assert len(list(tmp_path.iterdir())) == 1
-    outputs.final(lambda: Snapshot(), (), Health)
-    outputs.stop()

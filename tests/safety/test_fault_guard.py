@@ -1,10 +1,33 @@
 import io
 import logging
-import string
+import os
+import signal
+import sys
+import threading
 
 import pytest
 
-from training_profiler.safety.fault_guard import FaultGuard, log
+from tests.support.greenlets import replace_threads
+from tests.support.recording import FakeClock
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from training_profiler.safety.fault_guard import (
+    EPOCHS,
+    LEAST,
+    LINES,
+    LONGEST_PAUSE_S,
+    MACHINE,
+    PARTS,
+    REPORTS,
+    SHARE,
+    WORKERS,
+    BackgroundThread,
+    CostBudget,
+    FaultGuard,
+    NoThreadError,
+    library_of_greenlets,
+    log,
+    unlimited,
+)
 
 
 def fail() -> None:
@@ -27,15 +50,6 @@ def test_other_parts_go_on():
     guard.run("statistics", fail)
     guard.run("console", lambda: calls.append("console"))
     assert calls == ["console"]
-
-
-def test_operating_system_errors_are_logged_without_traceback(caplog):
-    def refuse() -> None:
-        raise OSError("disk full")
-
-    guard = FaultGuard()
-    guard.run("run folder", refuse)
-    assert not caplog.records[0].exc_info
 
 
 def test_failing_log_handler_does_not_reach_the_training(monkeypatch):
@@ -108,9 +122,260 @@ def test_handlers_of_our_own_logger_count_alone_if_it_does_not_propagate(logged,
     assert logged(logging.Formatter(logging.BASIC_FORMAT), of=log) == [f"WARNING:training_profiler:{SENTENCE}"]
 
 
-def test_a_formatter_of_any_kind_is_taken(logged):
-    class Own:
-        def format(self, record):
-            return string.Template("[$text]").substitute(text=record.getMessage())
+def test_python_starts_threads():
+    assert library_of_greenlets() is None
 
-    assert logged(Own()) == [f"[Profiler: {SENTENCE.rstrip()}]\n"]
+
+def test_wrapper_of_a_debugger_starts_threads(monkeypatch):
+    replace_threads(monkeypatch, "pydevd_bundle.threads")
+    assert library_of_greenlets() is None
+
+
+def test_python_without_its_private_functions_starts_threads(monkeypatch):
+    for name in ("_start_new_thread", "_start_joinable_thread"):
+        monkeypatch.delattr(threading, name, raising=False)
+    assert library_of_greenlets() is None
+
+
+def test_part_that_starts_no_thread_is_disabled_without_a_word(caplog):
+    def work():
+        raise NoThreadError("gevent has replaced threads by greenlets")
+
+    guard = FaultGuard()
+    guard.run("line sampler", work)
+    assert guard.disabled == {"line sampler": "NoThreadError: gevent has replaced threads by greenlets"}
+    assert caplog.records == []
+
+
+LONG_S = 30.0  # bounds a hang; nothing here waits for long
+
+
+def started(work, guard=None):
+    thread = BackgroundThread("test", work, (guard or FaultGuard()).run, "test part")
+    thread.start()
+    return thread
+
+
+def test_thread_does_not_wait_for_itself():
+    joined = []
+    thread = started(lambda thread: joined.append((thread.is_current(), thread.join(LONG_S))))
+    thread.join(LONG_S)
+    assert joined == [(True, False)]
+    assert not thread.is_current()
+
+
+def test_cpu_time_is_known_after_the_end():
+    thread = started(lambda thread: sum(range(100_000)))
+    thread.join(LONG_S)
+    assert thread.cpu_ns > 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signal masks")
+def test_thread_blocks_signals():
+    masks = []
+    thread = started(lambda thread: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    thread.join(LONG_S)
+    assert {signal.SIGINT, signal.SIGTERM} <= masks[0]
+
+
+def test_thread_is_a_daemon_with_our_name():
+    seen = []
+    thread = started(lambda thread: seen.append(threading.current_thread()))
+    thread.join(LONG_S)
+    assert (seen[0].name, seen[0].daemon) == ("training_profiler test", True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_thread_is_gone_in_a_forked_child():
+    thread = started(lambda thread: thread.wait_for_stop(LONG_S))
+    child = os.fork()
+    if not child:
+        thread.stop()
+        os._exit(0 if thread.join(LONG_S) and not thread.is_alive() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.stop()
+    assert thread.join(LONG_S)
+
+
+def test_no_greenlet_is_started_in_place_of_a_thread(monkeypatch):
+    replace_threads(monkeypatch, "gevent.thread")
+    thread = BackgroundThread("test", lambda thread: None, lambda part, work: work(), "test")
+    with pytest.raises(NoThreadError, match="gevent"):
+        thread.start()
+    assert not thread.is_alive()
+
+
+def test_a_thread_that_began_before_gevent_replaced_threads_ends_without_an_error(monkeypatch):
+    lost, real = [], threading.get_ident
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    thread = started(lambda thread: thread.wait_for_stop(LONG_S))
+    main = real()
+    replace_threads(monkeypatch, "gevent.thread")
+    monkeypatch.setattr(threading, "get_ident", lambda: main if real() == main else -real())
+    thread.stop()
+    assert thread.join(LONG_S)
+    assert lost == []
+
+
+HZ = 50
+
+
+class Work:
+    """A run of steps with everything beside it, on a clock that only this moves."""
+
+    def __init__(self, step_s: float, step_cost_ns: int = 0) -> None:
+        self.clock = FakeClock()
+        self.begin_ns = self.clock()
+        self.budget = CostBudget(self.clock, self.begin_ns, {"patches": lambda: self.steps * step_cost_ns})
+        self.steps = self.reports = self.samples = 0
+        self.sampled_ns = 0
+        self._step_s = step_s
+
+    def run(self, seconds: float, sample_ns: int, report_ns: int, every: int = 50, free: int = 0) -> None:
+        """Train, with a report every so many steps, and samples at the pace of the budget."""
+        lines, reports = self.budget.pace(LINES), self.budget.pace(REPORTS)
+        end_ns = self.clock() + round(seconds * NS_PER_S)
+        next_sample_ns = self.clock()
+        while self.clock() < end_ns:
+            self.clock.advance(self._step_s)
+            self.steps += 1
+            while self.clock() >= next_sample_ns:
+                self.samples += 1
+                self.sampled_ns += sample_ns
+                next_sample_ns += round(lines.pause_s(1 / HZ, self.sampled_ns) * NS_PER_S)
+            if self.steps % every == 0 and reports.allows(free):
+                self.reports += 1
+                reports.spend(report_ns)
+
+    def share(self, step_cost_ns: int = 0, report_ns: int = 0) -> float:
+        """Return what all of it cost, of the time."""
+        spent_ns = self.steps * step_cost_ns + self.sampled_ns + self.reports * report_ns
+        return spent_ns / (self.clock() - self.begin_ns)
+
+
+def test_the_parts_share_what_is_left():
+    assert sum(PARTS.values()) == pytest.approx(1.0)
+    assert set(PARTS) == {LINES, REPORTS, EPOCHS, MACHINE, WORKERS}
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.005, 0.05])
+@pytest.mark.parametrize("sample_us", [20, 200, 2000])
+def test_the_budget_is_kept_at_any_cost(step_s, sample_us):
+    work = Work(step_s)
+    work.run(60, sample_us * NS_PER_US, 8 * NS_PER_MS)
+    assert work.share(report_ns=8 * NS_PER_MS) <= 1.05 * SHARE
+    assert work.samples > 0
+    assert work.reports > 0
+
+
+def test_cheap_work_is_done_in_full():
+    work = Work(0.05)
+    work.run(20, 10 * NS_PER_US, 100 * NS_PER_US)
+    assert (work.samples, work.reports) == (1001, 8)
+    assert work.budget.notes()[1:] == []
+
+
+def test_a_short_run_keeps_to_it_too():
+    work = Work(0.02, step_cost_ns=20 * NS_PER_US)
+    work.run(4, 150 * NS_PER_US, 5 * NS_PER_MS)
+    assert work.share(20 * NS_PER_US, 5 * NS_PER_MS) <= 1.05 * SHARE
+    assert work.samples >= 20
+
+
+def test_a_cost_that_rises_is_paid_by_fewer_samples():
+    work = Work(0.05)
+    work.run(30, 30 * NS_PER_US, 0)
+    before = work.samples
+    work.run(30, 3000 * NS_PER_US, 0)
+    assert work.samples - before < before / 4
+    assert work.share() <= 1.05 * SHARE
+
+
+def test_lines_are_sampled_four_times_a_second_while_the_first_samples_are_paid_for():
+    work = Work(0.05, 300 * NS_PER_US)
+    lines = work.budget.pace(LINES)
+    work.clock.advance(6)
+    lines.spend(300 * 150 * NS_PER_US)
+    assert lines.pause_s(1 / HZ, 301 * 150 * NS_PER_US) == pytest.approx(0.25)
+    work.run(600, 150 * NS_PER_US, 0)
+    assert work.share() <= LEAST
+
+
+def test_what_a_step_pays_leaves_less_to_the_rest():
+    costs_ns = [0, 100 * NS_PER_US, 200 * NS_PER_US]
+    works = [Work(0.05, cost_ns) for cost_ns in costs_ns]
+    for work, cost_ns in zip(works, costs_ns, strict=True):
+        work.run(60, 200 * NS_PER_US, 8 * NS_PER_MS)
+        assert work.share(cost_ns, 8 * NS_PER_MS) <= max(1.05 * SHARE, cost_ns / 50 / NS_PER_MS + 1.05 * LEAST)
+    assert works[0].samples > works[1].samples > works[2].samples > 0
+
+
+def test_where_the_patches_alone_cost_more_the_rest_keeps_to_its_least():
+    work = Work(0.0003, step_cost_ns=60 * NS_PER_US)
+    work.run(20, 150 * NS_PER_US, 5 * NS_PER_MS)
+    rest_ns = work.sampled_ns + work.reports * 5 * NS_PER_MS
+    assert 0 < rest_ns <= 1.1 * LEAST * 20 * NS_PER_S
+    assert work.samples >= 20
+
+
+def test_what_gives_way_is_said_with_how_much():
+    work = Work(0.05, step_cost_ns=100 * NS_PER_US)
+    work.run(60, 200 * NS_PER_US, 0)
+    costs, lines = work.budget.notes()
+    made = work.samples / 60
+    assert costs.startswith("CPU time of the profiler, on all its threads: 0.")
+    assert "patches 0.20%" in costs
+    assert lines.startswith(
+        f"line sampler: {made:.2g} times a second and not 50, because the profiler's budget is 0.5%"
+    )
+
+
+def test_no_pause_is_endless():
+    clock = FakeClock()
+    lines = CostBudget(clock, clock()).pace(LINES)
+    clock.advance(0.1)
+    assert lines.pause_s(0.02, NS_PER_S) == LONGEST_PAUSE_S
+    assert lines.pause_s(0.02, NS_PER_S, free=2) == 0.02
+
+
+def test_without_a_run_nothing_waits():
+    pace = unlimited()
+    assert pace.pause_s(0.02, NS_PER_S) == 0.02
+    assert pace.allows()
+
+
+def test_pauses_at_any_cost_add_up_no_costs() -> None:
+    asked = []
+    budget = CostBudget(FakeClock(), 0, {"patches": lambda: asked.append(1) or 0.0})
+    for sample in range(5):
+        budget.pace(LINES).pause_s(1 / HZ, sample * NS_PER_MS, free=4)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("step_cost_us", [0, 60])
+@pytest.mark.parametrize("report_ms", [0, 2, 8])
+def test_what_is_surely_refused_is_refused(step_cost_us, report_ms):
+    """Asked at each report of a run, no answer is another one within the time of a refusal."""
+    work = Work(0.0003, step_cost_us * NS_PER_US)
+    reports, lines = work.budget.pace(REPORTS), work.budget.pace(LINES)
+    until_ns = passed = 0
+    for number in range(40_000):
+        work.clock.advance(0.0003)
+        work.steps += 1
+        if number % 500 == 0:  # a part that has used more than its own
+            lines.spend(5 * NS_PER_MS)
+        if number % 50 == 0:
+            is_allowed = reports.allows(3)
+            assert not (is_allowed and work.clock() < until_ns)
+            passed += work.clock() < until_ns
+            if is_allowed:
+                reports.spend(report_ms * NS_PER_MS)
+            else:
+                until_ns = work.clock() + reports.refuses_for_ns()
+    assert passed == 0 if report_ms == 0 else passed > 400
+
+
+def test_times_that_are_not_asked_about_are_counted_as_refused():
+    reports = Work(0.05).budget.pace(REPORTS)
+    reports.refuse(7)
+    assert reports.refused == 7

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from training_profiler.safety.handler_errors import held_handler_errors
+from training_profiler.runtime.shutdown import held_handler_errors
 
 
 class Planted(Exception):

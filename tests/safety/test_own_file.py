@@ -1,10 +1,12 @@
 """A file of ours is only written to while its descriptor stands for it."""
 
 import os
+import resource
 
 import pytest
 
-from training_profiler.safety.own_file import NotOursError, OwnFile
+from training_profiler.safety import own_folder as descriptors
+from training_profiler.safety.own_folder import Descriptor, NotOursError, OwnFile, identity, raised
 
 
 def descriptor_of(file):
@@ -43,14 +45,6 @@ def test_a_number_that_the_program_got_is_left_alone(path, tmp_path):
     os.close(number)
     assert (path.read_bytes(), (tmp_path / "theirs").read_bytes()) == (b"one\ntwo\n", b"theirs")
     assert file.reopened == 1
-
-
-def test_a_closed_descriptor_is_opened_again(path):
-    file = OwnFile(path)
-    os.close(descriptor_of(file))
-    file.append(b"one\n")
-    file.close()
-    assert (path.read_bytes(), file.reopened) == (b"one\n", 1)
 
 
 def test_a_number_of_the_program_is_not_closed(path, tmp_path):
@@ -117,12 +111,44 @@ def test_a_file_that_must_be_new_is_new(path):
         OwnFile(path, is_new=True)
 
 
-def test_a_file_whose_folder_got_another_name_is_found(path, tmp_path):
-    (tmp_path / "a").mkdir()
-    file = OwnFile(tmp_path / "a" / "journal")
-    (tmp_path / "a").rename(tmp_path / "b")
-    file.moved(tmp_path / "b" / "journal")
-    os.close(descriptor_of(file))
-    file.append(b"one")
-    file.close()
-    assert (tmp_path / "b" / "journal").read_bytes() == b"one"
+def test_descriptor_gets_a_high_number_and_its_own_is_free(tmp_path):
+    low = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
+    high = raised(low)
+    try:
+        assert high >= descriptors.LOWEST
+        assert not os.get_inheritable(high)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(low)
+        assert os.write(high, b"x") == 1
+    finally:
+        os.close(high)
+
+
+def test_below_a_lower_limit_it_is_above_the_standard_streams(tmp_path, monkeypatch):
+    monkeypatch.setattr(descriptors, "LOWEST", resource.getrlimit(resource.RLIMIT_NOFILE)[1] + 10)
+    high = raised(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
+    try:
+        assert 3 <= high < descriptors.LOWEST
+    finally:
+        os.close(high)
+
+
+def test_number_that_the_program_got_is_left_open(tmp_path):
+    ours = os.open(tmp_path / "ours", os.O_RDWR | os.O_CREAT)
+    kept = Descriptor(ours, identity(ours))
+    assert kept.is_ours()
+    theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
+    os.dup2(theirs, ours)
+    assert not kept.is_ours()
+    kept.close()
+    os.fstat(ours)
+    os.close(ours)
+    os.close(theirs)
+    kept.close()
+
+
+def test_descriptor_of_ours_is_closed(tmp_path):
+    ours = os.open(tmp_path / "ours", os.O_RDWR | os.O_CREAT)
+    Descriptor(ours, identity(ours)).close()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(ours)

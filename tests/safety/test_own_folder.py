@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.safety.test_own_file import take_number
-from training_profiler.ranks.transport import FolderStore
 from training_profiler.safety import own_folder
-from training_profiler.safety.descriptors import NotOursError
 from training_profiler.safety.files import make_inner_folder, open_file, read_file, replace_file, replaced_file
-from training_profiler.safety.own_file import OwnFile
 from training_profiler.safety.own_folder import (
+    NotOursError,
+    OwnFile,
     is_in_place,
     keep_open,
     let_go,
-    place_of,
     remove,
     rename_file,
     rename_open,
@@ -74,26 +72,6 @@ def test_files_are_read_and_written_in_the_folder_that_was_opened(folder: Path, 
     assert not (tmp_path / "aside" / f"{name}.part").exists()
 
 
-def test_inner_folders_are_made_and_removed_there(folder: Path, tmp_path: Path) -> None:
-    make_inner_folder(folder / "new")
-    make_inner_folder(folder / "new" / "private", 0o700)
-    assert (tmp_path / "aside" / "new" / "private").stat().st_mode & 0o777 == 0o700
-    with place_of(folder / "new" / "private") as place:
-        assert place.path.samefile(tmp_path / "aside" / "new" / "private")
-    remove(folder / "new" / "private")
-    remove(folder / "new")
-    FolderStore(folder, 0).send(3, b"one")
-    assert (tmp_path / "aside" / "ranks" / "3.json").read_bytes() == b"one"
-
-
-def test_a_library_gets_a_path_through_the_folder(folder: Path, tmp_path: Path) -> None:
-    with place_of(folder / "inner" / "new") as place:
-        place.path.write_bytes(b"of a library")
-    assert (tmp_path / "aside" / "inner" / "new").read_bytes() == b"of a library"
-    with place_of(tmp_path / "elsewhere") as place:
-        assert place.path == tmp_path / "elsewhere"
-
-
 @pytest.mark.parametrize("name", ["inner/f", "inner/deeper/f"])
 def test_no_folder_on_the_way_is_a_link(folder: Path, tmp_path: Path, name: str) -> None:
     if "deeper" in name:
@@ -149,14 +127,6 @@ def test_a_program_that_closed_the_descriptor_costs_the_folder_only_if_another_i
     assert os.listdir(path) == []
     if how == "taken":
         os.close(number)  # left alone
-
-
-def test_a_file_that_is_open_is_written_to_although_the_folder_is_lost(folder: Path, tmp_path: Path) -> None:
-    file = OwnFile(folder / "f")
-    os.close(number_of(folder))
-    file.append(b", more")
-    file.close()
-    assert (tmp_path / "aside" / "f").read_bytes() == b"ours, more"
 
 
 def test_a_link_is_not_kept_open(tmp_path: Path) -> None:

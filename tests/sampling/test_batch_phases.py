@@ -20,17 +20,6 @@ def phase_of(fetch: Row, *rows: Row) -> str:
     return PhaseReader().phase_of(frames[:-1], frames[-1])
 
 
-def test_the_data_set_alone_is_fetch() -> None:
-    assert phase_of(GET, ITEM) == "fetch"
-    assert phase_of(GET) == "fetch"  # a data set in C has no frame
-
-
-def test_everything_below_the_call_of_collate_fn_is_collate() -> None:
-    assert phase_of(COLLATED, ("/project/data.py", "pad", "call()")) == "collate"
-    assert phase_of(COLLATED, ("/project/data.py", "decode_again", "call()")) == "collate"
-    assert phase_of(COLLATED) == "collate"
-
-
 @pytest.mark.parametrize(
     ("row", "phase"),
     [
@@ -50,23 +39,6 @@ def test_functions_are_known_by_their_names_or_their_libraries(row: Row, phase: 
     assert phase_of(GET, ITEM, row) == phase
 
 
-def test_a_function_is_known_by_the_name_that_its_caller_uses() -> None:
-    calls = ("/project/data.py", "Pictures.__getitem__", "self.transform()")
-    assert phase_of(GET, calls, ("/project/blur.py", "Blur.__call__", "call()")) == "transform"
-
-
-def test_a_call_in_c_is_known_by_its_name() -> None:
-    names = PhaseReader()
-    code = compile("cv2.resize(cv2.imread(path))", "data.py", "eval")
-    called = [names.called_name(code, at) for at in range(0, len(code.co_code), 2)]
-    assert [name for name in dict.fromkeys(called) if name] == ["imread", "resize"]
-
-
-def test_the_innermost_known_function_decides() -> None:
-    compose = (f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()")
-    assert phase_of(GET, ITEM, compose, ("/project/data.py", "decode", "call()")) == "decode"
-
-
 SYNCHRONIZE = f"{LIBRARY}/multiprocessing/synchronize.py"
 
 
@@ -83,25 +55,6 @@ SYNCHRONIZE = f"{LIBRARY}/multiprocessing/synchronize.py"
 def test_waiting_for_a_lock_of_several_processes_is_a_phase(rows: list[Row]) -> None:
     assert phase_of(GET, *rows) == "shared lock"
     assert phase_of(COLLATED, *rows) == "shared lock"
-
-
-def test_what_is_done_with_a_lock_is_work() -> None:
-    assert phase_of(GET, ITEM, (SYNCHRONIZE, "SemLock.__exit__", "call()")) == "fetch"
-    assert phase_of(GET, ITEM, ("/project/data.py", "read_image", "call()")) == "decode"
-
-
-def test_a_lock_that_may_be_of_this_process_alone_is_another_phase() -> None:
-    assert phase_of(GET, ("/project/data.py", "Pictures.__getitem__", "self.acquire()")) == "lock"
-
-
-def test_waiting_for_a_pool_of_threads_is_a_phase() -> None:
-    future = (f"{LIBRARY}/concurrent/futures/_base.py", "Future.result", "call()")
-    assert phase_of(GET, ITEM, future, (f"{LIBRARY}/threading.py", "Condition.wait", "self.acquire()")) == "threads"
-
-
-def test_a_function_of_the_program_called_acquire_is_work() -> None:
-    calls = ("/project/data.py", "Pictures.__getitem__", "self.acquire()")
-    assert phase_of(GET, calls, ("/project/pool.py", "Pool.acquire", "call()")) == "fetch"
 
 
 def enters(code: CodeType) -> int:

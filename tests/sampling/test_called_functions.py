@@ -6,7 +6,7 @@ from types import CodeType
 
 import pytest
 
-from training_profiler.sampling.called_functions import called_function, is_short, runs_python
+from training_profiler.sampling.location import called_function, is_short, runs_python
 
 
 def calling_code(source: str) -> tuple[CodeType, int]:

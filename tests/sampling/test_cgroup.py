@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from training_profiler.sampling.cgroup import Container, Usage, find_container, read_usage
+from training_profiler.sampling.host import Usage, find_container, read_usage
 
 GIB = 2**30
-NO_LIMIT_V1 = "9223372036854771712\n"
 
 
 def made(root: Path, files: dict[str, str]) -> Path:
@@ -86,35 +85,11 @@ def test_the_smallest_limit_of_the_groups_around_holds(tmp_path):
     assert read_usage(container) == Usage(12 * GIB, 10_000)
 
 
-def test_host_without_limits_is_not_a_container(tmp_path):
-    made(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/user.slice/session-1.scope\n",
-            "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
-            "sys/fs/cgroup/cpu.stat": "usage_usec 10\n",
-            "sys/fs/cgroup/user.slice/session-1.scope/memory.max": "max\n",
-            "sys/fs/cgroup/user.slice/session-1.scope/memory.current": "5\n",
-        },
-    )
-    assert find_container(tmp_path) == Container(None, None, None, None)
-
-
 def test_a_container_without_limits_has_use_all_the_same(tmp_path):
     made(docker_v2(tmp_path), {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/cpu.max": "max 100000\n"})
     container = find_container(tmp_path)
     assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)
     assert read_usage(container) == Usage(8 * GIB, 5_000_000_000)
-
-
-def test_largest_number_of_version_1_means_unlimited(tmp_path):
-    mounts = "sys/fs/cgroup/"
-    root = made(
-        docker_v1(tmp_path),
-        {mounts + "memory/memory.limit_in_bytes": NO_LIMIT_V1, mounts + "cpu,cpuacct/cpu.cfs_quota_us": "-1\n"},
-    )
-    container = find_container(root)
-    assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)
 
 
 def test_controllers_mounted_one_by_one_are_found(tmp_path):
@@ -149,11 +124,6 @@ def test_malformed_files_are_ignored(tmp_path):
     container = find_container(tmp_path)
     assert (container.memory_limit_bytes, container.cpu_quota) == (None, None)
     assert read_usage(container) == Usage(10 * GIB, None)
-
-
-def test_where_there_are_no_control_groups_nothing_is_known(tmp_path):
-    assert find_container(tmp_path) == Container(None, None, None, None)
-    assert read_usage(find_container(tmp_path)) == Usage(None, None)
 
 
 def test_stalls_are_those_of_the_group_and_else_of_the_host(tmp_path):

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from training_profiler.sampling.cpu_speed import LEAST_S, MOST_S, SHARE, budget_s, measure
+from training_profiler.runtime.health import LEAST_SPEED_S, MOST_SPEED_S, SPEED_SHARE, budget_s, measure
 
 
-@pytest.mark.parametrize(("run_s", "seconds"), [(1.0, 0.0), (20.0, 20.0 * SHARE), (3600.0, MOST_S)])
+@pytest.mark.parametrize(("run_s", "seconds"), [(1.0, 0.0), (20.0, 20.0 * SPEED_SHARE), (3600.0, MOST_SPEED_S)])
 def test_measuring_takes_a_small_part_of_the_run(run_s, seconds):
     assert budget_s(run_s) == seconds
-    assert budget_s(LEAST_S / SHARE) == LEAST_S
+    assert budget_s(LEAST_SPEED_S / SPEED_SHARE) == LEAST_SPEED_S
 
 
 def test_speed_is_measured_without_random_numbers():

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from training_profiler.sampling.frames import DEPTHS, READS_PER_DEPTH, StackOfThread, current_frames, frame_of
+from training_profiler.sampling.frames import StackOfThread, current_frames
 
 # What is collected needs the lock that is held while frames are read; without care this stands still within a second.
 LITTER = """
@@ -111,44 +111,6 @@ def depth_of(frame: FrameType | None) -> int:
     return depth
 
 
-@pytest.fixture
-def deep_thread():
-    """Start a thread that waits below a number of calls; return its ident."""
-    waits, release, threads = threading.Event(), threading.Event(), list[threading.Thread]()
-
-    def call(calls: int) -> None:
-        if calls:
-            call(calls - 1)
-        else:
-            waits.set()
-            release.wait()
-
-    def start(calls: int) -> int:
-        thread = threading.Thread(target=call, args=(calls,), daemon=True)
-        thread.start()
-        threads.append(thread)
-        waits.wait()
-        assert thread.ident is not None
-        return thread.ident
-
-    yield start
-    release.set()
-    for thread in threads:
-        thread.join()
-
-
-@pytest.mark.parametrize("calls", [1, DEPTHS[0], DEPTHS[1]])
-def test_a_stack_is_read_to_its_end(deep_thread, calls):
-    stack = StackOfThread(deep_thread(calls))
-    assert {depth_of(stack.frame()) - calls for _ in range(2 * READS_PER_DEPTH)} == {depth_of(stack.frame()) - calls}
-    assert depth_of(stack.frame()) > calls
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two instructions alone")
-def test_a_stack_that_is_too_deep_is_not_read(deep_thread):
-    assert frame_of(deep_thread(DEPTHS[-1])) is None
-
-
 def test_no_frame_is_kept():
     class Tensor:
         pass
@@ -175,14 +137,6 @@ def test_no_frame_is_kept():
         is_read.release()
     thread.join()
     assert [tensor() for tensor in tensors] == [None, None, None]
-
-
-def test_a_thread_that_has_ended_has_no_frame():
-    thread = threading.Thread(target=int)
-    thread.start()
-    thread.join()
-    assert thread.ident is not None
-    assert frame_of(thread.ident) is None or thread.ident in sys._current_frames()  # another has its ident
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -52,16 +52,6 @@ def read(*stack: tuple[str, str]) -> Location | None:
     return None if place is None else reader.location(place)
 
 
-def test_a_line_that_calls_no_library_has_nothing_inside() -> None:
-    assert read(TRAIN) == Location("train.py", 2, "main")
-
-
-def test_frames_of_torch_and_of_python_are_not_inside() -> None:
-    assert read(TRAIN, (f"{TORCH}/_tensor.py", "Tensor.backward"), ("/usr/lib/python3.11/copy.py", "deepcopy")) == (
-        Location("train.py", 2, "main")
-    )
-
-
 @pytest.mark.parametrize("function", ["Distribution.__init__", "Distribution._validate_sample"])
 def test_checks_of_a_distribution_are_not_what_the_line_calls(function) -> None:
     distributions = f"{TORCH}/distributions"
@@ -278,20 +268,6 @@ def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
 MODULE = f"{TORCH}/nn/modules/module.py"
 IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pretrained")
-SB3 = f"{SITE}/stable_baselines3/common"
-
-
-def test_modules_that_are_imported_are_no_phases() -> None:
-    modules = IMPORT, (f"{SB3}/buffers.py", "<module>"), IMPORT, (f"{SB3}/logger.py", "<module>")
-    assert read(TRAIN, *modules).phase == ""
-    trainer = (HF, "Trainer._inner_training_loop"), (CALLBACKS, "WandbCallback.on_train_begin")
-    assert read(TRAIN, *trainer, IMPORT, (f"{SITE}/wandb/__init__.py", "<module>")).phase == (
-        "callback on_train_begin (WandbCallback)"
-    )
-    users = IMPORT, ("/project/task.py", "<module>"), (f"{SB3}/logger.py", "Logger.dump")
-    assert read(TRAIN, *users).phase == "logging"  # a module of the user's that trains while it is imported
-
-
 # A function that stands for one of torch's has the file of this one: warnings do not count its frames.
 HIDDEN = (SKIPPED_BY_WARNINGS, "__next__")
 LOADER = f"{TORCH}/utils/data/dataloader.py"

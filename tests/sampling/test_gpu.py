@@ -112,52 +112,11 @@ def test_a_device_that_the_program_has_not_initialised_is_left_alone():
     assert gpus_of(cuda, FakeNvml()).read() == []
 
 
-def test_memory_of_the_devices_this_process_uses():
-    values = {"allocated_bytes": 50.0, "reserved_bytes": 100.0, "alloc_retries": 3.0}
-    assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuReading(1, NAME, 1000, values)]
-
-
-def test_nvml_device_is_found_by_uuid():
-    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
-    (seen,) = gpus_of(FakeCuda([100], ["b"]), FakeNvml()).read()
-    assert seen.values["used_bytes"] == 800
-    assert (seen.values["utilization"], seen.values["temperature_c"]) == (0.85, 64)
-
-
-def test_a_part_of_a_device_is_found_by_its_own_uuid():
-    (seen,) = gpus_of(FakeCuda([100], ["a"]), FakeNvml(uuids=("MIG-a",))).read()
-    assert seen.values["used_bytes"] == 90
-
-
 def test_without_a_uuid_only_a_single_device_is_known_for_sure():
     (one,) = gpus_of(FakeCuda([100], [None]), FakeNvml(uuids=("GPU-a",))).read()
     (of_two,) = gpus_of(FakeCuda([100], [None]), FakeNvml()).read()
     assert one.values["used_bytes"] == 700
     assert "used_bytes" not in of_two.values
-
-
-def test_unsupported_quantity_is_unknown_and_not_read_again():
-    nvml = FakeNvml()
-    gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
-    seen = [gpus.read() for _ in range(3)]
-    assert all("power_w" not in one.values for (one,) in seen)
-    assert nvml.power_asked == 1
-
-
-def test_energy_is_read_in_joules():
-    (seen,) = gpus_of(FakeCuda([100], ["a"]), FakeNvml()).read()
-    assert seen.values["energy_j"] == 7000.5
-
-
-def test_pynvml_without_a_function_has_the_other_readings():
-    class Older(FakeNvml):
-        @property
-        def nvmlDeviceGetTotalEnergyConsumption(self) -> Any:
-            raise AttributeError
-
-    (seen,) = gpus_of(FakeCuda([100], ["a"]), Older()).read()
-    assert "energy_j" not in seen.values
-    assert seen.values["temperature_c"] == 64
 
 
 OWN, WORKER, OTHER = os.getpid(), 77_000_001, 77_000_002
@@ -194,21 +153,6 @@ def test_what_others_do_is_read_at_each_fifth_sample_and_since_the_last():
     assert nvml.busy_asked == [0, 2000]
 
 
-def test_a_driver_without_times_of_processes_is_asked_once():
-    class Older(FakeNvml):
-        def nvmlDeviceGetProcessUtilization(self, handle: str, since_us: int) -> Any:
-            self.busy_asked.append(since_us)
-            raise self.NVMLError("not supported", 3)
-
-    nvml = Older()
-    nvml.pids = [OWN, OTHER]
-    gpus = shared(nvml)
-    values = [gpus.read()[0].values for _ in range(12)]
-    assert {each["processes"] for each in values} == {2}
-    assert not any("others_utilization" in each for each in values)
-    assert nvml.busy_asked == [0]
-
-
 @pytest.mark.parametrize("pids", [[], [OTHER], [OTHER, 9]])
 def test_in_a_container_that_numbers_processes_itself_none_is_taken_for_another(pids):
     nvml = FakeNvml()
@@ -241,24 +185,6 @@ def test_processes_that_rest_take_no_time():
     nvml.pids, nvml.busy = [OWN, OTHER], [(OWN, 0, 5), (OTHER, 0, 5)]
     (seen,) = shared(nvml).read()
     assert seen.values["others_utilization"] == 0
-
-
-def test_without_a_driver_nvml_is_tried_once():
-    nvml = FakeNvml(has_driver=False)
-    gpus = gpus_of(FakeCuda([100, 100], ["a", "b"]), nvml)
-    for _ in range(25):
-        assert [set(one.values) for one in gpus.read()] == [{"allocated_bytes", "reserved_bytes", "alloc_retries"}] * 2
-    assert nvml.begun == 1
-    gpus.close()
-    assert nvml.ended == 0
-
-
-def test_device_used_later_is_found_later():
-    cuda = FakeCuda([100, 0], ["a", "b"])
-    gpus = gpus_of(cuda)
-    assert [seen.device for seen in gpus.read()] == [0]
-    cuda.reserved_bytes[1] = 10
-    assert [[seen.device for seen in gpus.read()] for _ in range(10)][-1] == [0, 1]
 
 
 def test_close_shuts_nvml_down():

@@ -183,12 +183,6 @@ def test_processes_of_one_spawn_that_work_alike_are_siblings():
     assert [host.read().siblings for _ in range(9)][-1] == 1
 
 
-def test_siblings_of_a_program_that_was_started_by_itself_are_other_programs():
-    psutil = FakePsutil()
-    psutil.siblings = [FakeProcess(psutil, 8, 9.0, 100)]
-    assert host_of(psutil).read().siblings == 0
-
-
 def test_spawned_process_without_a_parent_any_more_has_no_siblings():
     psutil = FakePsutil()
     psutil.parent = None

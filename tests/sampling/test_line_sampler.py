@@ -14,13 +14,12 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.model.location import Location
-from training_profiler.safety import background_thread
+from training_profiler.safety import fault_guard as background_thread
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling import line_sampler, stacks
-from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.line_sampler import LineSampler, has_gil
 from training_profiler.sampling.location import function_name
 from training_profiler.sampling.stacks import StackReader
-from training_profiler.sampling.switch_interval import has_gil
 from training_profiler.sampling.user_code import Places, UserCode
 from training_profiler.snapshot.snapshot import PYTHON
 

@@ -77,10 +77,6 @@ class Threads:
         return sum(look is not None for look in settled) / len(settled)
 
 
-def test_the_training_waits_while_a_thread_runs_python_code():
-    assert Threads(training=0.3, other=0.7).part_held() == pytest.approx(0.7, abs=0.01)
-
-
 def test_no_longer_than_the_other_thread_has_run():
     assert Threads(training=0.3, other=0.4).part_held() == pytest.approx(0.4, abs=0.01)
 
@@ -91,10 +87,6 @@ def test_a_thread_that_computes_without_the_lock_is_not_to_blame():
 
 def test_a_training_that_computes_does_not_wait():
     assert Threads(training=1.0, other=0.9).part_held() == 0.0
-
-
-def test_a_training_whose_helpers_compute_may_wait_for_them():
-    assert Threads(training=0.3, other=0.7, helpers=0.9).part_held() == 0.0
 
 
 def test_threads_that_spin_between_operators_are_not_waited_for():
@@ -145,17 +137,6 @@ def test_a_thread_that_ends_is_forgotten():
     threads.now_ns += TICK_NS
     threads.watch.look_begins(TRAINING.ident)
     assert threads.watch.look_ends() is None
-
-
-@pytest.mark.parametrize(("other", "is_alone"), [(0.05, True), (0.6, False)])
-def test_whether_the_training_is_alone_is_known_from_the_second_search_on(other, is_alone):
-    threads = Threads(training=0.4, other=other)
-    looks = []
-    while threads.now_ns < 3 * SEARCH_NS:
-        threads.look()
-        looks.append((threads.now_ns < SEARCH_NS, threads.watch.is_alone))
-    assert {known for is_early, known in looks if is_early} == {False}
-    assert looks[-1] == (False, is_alone)
 
 
 def test_cpu_times_are_those_of_the_system():

@@ -25,40 +25,11 @@ def faults(tmp_path: Path) -> PageFaults:
     return reader
 
 
-def test_a_reading_has_what_happened_since_the_one_before(tmp_path: Path, faults: PageFaults) -> None:
-    write(tmp_path, TRAINING, 1000, 3, 50)
-    assert faults.read() is None
-    write(tmp_path, TRAINING, 1500, 4, 75)
-    assert faults.read() == Faults(500, 1, 0.25)
-    assert faults.read() == Faults(0, 0, 0.0)
-
-
 def test_a_name_may_contain_anything(tmp_path: Path, faults: PageFaults) -> None:
     write(tmp_path, TRAINING, 1, 0, 0, name="a) R 9 9 (b")
     faults.read()
     write(tmp_path, TRAINING, 8, 0, 0, name="a) R 9 9 (b")
     assert faults.read() == Faults(7, 0, 0.0)
-
-
-def test_another_thread_begins_again(tmp_path: Path, faults: PageFaults) -> None:
-    write(tmp_path, TRAINING, 1, 0, 0)
-    write(tmp_path, 11, 900_000, 0, 9000)
-    faults.read()
-    faults.use_thread(11)
-    assert faults.read() is None
-    assert faults.read() == Faults(0, 0, 0.0)
-
-
-@pytest.mark.parametrize("text", ["", "10 (python) R 1 2", "no name", "10 (python) R 1 1 1 0 -1 4 x 0 0 0 0 0"])
-def test_a_file_of_another_form_is_unknown(tmp_path: Path, faults: PageFaults, text: str) -> None:
-    write(tmp_path, TRAINING, 1, 0, 0)
-    faults.read()
-    (tmp_path / "proc/self/task" / str(TRAINING) / "stat").write_text(text)
-    assert faults.read() is None
-
-
-def test_a_thread_that_has_ended_is_unknown(faults: PageFaults) -> None:
-    assert faults.read() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files of Linux")

@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 
-from training_profiler.sampling.stack_signal import free_signal, is_stopped, parse_dump, stacks_by_signal
+from training_profiler.sampling.thread_stacks import free_signal, is_stopped, parse_dump, stacks_by_signal
 
 # Holds the GIL in C on the main thread, as a driver that hangs; the program uses faulthandler itself.
 PROGRAM = """
 import ctypes, faulthandler, sys, threading
-from training_profiler.sampling.stack_signal import StackSignal
+from training_profiler.sampling.thread_stacks import StackSignal
 faulthandler.dump_traceback_later(600)
 def watch():
     watcher = StackSignal()

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.model.location import Location
-from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.startup_sampler import FIRST_SAMPLES, LONGEST_PAUSE_S, StartupSampler
+from training_profiler.sampling.line_sampler import FIRST_STARTUP_SAMPLES, LONGEST_PAUSE_S, LineSampler, StartupSampler
 from training_profiler.sampling.user_code import Places
 from training_profiler.snapshot.snapshot import PYTHON
 
@@ -76,7 +75,7 @@ def test_samples_that_cost_too_much_become_rarer_after_the_first_ones() -> None:
     sampler = StartupSampler(FakeClock(), 0)
     sampler._hz = 20
     assert sampler._pause_s(Thread(1.0), elapsed_s=2.0) == 1 / 20
-    sampler._seen += [(0, None)] * FIRST_SAMPLES
+    sampler._seen += [(0, None)] * FIRST_STARTUP_SAMPLES
     assert sampler._pause_s(Thread(0.01), elapsed_s=2.0) == 1 / 20
     assert sampler._pause_s(Thread(0.0105), elapsed_s=2.0) == pytest.approx(0.1)
     assert sampler._pause_s(Thread(1.0), elapsed_s=2.0) == LONGEST_PAUSE_S

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from training_profiler.sampling import switch_interval
-from training_profiler.sampling.switch_interval import HANDOVER_S, SwitchInterval
+from training_profiler.sampling import line_sampler as switch_interval
+from training_profiler.sampling.line_sampler import HANDOVER_S, SwitchInterval
 
 REAL_GET, REAL_SET = sys.getswitchinterval, sys.setswitchinterval
 

@@ -1,6 +1,5 @@
 import threading
 
-from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.sampling.thread_stacks import read_stacks
 
 
@@ -25,18 +24,3 @@ def test_each_thread_has_its_name_and_frames_outermost_first():
     assert frames[0].file == "threading.py"
     own_name, own = stacks[threading.get_ident()]
     assert (own_name, own[-1].function) == ("MainThread", "test_each_thread_has_its_name_and_frames_outermost_first")
-
-
-def test_threads_and_frames_of_the_profiler_are_left_out():
-    def guard(part, work):
-        work()
-
-    thread = BackgroundThread("lines", lambda thread: thread.wait_for_stop(60), guard, "x")
-    thread.start()
-    try:
-        stacks = read_stacks()
-    finally:
-        thread.stop()
-        thread.join(60)
-    assert "training_profiler lines" not in [name for name, _ in stacks.values()]
-    assert not any("sampling/thread_stacks.py" in frame.file for _, frames in stacks.values() for frame in frames)

@@ -1,10 +1,7 @@
-import sysconfig
 from dataclasses import replace
 
-import numpy
 import pytest
 
-import training_profiler
 from training_profiler.sampling import user_code
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
@@ -123,21 +120,6 @@ def test_no_more_names_are_kept_than_the_limit(monkeypatch):
         assert code.shown(f"/home/ada/project/{number}.py") == f"{number}.py"
     assert len(code._names) <= 10
     assert len(code._path_of) <= 10
-
-
-def test_in_this_process_the_standard_library_and_the_profiler_are_not_the_users():
-    code = UserCode(places_of_this_process())
-    assert code.shown(sysconfig.get_paths()["stdlib"] + "/json/decoder.py") is None
-    assert code.shown(training_profiler.__file__) is None
-    assert code.shown(numpy.__file__) is None
-    assert code.shown(__file__) is not None
-
-
-def test_a_string_is_the_users_where_it_is_the_program() -> None:
-    assert UserCode(PLACES).shown("<string>") is None  # what a dataclass or a namedtuple is made by
-    assert UserCode(replace(PLACES, main=None)).shown("<string>") == "<string>"
-    spawned = replace(PLACES, main=None, has_typed_in=False)  # by multiprocessing, with a text of its own
-    assert UserCode(spawned).shown("<string>") is None
 
 
 def test_a_folder_that_an_installer_wrote_to_has_libraries(tmp_path, monkeypatch) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 from tests.support.recording import FakeRun
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import RunContext
-from training_profiler.runtime.session import Session, build_session
+from training_profiler.runtime.session import Session
 from training_profiler.settings.settings import Settings
 
 
 def session_of(run: FakeRun, settings: Settings, opens_files: bool = True, **context: Any) -> Session:
     """Return a session of ``run`` that has not started."""
     instrumentation = Instrumentation(run.recorder, lambda: None)
-    return build_session(settings, RunContext(run.recorder, 0.0, run.clock(), opens_files, instrumentation, **context))
+    return Session(settings, RunContext(run.recorder, 0.0, run.clock(), opens_files, instrumentation, **context))

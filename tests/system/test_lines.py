@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.system.scripts import THREE_STEPS, report_command, run_forked, run_without_torch
-from training_profiler.sampling.switch_interval import HANDOVER_S
+from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
 NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # without the thread of the monitor

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from training_profiler.inspections.kept_losses import lines_that_keep
 from training_profiler.instrumentation.call_sites import CallSites
-from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import BackgroundThread
 from training_profiler.snapshot.program import CallSite, KeptGraphs
 
 MARKED: Final = 16  # steps whose graphs are marked

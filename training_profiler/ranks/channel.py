@@ -13,8 +13,7 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.transport import RankTransport, ReceivedMessage
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.fault_guard import BackgroundThread, Guard
 
 __all__ = ["RankChannel", "ReceivedMessage"]
 

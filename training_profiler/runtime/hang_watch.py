@@ -13,10 +13,8 @@ from training_profiler.ranks.hang_detector import Hang, HangDetector
 from training_profiler.ranks.identity import Rank
 from training_profiler.recording.recorder import Recorder
 from training_profiler.reports.hang import where_text
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import Guard
-from training_profiler.sampling.stack_signal import StackSignal
-from training_profiler.sampling.thread_stacks import read_stacks
+from training_profiler.safety.fault_guard import BackgroundThread, Guard
+from training_profiler.sampling.thread_stacks import StackSignal, read_stacks
 from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
@@ -133,10 +131,6 @@ class HangWatch:
         """Drop the thread: a forked child has none."""
         self._thread = None
 
-    def notes(self) -> list[str]:
-        """Return nothing: what is found is reported at once."""
-        return []
-
     def _run(self, thread: BackgroundThread) -> None:
         signal = StackSignal()
         try:
@@ -194,14 +188,14 @@ class HangWatch:
             return
         quiet_s = suspicion.hang.quiet_s + (self._recorder.clock() - suspicion.since_ns) / NS_PER_S
         self._answered_ns = stacks.asked_ns
-        self._write([stacks])
+        self._write(stacks)
         self._report(f"no training step for {quiet_s:.0f} s, at {where_text([stacks], is_alone=True)}{self._hint()}")
 
     def _answer(self, asked_ns: int, is_hang: bool) -> None:
         """Read the stacks of this rank, write them, and have rank 0 collect those of all ranks."""
         self._answered_ns = asked_ns
         stacks = self._stacks(asked_ns)
-        self._write([stacks])
+        self._write(stacks)
         every_s = self._channel.every_s
         if self._rank.who.rank:
             self._attached = short(stacks), self._recorder.clock() + int(ATTACH_INTERVALS * every_s * NS_PER_S)
@@ -219,41 +213,35 @@ class HangWatch:
         idents = {buffer.ident: buffer.thread_id for buffer in self._recorder.buffers if buffer.owner() is not None}
         threads = []
         for ident, (name, frames) in read_stacks().items():
-            is_training = idents.get(ident) == training
-            inside, since_s = self._detector.inside(idents.get(ident, NO_NUMBER))
-            threads.append(ThreadStack(name, frames, is_training, inside, since_s))
-        return RankStacks(
-            asked_ns,
-            self._wall_clock(),
-            self._rank.who.rank,
-            self._rank.who.host,
-            os.getpid(),
-            beat.steps,
-            tuple(threads),
-        )
+            number = idents.get(ident)
+            inside = self._detector.inside(NO_NUMBER if number is None else number)
+            threads.append(ThreadStack(name, frames, number == training, *inside))
+        who = self._rank.who
+        return RankStacks(asked_ns, self._wall_clock(), who.rank, who.host, os.getpid(), beat.steps, tuple(threads))
 
-    def _write(self, stacks: list[RankStacks]) -> None:
-        for each in stacks:
-            self._in_folder(partial(stack_files.write_stacks, stacks=each))
+    def _write(self, stacks: RankStacks) -> None:
+        self._in_folder(partial(stack_files.write_stacks, stacks=stacks))
 
     def _in_folder(self, work: Callable[[Path], None]) -> None:
         """Do ``work`` with the run folder soon, on the thread of the files."""
 
         def job() -> None:
-            folder = self._location(False).run_folder
-            if folder is not None:
-                work(Path(folder))
+            if (folder := self._folder()) is not None:
+                work(folder)
 
         self._with_files(job)
+
+    def _folder(self) -> Path | None:
+        folder = self._location(False).run_folder
+        return None if folder is None else Path(folder)
 
     def _read_folder(self) -> None:
         """Look for a request, and for stacks of other ranks that are being collected, on the thread of the files."""
         try:
-            folder = self._location(False).run_folder
-            if folder is not None:
-                self._in_folder_ns = stack_files.read_request(Path(folder)) or 0
+            if (folder := self._folder()) is not None:
+                self._in_folder_ns = stack_files.read_request(folder) or 0
                 if (collection := self._collection) is not None:
-                    self._from_files = stack_files.read_stacks(Path(folder), collection.asked_ns)
+                    self._from_files = stack_files.read_stacks(folder, collection.asked_ns)
         finally:
             self._is_reading = False
 
@@ -266,7 +254,7 @@ class HangWatch:
             stacks = None if rank in collection.found else received_stacks(message.stacks)
             if stacks is not None and stacks.asked_ns == collection.asked_ns:
                 collection.found[rank] = stacks
-                self._write([stacks])
+                self._write(stacks)
         collection.found.update(
             (rank, stacks) for rank, stacks in self._from_files.items() if stacks.asked_ns == collection.asked_ns
         )
@@ -279,8 +267,8 @@ class HangWatch:
             self._report(f"where the ranks are: {where_text(found, is_alone=False)}{self._hint()}")
 
     def _hint(self) -> str:
-        folder = self._location(False).run_folder
-        return "" if folder is None else f". All stacks: training-profiler stacks {typed_path(Path(folder))}"
+        folder = self._folder()
+        return "" if folder is None else f". All stacks: training-profiler stacks {typed_path(folder)}"
 
 
 def received_stacks(data: bytes) -> RankStacks | None:

@@ -2,9 +2,10 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
@@ -12,9 +13,57 @@ from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.python_recorder import Clock
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import OTHER_NAMES
-from training_profiler.safety.cost_budget import SHARE
-from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.safety.fault_guard import SHARE, FaultGuard
+from training_profiler.snapshot.program import CpuSpeed
 from training_profiler.snapshot.snapshot import PROFILER, Health
+
+SPEED_SHARE: Final = 0.001  # of the run that the measurement may take
+LEAST_SPEED_S, MOST_SPEED_S = 0.01, 0.06
+SIDE: Final = 384  # of the matrices: large enough for full speed, small enough for a millisecond
+CHAIN: Final = 100  # operations of the shortest kind, forward and backward
+HALF: Final = ("bfloat16", "float16")  # which a CPU without units for them computes slower than float32
+DTYPES: Final = ("float32", "float64", *HALF)
+
+
+def budget_s(run_s: float) -> float:
+    """Return how long measuring may take after a run of ``run_s``; 0 for a run too short."""
+    allowed_s = min(MOST_SPEED_S, SPEED_SHARE * run_s)
+    return allowed_s if allowed_s >= LEAST_SPEED_S else 0.0
+
+
+def measure(torch: Any, dtype: str, seconds: float) -> CpuSpeed | None:
+    """Return the speed of matrix products in ``dtype``, and of the shortest operations; None for another dtype."""
+    if dtype not in DTYPES:
+        return None
+    with torch.enable_grad():
+        operator_s = _best_s(lambda: _short_operations(torch), seconds / 3) / (2 * CHAIN)
+    gflops = _gflops(torch, dtype, 2 * seconds / 3)
+    return CpuSpeed(dtype, gflops, operator_s, _gflops(torch, "float32", seconds / 3) if dtype in HALF else 0.0)
+
+
+def _gflops(torch: Any, dtype: str, seconds: float) -> float:
+    with torch.no_grad():
+        left, right = (torch.full((SIDE, SIDE), 0.5, dtype=getattr(torch, dtype)) for _ in range(2))
+        product_s = _best_s(lambda: torch.mm(left, right), seconds)
+    return 2 * SIDE**3 / product_s / 1e9
+
+
+def _short_operations(torch: Any) -> None:
+    value = start = torch.ones(8, requires_grad=True)
+    for _ in range(CHAIN):
+        value = value * 1.0
+    torch.autograd.grad(value.sum(), start)
+
+
+def _best_s(work: Any, seconds: float) -> float:
+    """Return the shortest time of ``work``, which other programs delay now and then; at least two are made."""
+    best_s, ends_s, count = float("inf"), time.perf_counter() + seconds, 0
+    while count < 2 or time.perf_counter() < ends_s:
+        began_s = time.perf_counter()
+        work()
+        best_s, count = min(best_s, time.perf_counter() - began_s), count + 1
+    return max(best_s, 1e-9)
+
 
 CALIBRATION_ROUNDS, CALIBRATION_SPANS = 5, 400  # about 1 ms together
 # Cost of a patched call in empty sections of the same recorder, by the time between two such calls. Measured with the
@@ -35,16 +84,11 @@ def measure_section_cost_ns(
 ) -> float:
     """Return the cost of recording an empty section on this machine, in ns.
 
-    It is the median of short rounds: a pause, in which other programs have the CPU, falls into one of them.
-
-    Args:
-        implementation: of the recorder.
-        clock: of the recorder.
-        spent: the clock that the rounds are timed with; None for the same.
+    It is the median of short rounds: a pause, in which other programs have the CPU, falls into one of them. They are
+    timed by the clock ``spent``, else by the recorder's.
     """
     spent = spent or clock
-    recorder = Recorder(clock, implementation=implementation)
-    section = recorder.section
+    section = Recorder(clock, implementation=implementation).section
     rounds = []
     with section("a"):
         for _ in range(CALIBRATION_ROUNDS):
@@ -176,7 +220,7 @@ def _of_run(run: Totals, reports_left_out: int) -> list[str]:
 
 
 def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _compiled() -> list[str]:

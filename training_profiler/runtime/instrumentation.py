@@ -94,21 +94,24 @@ class Instrumentation:
     ) -> None:
         self._recorder = recorder
         self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers, read_site)
-        self.flops = Flops(self.context)
-        self.program = ProgramReader(self.context)
-        self.early_steps = EarlySteps(self.context)
         self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
         self._torch: Any = None  # until its import has ended
         self._patches = self.context.installed
         self._overwritten: list[str] = []
-        self._known_loaders: KnownLoaders | None = None
-        self.epochs = EpochDetector()
         self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
-        self._passes_before: PassesBefore | None = None  # of the detectors that have ended
         self._works: list[Work] = []  # of detectors that no longer record
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self.flops = Flops(self.context)
+        self.program = ProgramReader(self.context)
+        self.early_steps = EarlySteps(self.context)
+        self.epochs = EpochDetector()
+        self._known_loaders: KnownLoaders | None = None
+        self._passes_before: PassesBefore | None = None  # of the detectors that have ended
 
     def install(self, torch: Any) -> None:
         """Install all patches; one that this version of torch has no place for is left out alone."""
@@ -310,9 +313,7 @@ class Instrumentation:
         if latest is None or self.epochs.is_same(latest):
             return None
         boundary = self.epochs.next_boundary(latest, passes.is_alone(latest))
-        if boundary is None:
-            return boundary
-        return boundary._replace(at_ns=detector.phases.with_workers(boundary.at_ns))
+        return boundary and boundary._replace(at_ns=detector.phases.with_workers(boundary.at_ns))
 
     def use_manual_epochs(self) -> None:
         """Leave epochs to ``profile_epoch``; undecided events belong to the epoch before."""
@@ -350,9 +351,10 @@ class Instrumentation:
                 f"before {self._inferred_updates} backward passes or the end; profile_step() marks steps exactly"
             )
         elif self._backwards and not self._updates and not self._has_manual_steps:
+            times = "once" if self._backwards == 1 else f"{self._backwards} times"
             notes.append(
-                f"steps could not be detected: gradients were computed {_times(self._backwards)}, but no optimizer of "
-                f"torch.optim made an update; call profile_step() after each update"
+                f"steps could not be detected: gradients were computed {times}, but no optimizer of torch.optim made "
+                f"an update; call profile_step() after each update"
             )
         if self.context.updates_on_other_threads:
             notes.append(
@@ -380,21 +382,12 @@ class Instrumentation:
     def after_fork_in_child(self) -> None:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
-        self._passes_before = None
         self._works.clear()
-        self.flops = Flops(self.context)
-        self.program = ProgramReader(self.context)
-        self.early_steps = EarlySteps(self.context)
+        self._begin_run()
         self.context.watch_backward(None)
-        self._known_loaders = None
-        self.epochs = EpochDetector()
         self.context.reset_rank_observations()
         self._recorder.move_watermark(None)
         self.context.training_thread.reset()
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _unwrap_with(torch: Any) -> Callable[[Any], Any]:

@@ -16,13 +16,13 @@ from typing import Any, Final
 from training_profiler.base.switch import environment
 from training_profiler.base.text import PREFIX, one_line
 from training_profiler.diagnosis import Finding, epoch_warnings
+from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import largest_sections
-from training_profiler.runtime.output_thread import OutputThread
-from training_profiler.runtime.terminal import Terminal
+from training_profiler.runtime.terminal import OutputThread, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.safety.files import replaced_file
 from training_profiler.safety.own_folder import is_in_place
@@ -46,12 +46,9 @@ CODE: Final = (
 
 
 def write_page(folder: Path, longest_s: float = LONGEST_S, command: Sequence[str] | None = None) -> str:
-    """Write the page of the run in ``folder``; return why it was not written, or "".
+    """Write the page of the run in ``folder``, whose journal has its end; return why it was not written, or "".
 
-    Args:
-        folder: the run's; its journal has its end.
-        longest_s: waits no longer.
-        command: what writes it; ``training-profiler html`` by default.
+    Waits at most ``longest_s``. The ``command`` that writes it is ``training-profiler html`` by default.
     """
     if command is None:
         if not sys.executable:
@@ -110,7 +107,6 @@ ONLY_WAITED: Final = (
     "nothing measured: this process only waited for its children; call start_training_profiling() in the child that "
     "trains"
 )
-NOT_NOW: Final = "the disk did not respond at the end of the run"
 
 
 class Outputs:
@@ -126,8 +122,7 @@ class Outputs:
         thread: does what may wait for a disk.
         lines: makes lines of the journal.
         trackers: sends metrics.
-        run_name: returns the name of the run's folder as rank 0 sent it; None as long as it is unknown.
-        share_folder: called with the run's folder, for the other ranks.
+        exchange: knows the name of the run's folder from rank 0, and sends the folder to other ranks.
     """
 
     def __init__(
@@ -142,14 +137,12 @@ class Outputs:
         thread: OutputThread,
         lines: JournalLines,
         trackers: Trackers,
-        run_name: Callable[[], str | None],
-        share_folder: Callable[[Path], None],
+        exchange: RankExchange,
     ) -> None:
         self._settings, self._opens_at_start = settings, opens_at_start
         self._rank, self._guard = rank, guard
         self._terminal, self._files, self._trackers = terminal, files, trackers
-        self._thread, self._lines = thread, lines
-        self._run_name, self._share = run_name, share_folder
+        self._thread, self._lines, self._exchange = thread, lines, exchange
         self._loader_names = PlainNames()
         self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
@@ -206,9 +199,8 @@ class Outputs:
     def start_trackers(self) -> None:
         """Start the chosen trackers on the primary rank."""
         if self._rank.is_primary():
-            self._guard.run(
-                "trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder, self._settings)
-            )
+            choose, settings = self._trackers.choose, self._settings
+            self._guard.run("trackers", lambda: choose(settings.sinks, self._folder, settings))
             self._trackers.poll()
 
     def journal(self, make: Callable[[JournalLines], Line], polls: bool = True) -> None:
@@ -231,10 +223,10 @@ class Outputs:
             self._lost_intervals += line.kind == "interval"
 
     def _put_line(self, line: Line) -> bool:
-        who, run_name = self._rank.who, self._run_name
+        who = self._rank.who
 
         def append() -> None:
-            self._files.append(line, who, run_name())
+            self._files.append(line, who, self._exchange.run_name)
             self._share_folder()
 
         return self._in_background("run folder", append, len(line.data))
@@ -307,12 +299,11 @@ class Outputs:
         self.settle()  # for the name of the run folder
         snapshot = stats()
         self._terminal.stop_status()
-        has_checklist, origin = self._settings.checklist, self._origin()
-        self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, origin))
+        self._terminal.print(self._summary(snapshot, findings, self._layout()))
         self._terminal.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
-        text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
+        text = self._summary(snapshot, findings, Layout(format=self._settings.format))
         self._write_report(text, as_data(snapshot, findings))
         is_written = self.close(health, snapshot.ended_by)
         if self._settings.html and snapshot.steps:
@@ -334,13 +325,11 @@ class Outputs:
 
     def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """Print the summary of a run that goes on."""
-        has_checklist = self._settings.checklist
-        self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, self._origin()))
+        self._terminal.print(self._summary(snapshot, findings, self._layout()))
 
     def report_files(self, snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, str]:
         """Return the texts of the report's files by their names."""
-        layout, checklist = Layout(format=self._settings.format), self._settings.checklist
-        text = render_final(snapshot, findings, layout, checklist, self._origin()).lstrip("\n")
+        text = self._summary(snapshot, findings, Layout(format=self._settings.format)).lstrip("\n")
         return {REPORT_TEXT: text, REPORT_DATA: json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False)}
 
     def _write_report(self, text: str, data: dict[str, Any]) -> None:
@@ -360,7 +349,10 @@ class Outputs:
         self._in_background("run folder", end)
         is_written = self.settle()
         if not is_written:
-            self._terminal.report(f"{NOT_NOW}: the end of the journal and the report may be missing in the run folder")
+            self._terminal.report(
+                "the disk did not respond at the end of the run: the end of the journal and the report may be missing "
+                "in the run folder"
+            )
         return is_written
 
     def has_run_of_child(self) -> bool:
@@ -388,14 +380,6 @@ class Outputs:
         if self._thread.join(0.0 if self._thread.waiting else DISK_S):
             self._files.let_go()
 
-    def before_fork(self) -> None:
-        """Prepare for a fork of the process."""
-        self._terminal.before_fork()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on after a fork."""
-        self._terminal.after_fork()
-
     def after_fork_in_child(self) -> None:
         """Drop trackers and threads: in a forked child they are the parent's."""
         self._thread.after_fork_in_child()
@@ -405,11 +389,9 @@ class Outputs:
     def notes(self) -> list[str]:
         """Return sentences on what did not reach the run folder, the terminal or a tracker."""
         notes = [*self._files.notes(), *self._terminal.notes(), *self._trackers.notes()]
-        if self._lost_lines:
-            notes.append(
-                f"the disk did not respond: {self._lost_lines} line{'s' * (self._lost_lines != 1)} of the journal had "
-                f"no room in memory"
-            )
+        if lost := self._lost_lines:
+            lines = f"{lost} line{'s' * (lost != 1)}"
+            notes.append(f"the disk did not respond: {lines} of the journal had no room in memory")
         return notes
 
     def is_primary(self) -> bool:
@@ -417,13 +399,13 @@ class Outputs:
         return self._rank.is_primary()
 
     def _open_files(self) -> None:
-        self._files.open(self._rank.who, self._run_name())
+        self._files.open(self._rank.who, self._exchange.run_name)
         self._share_folder()
         self._files.add_git()
 
     def _share_folder(self) -> None:
         if self._files.folder is not None:
-            self._share(self._files.folder)
+            self._exchange.share_folder(self._files.folder)
 
     def _folder(self) -> Path | None:
         """Return the run's folder once it exists; None if it cannot be made. Called on threads of trackers."""
@@ -436,6 +418,7 @@ class Outputs:
         """Return the layout for the terminal as it is now."""
         return self._terminal.layout(self._settings.format)
 
-    def _origin(self) -> Origin:
+    def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> str:
         folder = self._files.folder
-        return Origin() if folder is None else Origin(self._files.program, typed_path(folder))
+        origin = Origin() if folder is None else Origin(self._files.program, typed_path(folder))
+        return render_final(snapshot, findings, layout, self._settings.checklist, origin)

@@ -1,17 +1,16 @@
-"""The parts that pipeline and session share, and their life cycle."""
+"""The parts of a run, constructed and connected, and their life cycle."""
 
 import multiprocessing
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.loader_workers.collector import WorkerCollector
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
@@ -19,21 +18,20 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section import Clock
 from training_profiler.recording.step_count import StepCount
 from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation
-from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
-from training_profiler.runtime.samplers import Samplers
-from training_profiler.runtime.terminal import Terminal
-from training_profiler.safety.cost_budget import LINES, MACHINE, WORKERS, CostBudget
-from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.runtime.terminal import OutputThread, Terminal
+from training_profiler.safety.fault_guard import LINES, MACHINE, WORKERS, CostBudget, FaultGuard
+from training_profiler.sampling.compilations import Compilations
 from training_profiler.sampling.garbage_watch import GarbageWatch
-from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.line_sampler import LineSampler, StartupSampler
+from training_profiler.sampling.loader_workers import WorkerCollector
 from training_profiler.sampling.lock_watch import lock_watch
 from training_profiler.sampling.machine_sampler import MachineSampler
-from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings.settings import NATIVE, Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
@@ -62,13 +60,9 @@ class TrainingProgress(StepCount):
         self.thread_id, self.is_awaited, self.uses_api = thread_id, is_awaited, False
         self._tokens = self._drained_tokens = 0
 
-    def stop_waiting(self) -> None:
-        """Note that the program trains."""
-        self.is_awaited = False
-
-    def use_api(self) -> None:
-        """Note that the program calls the API."""
-        self.is_awaited, self.uses_api = False, True
+    def stop_waiting(self, uses_api: bool = False) -> None:
+        """Note that the program trains, or that it calls the API."""
+        self.is_awaited, self.uses_api = False, self.uses_api or uses_api
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens that the training has read."""
@@ -94,17 +88,10 @@ class Component(Protocol):
         """Apply new settings."""
 
     def close(self, ended_by: str | None) -> None:
-        """Stop working and hand over what is left.
-
-        Args:
-            ended_by: signal or exception that ends the run; None if it ends normally.
-        """
+        """Stop working and hand over what is left; ``ended_by`` is the signal or exception that ends the run."""
 
     def after_fork_in_child(self) -> None:
         """Discard all state without output: the run belongs to the parent process."""
-
-    def notes(self) -> list[str]:
-        """Return sentences for the report's "Profiler health"."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +108,77 @@ class RunContext:
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
 
-class SessionCalls(Protocol):
+class SessionCalls(NamedTuple):
     """What parts ask of their session while it runs."""
 
-    def flush_beside(self) -> float:
-        """Flush if that is due, on a thread beside the training; return in how many seconds to ask again."""
+    flush_beside: Callable[[], float]
+    flush_soon: Callable[[], None]
+    send_last_row: Callable[[str], None]
+    report_files: Callable[[], dict[str, str]]
 
-    def flush_soon(self) -> None:
-        """Flush at the end of the next step if possible."""
 
-    def send_last_row(self, tracker: str) -> None:
-        """Send the metrics since the last report to a tracker."""
+@dataclass
+class Samplers:
+    """The parts that measure beside the training: lines of code, the accelerator, the machine."""
 
-    def report_files(self) -> dict[str, str]:
-        """Return the final report as it would be now, as the texts of its files."""
+    settings: Settings  # at the start of the run
+    clock: Clock  # the recorder's
+    begin_ns: int  # when the run began
+    lines: LineSampler
+    device: DeviceTime
+    machine: MachineSampler
+    garbage: GarbageWatch
+    workers: WorkerCollector
+    compilations: Compilations = field(default_factory=Compilations)
+
+    def start(self) -> None:
+        """Start sampling."""
+        self._apply(self.settings, self.begin_ns)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Apply new settings."""
+        self._apply(settings, self.clock())
+
+    def _apply(self, settings: Settings, since_ns: int) -> None:
+        self.lines.start(settings.sample_hz, since_ns)
+        self.device.start(settings.timing)
+        self.machine.start(settings.monitor_s, is_paced=not settings.asks_for_monitor)
+        self.garbage.start(is_on=settings.monitor_s > 0)
+        self.workers.start(is_on=settings.sample_hz > 0)
+        self.compilations.start()
+
+    def sample_this_thread(self) -> None:
+        """Sample the calling thread from now on. Called on the training thread."""
+        for sampler in (self.lines, self.device, self.machine, self.garbage):
+            sampler.sample_this_thread()
+
+    def poll(self, now_ns: int) -> None:
+        """Check for an accelerator and for the cost of device timing, at the end of a step."""
+        self.device.poll(now_ns)
+        self.compilations.keep_listening()
+        self.garbage.poll()
+
+    def add_to(self, accumulator: Accumulator) -> None:
+        """Add the device times and machine samples that belong to the last drain."""
+        self.device.resolve()
+        totals = accumulator.totals
+        totals.machine.add_samples(self.machine.pop_samples(), totals.loop_begin_ns, accumulator.settled_ns())
+
+    def close(self, ended_by: str | None) -> None:
+        """End all threads."""
+        for sampler in (self.lines, self.device, self.machine, self.garbage, self.workers, self.compilations):
+            sampler.close()
+
+    def after_fork_in_child(self) -> None:
+        """Drop the threads: a forked child has none."""
+        for sampler in (self.lines, self.device, self.machine, self.garbage, self.workers):
+            sampler.after_fork_in_child()
+        self.compilations.close()
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each sampler: number of samples and cost."""
+        costs = [cost for cost in (self.lines.cost(), self.machine.cost()) if cost]
+        return [*costs, *self.garbage.notes(), *self.workers.notes(), *self.device.notes()]
 
 
 class Parts:
@@ -143,159 +187,136 @@ class Parts:
     Args:
         settings: at the start of the run.
         context: of the process.
-        session: returns the session; called while it runs.
+        session: what parts ask of their session.
     """
 
-    def __init__(self, settings: Settings, context: RunContext, session: Callable[[], SessionCalls]) -> None:
-        self._settings, self._context, self._session = settings, context, session
-        self.recorder, self.instrumentation = context.recorder, context.instrumentation
+    def __init__(self, settings: Settings, context: RunContext, session: SessionCalls) -> None:
+        recorder, begin_ns, names, clock = (
+            context.recorder,
+            context.begin_ns,
+            context.recorder.names,
+            context.recorder.clock,
+        )
+        self.recorder, self.instrumentation = recorder, context.instrumentation
         self.guard, self.rank, self.loaders = FaultGuard(), rank_of(settings), LoaderRegistry()
-        self.progress = TrainingProgress(self.recorder.thread_id(), context.awaits_training)
-        self.health = self._health()
-        names, begin_ns = self.recorder.names, context.begin_ns
-        self.accumulator = Accumulator(names, begin_ns, settings.warmup, has_inferred=True)
+        progress = self.progress = TrainingProgress(recorder.thread_id(), context.awaits_training)
+        accumulator = self.accumulator = Accumulator(names, begin_ns, settings.warmup, has_inferred=True)
         self.sums = RunSums(names, begin_ns, settings.warmup)
-        self._terminal = Terminal(self.rank, self.guard, self.health, settings.stream, lambda: self.progress.steps)
-        self._hang_detector = HangDetector(
-            self.recorder,
-            self.accumulator,
-            lambda: self.progress.thread_id,
-            self.rank.who.host,
-            lambda: self.progress.steps,
-        )
-        self._channel = self._new_channel()
-        self.exchange = self._new_exchange()
-        self._files_thread = OutputThread(
-            "files",
-            self.guard.run,
-            "files",
-            tick=(lambda: session().flush_beside()) if context.flushes_beside else None,
-        )
-        self._trackers = Trackers(
-            self.guard.run,
-            last_row=lambda tracker: session().send_last_row(tracker),
-            report=lambda: session().report_files(),
-        )
-        self.outputs = self._new_outputs()
-        self.hang_watch = self._new_hang_watch()
-        self.budget = CostBudget(self.recorder.clock, begin_ns, self._costs())
-        self.samplers = self._new_samplers()
-        self.captures = self._new_captures()
-
-    def _health(self) -> ProfilerHealth:
-        context, measure = self._context, None
-        if context.flushes_beside:  # measured on that thread: the training wants the CPU, or Python's lock, as well
-            measure = partial(measure_section_cost_ns, self.recorder.implementation, spent=time.thread_time_ns)
-        return ProfilerHealth(
-            self.recorder,
+        # Measured on the thread beside the training, which wants the CPU, or Python's lock, as well.
+        measure = partial(measure_section_cost_ns, recorder.implementation, spent=time.thread_time_ns)
+        self.profiler_health = ProfilerHealth(
+            recorder,
             context.section_cost_ns,
             self.guard,
-            patched_spans=lambda: self.accumulator.inferred_filter.spans,
-            measure=measure,
+            patched_spans=lambda: accumulator.inferred_filter.spans,
+            measure=measure if context.flushes_beside else None,
         )
-
-    def _costs(self) -> dict[str, Callable[[], float]]:
-        """Return functions that return the CPU time so far of each part that cannot wait, in ns."""
-        startup = self._context.startup
-        return {
-            "startup sampler": lambda: 0.0 if startup is None else startup.cpu_ns,
-            "sections and patches": lambda: self.health.sections_ns(self.sums.run),
-            "collecting": lambda: self.health.collecting_ns,
-            "files": lambda: self._files_thread.cpu_ns,
-            "terminal": lambda: self._terminal.cpu_ns,
-            "trackers": lambda: self._trackers.cpu_ns,
-            "other ranks": lambda: self._channel.cpu_ns,
-            "hangs": lambda: self.hang_watch.cpu_ns,
-        }
-
-    def _new_channel(self) -> RankChannel:
-        return RankChannel(
+        self.terminal = Terminal(self.rank, self.guard, self.profiler_health, settings.stream, lambda: progress.steps)
+        self._files_thread = OutputThread(
+            "files", self.guard.run, "files", tick=session.flush_beside if context.flushes_beside else None
+        )
+        self._connect_ranks(settings, begin_ns)
+        self._trackers = Trackers(self.guard.run, last_row=session.send_last_row, report=session.report_files)
+        self.outputs = Outputs(
+            settings,
+            context.opens_files,
             self.rank,
-            self._settings.rank_wait_s,
-            self._settings.launch.has_agent_store,
+            self.guard,
+            self.terminal,
+            files=RunFiles(settings, names, begin_ns),
+            thread=self._files_thread,
+            lines=JournalLines(names),
+            trackers=self._trackers,
+            exchange=self.exchange,
+        )
+        self.hang_watch = HangWatch(
+            recorder,
+            self._hang_detector,
+            self._channel,
+            self.rank,
+            self.guard.run,
+            training_thread=lambda: progress.thread_id,
+            location=self.outputs.location,
+            with_files=self.outputs.read_soon,
+            report=self.terminal.report,
+            wall_clock=time.time_ns,
+            began_wall_ns=time.time_ns() - (clock() - begin_ns),
+        )
+        self.budget = CostBudget(clock, begin_ns, self._costs(context.startup))
+        self.samplers = self._new_samplers(settings, context)
+        self.captures = self._new_captures(settings, session)
+
+    def _connect_ranks(self, settings: Settings, begin_ns: int) -> None:
+        progress, recorder, patches = self.progress, self.recorder, self.instrumentation.context
+        self._hang_detector = HangDetector(
+            recorder, self.accumulator, lambda: progress.thread_id, self.rank.who.host, lambda: progress.steps
+        )
+        self._channel = RankChannel(
+            self.rank,
+            settings.rank_wait_s,
+            settings.launch.has_agent_store,
             self.guard.run,
             heartbeat=self._hang_detector.heartbeat,
             on_messages=lambda messages: self.exchange.read_ahead(messages),
             stacks=lambda: self.hang_watch.attached(),
         )
-
-    def _new_exchange(self) -> RankExchange:
-        return RankExchange(
+        self.exchange = RankExchange(
             self.rank,
             self._channel,
-            self.recorder.names,
-            self.recorder.clock,
+            recorder.names,
+            recorder.clock,
             self.guard.run,
-            self.instrumentation.context.gradient_sync,
-            self.instrumentation.context.sync_points,
-            self._context.begin_ns,
+            patches.gradient_sync,
+            patches.sync_points,
+            begin_ns,
         )
 
-    def _new_outputs(self) -> Outputs:
-        names = self.recorder.names
-        return Outputs(
-            self._settings,
-            self._context.opens_files,
-            self.rank,
-            self.guard,
-            self._terminal,
-            files=RunFiles(self._settings, names, self._context.begin_ns),
-            thread=self._files_thread,
-            lines=JournalLines(names),
-            trackers=self._trackers,
-            run_name=lambda: self.exchange.run_name,
-            share_folder=self.exchange.share_folder,
-        )
+    def _costs(self, startup: StartupSampler | None) -> dict[str, Callable[[], float]]:
+        """Return functions that return the CPU time so far of each part that cannot wait, in ns."""
+        return {
+            "startup sampler": lambda: 0.0 if startup is None else startup.cpu_ns,
+            "sections and patches": lambda: self.profiler_health.sections_ns(self.sums.run),
+            "collecting": lambda: self.profiler_health.collecting_ns,
+            "files": lambda: self._files_thread.cpu_ns,
+            "terminal": lambda: self.terminal.cpu_ns,
+            "trackers": lambda: self._trackers.cpu_ns,
+            "other ranks": lambda: self._channel.cpu_ns,
+            "hangs": lambda: self.hang_watch.cpu_ns,
+        }
 
-    def _new_hang_watch(self) -> HangWatch:
-        return HangWatch(
-            self.recorder,
-            self._hang_detector,
-            self._channel,
-            self.rank,
-            self.guard.run,
-            training_thread=lambda: self.progress.thread_id,
-            location=self.outputs.location,
-            with_files=self.outputs.read_soon,
-            report=self._terminal.report,
-            wall_clock=time.time_ns,
-            began_wall_ns=time.time_ns() - (self.recorder.clock() - self._context.begin_ns),
-        )
-
-    def _new_samplers(self) -> Samplers:
-        clock, guard, launch = self.recorder.clock, self.guard.run, self._settings.launch
+    def _new_samplers(self, settings: Settings, context: RunContext) -> Samplers:
+        clock, guard, launch, pace = self.recorder.clock, self.guard.run, settings.launch, self.budget.pace
         lines = LineSampler(
             clock,
             guard,
-            startup=self._context.startup,
+            startup=context.startup,
             watch=partial(lock_watch, launch.openmp_sleeps),
-            pace=self.budget.pace(LINES),
+            pace=pace(LINES),
             new_stop=self.recorder.implementation.new_stop,
         )
-        machine = MachineSampler(clock, guard, local_ranks=launch.local_world_size or 1, pace=self.budget.pace(MACHINE))
         return Samplers(
+            settings,
+            clock,
+            context.begin_ns,
             lines,
-            DeviceTime(self.recorder, self.accumulator, guard, self.health.spend, launch.cuda_connections),
-            machine,
+            DeviceTime(self.recorder, self.accumulator, guard, self.profiler_health.spend, launch.cuda_connections),
+            MachineSampler(clock, guard, local_ranks=launch.local_world_size or 1, pace=pace(MACHINE)),
             GarbageWatch(guard),
-            WorkerCollector(guard, self.instrumentation.awaited, pace=self.budget.pace(WORKERS)),
-            settings=self._settings,
-            clock=clock,
-            begin_ns=self._context.begin_ns,
+            WorkerCollector(guard, self.instrumentation.awaited, pace=pace(WORKERS)),
         )
 
-    def _new_captures(self) -> Captures:
+    def _new_captures(self, settings: Settings, session: SessionCalls) -> Captures:
         return Captures(
             self.recorder.clock,
             self.guard.run,
             self.accumulator,
             self.recorder.names.names,
-            self._settings.capture,
-            run_as_overhead=self.health.run_as_overhead,
+            settings.capture,
+            run_as_overhead=self.profiler_health.run_as_overhead,
             place=self.outputs.location,
             read_soon=self.outputs.read_soon,
-            report=self._terminal.report,
-            ask_flush=lambda: self._session().flush_soon(),
+            report=self.terminal.report,
+            ask_flush=session.flush_soon,
         )
 
 

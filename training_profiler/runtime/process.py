@@ -7,15 +7,15 @@ from types import CodeType
 from typing import Any
 
 from training_profiler.instrumentation.context import WorkerHooks
-from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import RunContext, new_recorder
-from training_profiler.runtime.session import Session, build_session
+from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
-from training_profiler.sampling.call_sites import CallSiteReader
-from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
+from training_profiler.sampling.line_sampler import ImportOfTorch, StartupSampler
+from training_profiler.sampling.stacks import CallSiteReader
+from training_profiler.sampling.worker_observer import observe_worker
 from training_profiler.settings.settings import Settings, read_settings
 from training_profiler.sinks.trackers import require_packages
 
@@ -135,11 +135,11 @@ class Process:
 
     def _expect_workers(self) -> None:
         if self.session is not None and self.session.is_running:
-            self.session.samplers.workers.expect()
+            self.session.run.samplers.workers.expect()
 
     def _add_workers(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
         if self.session is not None:
-            self.session.samplers.workers.add(counts, workers)
+            self.session.run.samplers.workers.add(counts, workers)
 
     def _observe_worker(self, loop: CodeType) -> Callable[[], None]:
         """Observe this process, which is a loader's worker; return the function that ends that."""
@@ -150,7 +150,7 @@ class Process:
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""
-        return None if self.session is None else self.session.loaders
+        return None if self.session is None else self.session.run.loaders
 
     def running(self) -> Session | None:
         """Return the running session. Begin one if this process has had none."""
@@ -175,6 +175,7 @@ class Process:
         instrumentation = self.await_torch()
         instrumentation.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.process_begin_ns is None else self.process_begin_ns
+        startup, self._startup = self._startup, None
         context = RunContext(
             self.recorder,
             cost_ns,
@@ -182,11 +183,10 @@ class Process:
             opens_files,
             instrumentation,
             awaits_training,
-            self._startup,
+            startup,
             flushes_beside=True,
         )
-        self._startup = None
-        self.session = build_session(self.settings, context)
+        self.session = Session(self.settings, context)
         self.session.start()
         return self.session
 
@@ -207,12 +207,12 @@ class Process:
     def before_fork(self) -> None:
         """Let no stream be locked in the child by a thread that it does not have."""
         if self.session is not None:
-            self.session.before_fork()
+            self.session.run.terminal.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Go on after a fork."""
         if self.session is not None:
-            self.session.after_fork_in_parent()
+            self.session.run.terminal.after_fork()
 
     def after_fork_in_child(self) -> None:
         """Stop recording in a forked child: the run belongs to its parent."""

@@ -1,25 +1,24 @@
 """The composition root: a run from start to exit, its parts, outputs and health. Never: compute statistics itself."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
-from training_profiler.recording.recorder import NO_LIMIT
+from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
-from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.outputs import PROGRAM
-from training_profiler.runtime.parts import Component, Parts, RunContext
+from training_profiler.runtime.parts import Component, RunContext, SessionCalls
 from training_profiler.runtime.pipeline import Pipeline
-from training_profiler.runtime.shutdown import Shutdown
-from training_profiler.safety.cost_budget import EPOCHS, REPORTS
-from training_profiler.safety.handler_errors import held_handler_errors
+from training_profiler.runtime.shutdown import Shutdown, held_handler_errors
+from training_profiler.safety.fault_guard import EPOCHS, REPORTS
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
@@ -36,13 +35,36 @@ SLACK_S: Final = 1.0
 WAIT_FOR_DISK_S: Final = 0.2  # at the begin and in a snapshot; once, if the disk does not respond
 SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
 IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
+CELL_EVENT: Final = "post_run_cell"
 
 
-def build_session(settings: Settings, context: RunContext) -> "Session":
-    """Return a session that has not started."""
-    session: Session  # some parts call back into it while it runs
-    session = Session(settings, Parts(settings, context, lambda: session), context.begin_ns)
-    return session
+class NotebookCells:
+    """Shows the summary so far below each cell in which steps have ended: a kernel's end shows nothing."""
+
+    def __init__(self, steps: Callable[[], int], show: Callable[[], None]) -> None:
+        self._steps, self._show = steps, show
+        self._shown = 0
+        self._events: Any = None
+
+    def start(self) -> None:
+        """Follow the cells of the kernel of Jupyter that this process is, if it is one. Imports nothing."""
+        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell: Any = None if get_shell is None else get_shell()
+        if getattr(shell, "kernel", None) is not None and self._events is None:  # a terminal's shell has none
+            self._events = shell.events
+            self._events.register(CELL_EVENT, self._after_cell)
+
+    def stop(self) -> None:
+        """Follow no more."""
+        events, self._events = self._events, None
+        if events is not None and self._after_cell in events.callbacks.get(CELL_EVENT, ()):
+            events.unregister(CELL_EVENT, self._after_cell)
+
+    def _after_cell(self, *_result: Any) -> None:
+        steps = self._steps()
+        if steps > self._shown:
+            self._shown = steps
+            self._show()
 
 
 class Session:
@@ -52,27 +74,20 @@ class Session:
     try again at the next full buffer or step.
     """
 
-    def __init__(self, settings: Settings, parts: Parts, begin_ns: int) -> None:
+    def __init__(self, settings: Settings, context: RunContext) -> None:
+        calls = SessionCalls(self.flush_beside, self.flush_soon, self.send_last_row, self.report_files)
+        run = self.run = Pipeline(settings, context, calls)
         self.settings = settings
-        self.instrumentation = parts.instrumentation
+        self.instrumentation = run.instrumentation
         self.is_running = False
-        self.guard, self.profiler_health = parts.guard, parts.health
-        self.loaders, self.samplers = parts.loaders, parts.samplers
-        pipeline, progress = Pipeline(settings, parts), parts.progress
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
-        self._components: tuple[Component, ...] = (
-            NotebookCells(lambda: progress.steps, self.show_so_far),
-            parts.hang_watch,
-            parts.captures,
-            parts.samplers,
-            pipeline,
-        )
-        self._recorder, self._progress = parts.recorder, progress
-        self._gradient_sync = parts.instrumentation.context.gradient_sync
-        self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, Shutdown(self.close)
-        self._exchange = parts.exchange
-        self._reports = parts.budget.pace(REPORTS)
-        self._epochs = parts.budget.pace(EPOCHS)
+        self._components: tuple[Component, ...] = (run.hang_watch, run.captures, run.samplers, run)
+        self._cells = NotebookCells(lambda: run.progress.steps, self.show_so_far)
+        self._recorder, self._progress, self._captures = run.recorder, run.progress, run.captures
+        self._gradient_sync = run.instrumentation.context.gradient_sync
+        self._shutdown = Shutdown(self.close)
+        self._reports = run.budget.pace(REPORTS)
+        self._epochs = run.budget.pace(EPOCHS)
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
@@ -80,18 +95,13 @@ class Session:
         self._no_report_before_ns = 0  # for what reports have cost
         self._passes_over_reports = False  # steps at which one is due end without this session
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
-        self._next_flush_ns = begin_ns + self._flush_ns
+        self._begun_ns = self._asked_ns = context.begin_ns
+        self._next_flush_ns = context.begin_ns + self._flush_ns
         self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
-        self._begun_ns = self._asked_ns = begin_ns
         self._next_early_ns: int | None = None  # a flush soon after the begin; it doubles
         self._next_poll_ns = 0
         self._step_end_ns = 0  # of the last step
         self._ended_by: str | None = None
-
-    @property
-    def has_reported(self) -> bool:
-        """Whether the final summary has begun."""
-        return self._pipeline.has_reported
 
     def start(self) -> None:
         """Begin to listen to the recorder."""
@@ -101,10 +111,11 @@ class Session:
         self._begun_ns = self._recorder.clock()
         self._next_early_ns = self._begun_ns + int(FIRST_FLUSH_S * NS_PER_S)
         self.is_running = True
+        self._cells.start()
         for component in self._components:
             component.start()
         # The program may look for the folder, and a child of its own must not be mistaken for git by ``os.wait``.
-        self._pipeline.settle(WAIT_FOR_DISK_S)
+        self.run.outputs.settle(WAIT_FOR_DISK_S)
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply new settings: the session began with a section, and the program now calls start."""
@@ -121,7 +132,7 @@ class Session:
 
     def _install_shutdown(self) -> None:
         self._shutdown.install()
-        self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
+        self.run.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step now or at ``at_ns``. Report and flush if they are due."""
@@ -151,7 +162,7 @@ class Session:
         is_poll = now_ns >= self._next_poll_ns
         if is_poll:
             self._next_poll_ns = now_ns + POLL_NS
-            self.samplers.poll(now_ns)
+            self.run.samplers.poll(now_ns)
             self._captures.poll(now_ns)
         if self._captures.is_on:
             self._captures.step_ended(steps, now_ns)
@@ -171,7 +182,7 @@ class Session:
                 self._no_report_before_ns = now_ns + self._reports.refuses_for_ns()
             return
         if steps + 1 == self._next_report:
-            self._exchange.read_soon()
+            self.run.exchange.read_soon()
         if is_poll and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
@@ -200,19 +211,19 @@ class Session:
 
     def _begin_training(self) -> None:
         self._trains_here()
-        self._pipeline.begin_training()
-        self._steps_ahead = self._exchange.steps_ahead()
+        self.run.begin_training()
+        self._steps_ahead = self.run.exchange.steps_ahead()
 
     def _trains_here(self) -> None:
         self._progress.move_to(self._recorder.thread_id())
-        self.samplers.sample_this_thread()
+        self.run.samplers.sample_this_thread()
 
     def _roll_over_epoch(self, boundary: EpochBoundary, step_end_ns: int) -> None:
         """End an epoch and begin the next, in which a step has ended already unless that one belonged to the last."""
         held_ns = self._recorder.move_watermark(boundary.at_ns)
         shown = boundary if self._epochs.allows(1 + REPORTS_FREE) else None  # the first only begins an epoch
-        spend = self.profiler_health.collect if shown is None else self._epochs.spend
-        self._exclusively(lambda: self._pipeline.roll_over_epoch(shown), PATIENCE_S, spend)
+        spend = self.run.profiler_health.collect if shown is None else self._epochs.spend
+        self._exclusively(lambda: self.run.roll_over_epoch(shown), PATIENCE_S, spend)
         self._recorder.move_watermark(None if held_ns is None else step_end_ns)
 
     def move_to_this_thread(self) -> None:
@@ -226,12 +237,12 @@ class Session:
         if not self._progress.steps:
             self._trains_here()
         self._mark_epoch(EPOCH_BEGIN)
-        self._exclusively(lambda: self._pipeline.begin_epoch(number), PATIENCE_S)
+        self._exclusively(lambda: self.run.begin_epoch(number), PATIENCE_S)
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
         self._mark_epoch(EPOCH_END)
-        self._exclusively(lambda: self._pipeline.end_epoch(is_complete), PATIENCE_S)
+        self._exclusively(lambda: self.run.end_epoch(is_complete), PATIENCE_S)
 
     def _mark_epoch(self, kind: int) -> None:
         self.instrumentation.use_manual_epochs()
@@ -239,22 +250,17 @@ class Session:
 
     def use_api(self) -> None:
         """Report also on a process that does not train: its program measures itself."""
-        self._progress.use_api()
+        self._progress.stop_waiting(uses_api=True)
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
         self.use_api()
-        self._pipeline.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
+        self.run.outputs.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
         self.instrumentation.resolve_before_training()
         stats: list[Snapshot] = []
-
-        def work() -> None:
-            self._flush()
-            stats.append(self._pipeline.stats())
-
-        self._exclusively(work, PATIENCE_S)
-        self._pipeline.settle(WAIT_FOR_DISK_S)  # a program may end itself right afterwards
-        return stats[0] if stats else self._pipeline.stats()
+        self._exclusively(lambda: self._flush_and(lambda: stats.append(self.run.stats())), PATIENCE_S)
+        self.run.outputs.settle(WAIT_FOR_DISK_S)  # a program may end itself right afterwards
+        return stats[0] if stats else self.run.stats()
 
     def close(self, ended_by: str | None = None) -> bool:
         """Print the final summary and close the run folder, once.
@@ -284,6 +290,7 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
+                self._cells.stop()
                 for component in self._components:
                     component.close(ended_by)
         finally:
@@ -293,18 +300,11 @@ class Session:
             if is_free:
                 self._busy.release()
 
-    def before_fork(self) -> None:
-        """Prepare for a fork of the process."""
-        self._pipeline.before_fork()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on after a fork."""
-        self._pipeline.after_fork_in_parent()
-
     def after_fork_in_child(self) -> None:
         """Discard the run without output: it belongs to the parent process."""
         self.is_running = False
         self._recorder.move_watermark(None)
+        self._cells.stop()
         for component in self._components:
             component.after_fork_in_child()
         self._shutdown.remove()  # a worker stuck in C must die of SIGTERM at once, as it would without us
@@ -323,15 +323,13 @@ class Session:
             return IDLE_S
         now_ns = self._recorder.clock()
         due_ns = self._beside_ns
-        if self._next_early_ns is not None and self._pipeline.is_rank_known:
+        if self._next_early_ns is not None and (self.run.rank.is_certain or self._progress.steps):
             due_ns = min(due_ns, self._next_early_ns)
         if now_ns < due_ns:
             return min(IDLE_S, (due_ns - now_ns) / NS_PER_S)
         if now_ns >= self._beside_ns:
-            self.guard.run("cost of a section", self.profiler_health.measure_again)
-        if not self._exclusively_beside():
-            return SOON_S
-        return 0.0
+            self.run.guard.run("cost of a section", self.run.profiler_health.measure_again)
+        return 0.0 if self._exclusively_beside() else SOON_S
 
     def _exclusively_beside(self) -> bool:
         """Flush unless another thread drains or waits for that; return whether it was done."""
@@ -340,7 +338,7 @@ class Session:
         try:
             self._busy_thread = threading.get_ident()
             if self.is_running:
-                self.guard.run("statistics", self._flush_on_time)
+                self.run.guard.run("statistics", self._flush_on_time)
         finally:
             self._busy_thread = None
             self._busy.release()
@@ -349,7 +347,7 @@ class Session:
     def _flush_on_time(self) -> None:
         now_ns = self._recorder.clock()
         is_early = now_ns < self._beside_ns
-        self._pipeline.flush(is_beside=True, is_early=is_early)
+        self.run.flush(is_beside=True, is_early=is_early)
         if self._next_early_ns is not None and now_ns >= self._next_early_ns:
             self._next_early_ns = self._begun_ns + EARLY_FLUSHES * (now_ns - self._begun_ns)
             if self._next_early_ns - now_ns >= self._flush_ns:
@@ -361,14 +359,15 @@ class Session:
         self._asked_ns, self._next_flush_ns = self._recorder.clock(), 0
 
     def _on_full(self) -> None:
-        if self._pipeline.is_blocked():
+        steps = self.run.accumulator
+        if self._recorder.is_blocked_at(steps.at_ns):  # until the end of the current step
             return
         if self._recorder.backlog() > OVERFULL:  # the buffer is full: keep the best guess for the pending events
             self._recorder.release(self._recorder.clock())
         # A thread that records faster than others drain must wait for them. Otherwise memory would grow without bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
-        is_due = self._recorder.clock() >= self._next_flush_ns or not self._pipeline.has_room()
-        self._exclusively(self._flush if is_due else self._pipeline.drain, patience_s)
+        is_due = self._recorder.clock() >= self._next_flush_ns or len(steps.step_ns) > MAX_MARKS
+        self._exclusively(self._flush if is_due else self.run.drain, patience_s)
 
     def _exclusively(
         self, work: Callable[[], None], patience_s: float = 0.0, spend: Callable[[int], None] | None = None
@@ -398,19 +397,19 @@ class Session:
             self._busy_thread = thread
             with self._recorder.own_section(PROFILER):
                 if self.is_running:
-                    without_tracing(lambda: self.guard.run("statistics", work))
+                    without_tracing(lambda: self.run.guard.run("statistics", work))
         finally:
             self._busy_thread = None
             self._busy.release()
-            (spend or self.profiler_health.collect)(time.thread_time_ns() - begin_cpu_ns)
+            (spend or self.run.profiler_health.collect)(time.thread_time_ns() - begin_cpu_ns)
             if self._recorder.thread_id() == self._progress.thread_id:  # other threads do not delay the training
-                self.profiler_health.spend(self._recorder.clock() - begin_ns)
+                self.run.profiler_health.spend(self._recorder.clock() - begin_ns)
         if self._ended_by is not None:
             self.close(self._ended_by)
 
     def _flush(self) -> None:
-        self._pipeline.flush()
-        self._flushed(self._pipeline.covered_ns)
+        self.run.flush()
+        self._flushed(self.run.accumulator.at_ns)
 
     def _flushed(self, covered_ns: int) -> None:
         """Set when to flush next; the journal covers the run up to ``covered_ns``."""
@@ -419,25 +418,20 @@ class Session:
         self._beside_ns = covered_ns + self._flush_ns
 
     def _report(self) -> None:
-        self._pipeline.report()
-        self._flushed(self._pipeline.covered_ns)
+        self.run.report()
+        self._flushed(self.run.accumulator.at_ns)
 
     def send_last_row(self, tracker: str) -> None:
         """Send the metrics since the last report to a tracker: the program is about to end its run."""
-        self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
+        self._exclusively(lambda: self._flush_and(lambda: self.run.send_interval(tracker)), PATIENCE_S)
 
     def show_so_far(self) -> None:
         """Print the summary of the run so far: a cell of a notebook has ended."""
+        self._exclusively(lambda: self._flush_and(self.run.show_so_far), PATIENCE_S)
 
-        def work() -> None:
-            self._flush()
-            self._pipeline.show_so_far()
-
-        self._exclusively(work, PATIENCE_S)
-
-    def count_tokens(self, tokens: int) -> None:
-        """Count tokens that the training has read, as its trainer knows them."""
-        self._progress.count_tokens(tokens)
+    def _flush_and(self, work: Callable[[], None]) -> None:
+        self._flush()
+        work()
 
     def pop_rows(self, is_last: bool = False) -> list[MetricRow]:
         """Return the rows of metrics since the last call, for the program's own loggers.
@@ -446,20 +440,16 @@ class Session:
         """
         if is_last and self.is_running and self._progress.steps:
             self.send_last_row(PROGRAM)
-        return self._pipeline.pop_rows()
+        return self.run.outputs.pop_rows()
 
     def report_text(self) -> str:
         """Return the final summary as it would be now, or as it was at the end."""
         if self.is_running:
             self._exclusively(self._flush, PATIENCE_S)
-        return self._pipeline.report_files()[REPORT_TEXT]
+        return self.run.report_files()[REPORT_TEXT]
 
     def report_files(self) -> dict[str, str]:
         """Return the final report as it would be now, as the texts of its files: the program ends its tracker's run."""
         if self.is_running:
             self._exclusively(self._flush, PATIENCE_S)
-        return self._pipeline.report_files() if self._progress.steps else {}
-
-    def _flush_and_send(self, tracker: str) -> None:
-        self._flush()
-        self._pipeline.send_interval(tracker)
+        return self.run.report_files() if self._progress.steps else {}

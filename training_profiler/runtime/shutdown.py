@@ -7,17 +7,61 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.recording.foreign_errors import is_from_signal_handler
-from training_profiler.safety import descriptors
-from training_profiler.safety.descriptors import Descriptor, identity, raised
-from training_profiler.safety.greenlets import library_of_greenlets
+from training_profiler.recording.foreign_errors import code_of_handler, is_from_signal_handler
+from training_profiler.safety import own_folder as descriptors
+from training_profiler.safety.fault_guard import library_of_greenlets
+from training_profiler.safety.own_folder import Descriptor, identity, raised
 from training_profiler.sampling.frames import frame_of
+
+# These ask the process to end: what their handlers raise must end our work as well.
+ENDING: Final = frozenset(
+    number
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
+    if (number := getattr(signal, name, None)) is not None
+)
+
+
+@contextmanager
+def held_handler_errors() -> Iterator[list[Exception]]:
+    """Let signal handlers run, but collect their exceptions in the returned list instead of raising them.
+
+    The handler of SIGCHLD that torch installs for DataLoaders raises wherever the main thread is; workers that crashed
+    together with the training are often noticed while the final summary is made. Does nothing on other threads than
+    the main thread, where no handler runs.
+    """
+    held: list[Exception] = []
+    is_over = False
+
+    def call(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except Exception as error:
+            if is_over:  # an exception left this block while handlers were put back
+                raise
+            held.append(error)
+
+    replaced: dict[int, tuple[Any, Callable[[int, FrameType | None], Any]]] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals() - ENDING:
+                handler: Any = signal.getsignal(number)
+                if code_of_handler(handler) is not None:
+                    replaced[number] = handler, partial(call, handler)
+                    signal.signal(number, replaced[number][1])
+        yield held
+    finally:
+        is_over = True
+        for each, (handler, holding) in replaced.items():
+            if signal.getsignal(each) is holding:  # the handler itself may have installed another one
+                signal.signal(each, handler)
+
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
 CHECKS: Final = 20  # within STUCK_S
@@ -36,17 +80,14 @@ class Shutdown:
         self._finish = finish
         self._pid = os.getpid()
         self._is_installed = False
-        self._has_signal = False
+        self._has_signal = self._knows_forks = self._is_paused = False
         self._finalizer: Finalize | None = None
         self._is_handled = False  # SIGTERM reached the main thread
         self._has_finished = threading.Event()  # on another thread than the main thread
-        self._is_paused = False
-        self._knows_forks = False
         self._forking: set[int] = set()  # threads in which SIGTERM waits meanwhile
         self._watcher: threading.Thread | None = None
-        self._pipe: tuple[Descriptor, Descriptor] | None = (
-            None  # receives the number of each signal before Python handles it
-        )
+        # Receives the number of each signal before Python handles it.
+        self._pipe: tuple[Descriptor, Descriptor] | None = None
 
     def install(self) -> None:
         """Install the exit hook and the handler of SIGTERM."""
@@ -189,10 +230,12 @@ class Shutdown:
         # Ctrl-C at the end, often the second one, ends at once and without a traceback of ours.
         if os.getpid() != self._pid:
             return
+        # What ends the program: the interpreter stores it after printing the traceback and before atexit.
+        uncaught = getattr(sys, "last_type", None)
         for _ in range(2):  # a handler may raise before the end holds what handlers raise
             try:
                 with suppress(KeyboardInterrupt):
-                    self._finish(_uncaught())
+                    self._finish(None if uncaught is None else str(uncaught.__name__))
                 return
             except Exception as error:
                 if not is_from_signal_handler(error):  # the program has ended, nothing is left that it could stop
@@ -248,13 +291,6 @@ def _place_of_main_thread() -> tuple[int, int]:
     return (id(frame), -1 if frame is None else frame.f_lasti)
 
 
-def _uncaught() -> str | None:
-    """Return the name of the exception that ends the program; None if it ends normally."""
-    # The interpreter stores it after printing the traceback and before atexit.
-    kind = getattr(sys, "last_type", None)
-    return None if kind is None else str(kind.__name__)
-
-
 def waited_for_children() -> bool:
     """Return whether this process has waited for children that have used most of the CPU time of both."""
     times = os.times()
@@ -263,9 +299,7 @@ def waited_for_children() -> bool:
 
 def is_worker() -> bool:
     """Return whether multiprocessing started this process to serve another."""
-    if multiprocessing.parent_process() is not None or is_being_spawned():
-        return True
-    return is_loader_worker()
+    return multiprocessing.parent_process() is not None or is_being_spawned() or is_loader_worker()
 
 
 def is_loader_worker() -> bool:
@@ -277,9 +311,3 @@ def is_loader_worker() -> bool:
 def is_being_spawned() -> bool:
     """Return whether this is a child of multiprocessing that is still importing its parent's main module."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))  # private: may be gone
-
-
-def at_fork(before: Callable[[], None], parent: Callable[[], None], child: Callable[[], None]) -> None:
-    """Call these functions at every fork from now on."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)

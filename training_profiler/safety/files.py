@@ -39,11 +39,7 @@ class NotRegularFileError(OSError):
 
 
 def open_file(path: str | Path, follow: bool = False) -> BinaryIO:
-    """Open a regular file for reading, unbuffered beyond need, without waiting for anyone.
-
-    Args:
-        path: the file.
-        follow: whether ``path`` itself may be a link, as for a file that the user named.
+    """Open a regular file for reading, without waiting for anyone; only where ``follow``, it may be a link.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
@@ -120,11 +116,7 @@ def make_inner_folder(path: Path, mode: int = 0o777) -> None:
 
 
 class Lines:
-    """Cuts what is read of a file, piece by piece, into lines; blank ones are left out, at no cost of their own.
-
-    Args:
-        most_bytes: of a line.
-    """
+    """Cuts what is read of a file, piece by piece, into lines; blank ones are left out, at no cost of their own."""
 
     def __init__(self, most_bytes: int) -> None:
         self.rest = b""  # of a line without its end
@@ -170,12 +162,7 @@ def lines_of(file: BinaryIO, most_bytes: int) -> Iterator[bytes | None]:
 def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
     """Write a file in one piece: a reader finds the old content or the new one. A link there is replaced, not followed.
 
-    A device is never replaced.
-
-    Args:
-        path: the file.
-        data: its content.
-        draft: where it is written first, in the same folder; by default its name with ``.part``.
+    A device is never replaced. It is written first at ``draft`` in the same folder, by default its name with ``.part``.
 
     Raises:
         OSError: it cannot be written.

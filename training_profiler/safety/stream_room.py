@@ -118,16 +118,12 @@ def write_some(descriptor: int, data: memoryview) -> int:
     if not room:
         return 0
     try:
-        if kind_of(descriptor) == stat.S_IFSOCK and hasattr(socket, "MSG_DONTWAIT"):
-            return _send(descriptor, data)
-        return os.write(descriptor, data[:room])
+        if kind_of(descriptor) != stat.S_IFSOCK or not hasattr(socket, "MSG_DONTWAIT"):
+            return os.write(descriptor, data[:room])
+        end = socket.socket(fileno=descriptor)
+        try:
+            return end.send(data, socket.MSG_DONTWAIT)
+        finally:
+            end.detach()
     except BlockingIOError:
         return 0
-
-
-def _send(descriptor: int, data: memoryview) -> int:
-    end = socket.socket(fileno=descriptor)
-    try:
-        return end.send(data, socket.MSG_DONTWAIT)
-    finally:
-        end.detach()

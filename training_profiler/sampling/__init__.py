@@ -1,3 +1,3 @@
-"""Samples from beside the training: the running line, processors, memory, accelerators. Never: touch local variables,
-keep a frame, make the training wait.
+"""Samples from beside the training: the running line, processors, memory, accelerators, workers of a DataLoader. Never:
+touch local variables, keep a frame, make the training or a worker wait.
 """

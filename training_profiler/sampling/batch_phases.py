@@ -16,8 +16,7 @@ from training_profiler.model.loader_workers import (
     THREADS,
     TRANSFORM,
 )
-from training_profiler.sampling.called_functions import called_function
-from training_profiler.sampling.location import ByInstruction, Instruction
+from training_profiler.sampling.location import ByInstruction, Instruction, called_function
 from training_profiler.tables.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 
 # Libraries whose functions are of one phase, whatever they are called.

@@ -1,23 +1,182 @@
 """The line sampler: records many times a second the line of user code that the training thread runs."""
 
+import atexit
+import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import Final
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S, time_text
+from training_profiler.instrumentation.patching import Patches
 from training_profiler.model.location import Location, Sample
 from training_profiler.recording.section import Clock
-from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
-from training_profiler.safety.cost_budget import Pace, unlimited
-from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.fault_guard import (
+    SHARE,
+    BackgroundThread,
+    FaultGuard,
+    Guard,
+    Pace,
+    StopLock,
+    closed_lock,
+    handed_over_ns,
+    unlimited,
+)
 from training_profiler.sampling.frames import StackOfThread, frame_of
 from training_profiler.sampling.location import Instruction
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
-from training_profiler.sampling.startup_sampler import StartupSampler
-from training_profiler.sampling.switch_interval import SwitchInterval, has_gil
+from training_profiler.sampling.startup_frames import BEFORE_TORCH
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+
+STARTUP_PART: Final = "startup sampler"
+FULL_RATE_SHARE: Final = 0.001  # of the time so far between two samples: a process that never trains costs nothing
+FIRST_STARTUP_SAMPLES: Final = 40  # at any cost; each reads code that none before it has read
+LONGEST_PAUSE_S: Final = 0.25  # for the budget: a model that is made in a second has samples
+
+ImportOfTorch = tuple[int, Sequence[tuple[CodeType, int]]]  # when it began, and the stack, the innermost first
+
+
+class KeptFrame:
+    """The code and the instruction of a frame, and the one around it. The frame itself would keep objects alive."""
+
+    def __init__(self, code: CodeType, instruction: int, back: "KeptFrame | None") -> None:
+        self.f_code, self.f_lasti, self.f_back = code, instruction, back
+
+
+class StartupSampler:
+    """Samples the thread that makes it, ever more seldom, until ``stop``.
+
+    Args:
+        clock: the recorder's.
+        begin_ns: when the process began.
+        torch: when and where torch was imported; None is unknown.
+        places: the paths of this process.
+        new_stop: returns the lock that its thread sleeps on; None is one that hands over nothing.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        begin_ns: int,
+        torch: ImportOfTorch | None = None,
+        places: Callable[[], Places] = places_of_this_process,
+        new_stop: Callable[[], StopLock] | None = None,
+    ) -> None:
+        self._clock, self._begin_ns = clock, begin_ns
+        self._sampled = StackOfThread(threading.get_ident())
+        self._stacks = StackReader(UserCode(places()))
+        self._seen: list[tuple[int, Place | None]] = []  # each stands for the time since the one before
+        self._hz = 1
+        self._imported_ns = None if torch is None else torch[0]
+        if torch is not None:
+            self._add_import(*torch)
+        self._guard = FaultGuard()
+        self._thread = BackgroundThread(
+            "startup", self._run, self._guard.run, STARTUP_PART, (new_stop or closed_lock)()
+        )
+
+    def _add_import(self, import_ns: int, stack: Sequence[tuple[CodeType, int]]) -> None:
+        frame = None
+        for code, instruction in reversed(stack):
+            frame = KeptFrame(code, instruction, frame)
+        self._seen += [(import_ns, None), (self._clock(), self._stacks.place(frame))]
+
+    def start(self, hz: int) -> None:
+        """Sample at most ``hz`` times a second."""
+        self._hz = max(1, hz)
+        self._guard.run(STARTUP_PART, self._thread.start)
+        atexit.register(self._thread.stop)
+
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of its thread, in ns."""
+        return self._thread.cpu_ns
+
+    def stop(self) -> list[Sample]:
+        """End the thread; return the samples since the process began, as many a second as there were at most."""
+        atexit.unregister(self._thread.stop)
+        self._thread.stop()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_S)
+        samples: list[Sample] = []
+        from_ns = self._begin_ns
+        before = Location("", 0, "", activity=BEFORE_TORCH)
+        for until_ns, place in [*self._seen, (self._clock(), None)]:
+            location = before if until_ns == self._imported_ns else None
+            if place is not None:
+                location = self._stacks.location(place)
+            samples += [(ns, location) for ns in range(from_ns, until_ns, NS_PER_S // self._hz)]
+            from_ns = max(from_ns, until_ns)
+        return samples
+
+    def _run(self, thread: BackgroundThread) -> None:
+        begin_ns = self._clock()
+        while not thread.wait_for_stop(self._pause_s(thread, (self._clock() - begin_ns) / NS_PER_S)):
+            now_ns = self._clock()
+            frame = self._sampled.frame()
+            self._seen.append((now_ns, None if frame is None else self._stacks.place(frame)))
+            del frame  # it would keep tensors alive until the next sample
+
+    def _pause_s(self, thread: BackgroundThread, elapsed_s: float) -> float:
+        pause_s = max(1 / self._hz, FULL_RATE_SHARE * elapsed_s)
+        if len(self._seen) < FIRST_STARTUP_SAMPLES:
+            return pause_s
+        thread.measure_cpu()
+        over_s = thread.cpu_ns / NS_PER_S / SHARE - elapsed_s
+        return max(pause_s, min(LONGEST_PAUSE_S, over_s))
+
+
+# Longest wait of the sampler for the GIL, in s. With CPython's default of 5 ms most samples fall into large torch
+# operations, which release the GIL. A Python function with 27 % of the time then has 1 % of the samples. With this
+# value it has 25 % (benchmarks/line_sampler.py). Two busy Python threads become 1 to 3 % slower.
+HANDOVER_S: Final = 0.0001
+
+
+class SwitchInterval:
+    """Shortens the interpreter's switch interval; the program goes on to read and set its own.
+
+    If the program sets another value than it had, that value holds.
+    """
+
+    def __init__(self) -> None:
+        self._programs_s: float | None = None  # what the program has set; None while nothing is shortened
+        self._before_s = 0.0
+        self._set: Any = None
+        self._patches = Patches()
+
+    def shorten(self) -> None:
+        """Hand over the GIL soon, unless it is already, or there is none."""
+        if self._programs_s is not None or not has_gil() or sys.getswitchinterval() <= HANDOVER_S:
+            return
+        self._programs_s = self._before_s = sys.getswitchinterval()
+        self._set = sys.setswitchinterval
+        self._set(HANDOVER_S)
+        self._patches.replace(sys, "getswitchinterval", lambda original: self._get_programs)
+        self._patches.replace(sys, "setswitchinterval", lambda original: self._set_programs)
+
+    def restore(self) -> None:
+        """Use the program's value again."""
+        programs_s, self._programs_s = self._programs_s, None
+        if programs_s is not None:
+            self._patches.undo()
+            self._set(programs_s)
+
+    def _get_programs(self) -> float:
+        return self._before_s if self._programs_s is None else self._programs_s
+
+    def _set_programs(self, interval: float, /) -> None:
+        self._set(interval)  # raises what it raises
+        if self._programs_s is not None:
+            self._programs_s = float(interval)
+            if abs(self._programs_s - self._before_s) < 1e-9:  # as it was, often after something else for a moment
+                self._set(HANDOVER_S)
+
+
+def has_gil() -> bool:
+    """Return whether one thread at a time runs Python."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
 
 PART: Final = "line sampler"
 # A constant interval could synchronize with the training and sample the same line each time. Multiples of the golden

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S, NS_PER_US
-from training_profiler.safety.background_thread import OWN_THREADS
+from training_profiler.safety.fault_guard import OWN_THREADS
 
 SEARCH_NS: Final = NS_PER_S // 2  # from one search for busy threads to the next
 MOST_THREADS: Final = 64  # read in a search
@@ -81,13 +81,7 @@ def helper_threads() -> list[int] | None:
     return helpers
 
 
-def _any_thread() -> None:
-    """Return None: the training may wait for any thread."""
-
-
 class _Watched:
-    """A busy thread."""
-
     def __init__(self, thread: PythonThread, cpu_ns: int) -> None:
         self.thread = thread
         self.used_ns = 0  # CPU time between the latest two looks
@@ -110,13 +104,8 @@ class _Watched:
 class LockWatch:
     """Looks at the threads' CPU times with each sample of the training thread. Used on the sampler's thread alone.
 
-    Args:
-        cpu_ns: returns the CPU time of the thread with a native id, in ns; None if it has ended.
-        process_ns: returns the CPU time of the whole process in ns.
-        threads: returns Python's threads.
-        now_ns: a clock in ns.
-        helpers: returns the native ids of threads that the training may wait for; None if it may be any. Files that
-            it reads give up the lock.
+    ``helpers`` returns the native ids of threads that the training may wait for; None if it may be any. Files that it
+    reads give up the lock.
     """
 
     def __init__(
@@ -125,7 +114,7 @@ class LockWatch:
         process_ns: Callable[[], int] = time.process_time_ns,
         threads: Callable[[], Iterable[PythonThread]] = python_threads,
         now_ns: Callable[[], int] = time.perf_counter_ns,
-        helpers: Callable[[], list[int] | None] = _any_thread,
+        helpers: Callable[[], list[int] | None] = lambda: None,
     ) -> None:
         self._read_helpers = helpers
         self._helpers: list[int] | None = None
@@ -230,14 +219,12 @@ class LockWatch:
 def lock_watch(openmp_sleeps: bool = False) -> LockWatch | None:
     """Return the watch of this process; None where Python has no such lock, or a thread's CPU time is not known.
 
-    Called on the training thread: OpenMP's number of threads is that of the thread that asks.
-
-    Args:
-        openmp_sleeps: OpenMP's threads sleep while they wait, instead of spinning first.
+    Called on the training thread: OpenMP's number of threads is that of the thread that asks. They may sleep while they
+    wait, instead of spinning first.
     """
     has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     if sys.platform != "linux" or not has_lock or thread_cpu_ns(threading.get_native_id()) is None:
         return None
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     sleeps = openmp_sleeps or count is None or count() > len(os.sched_getaffinity(0))
-    return LockWatch(helpers=_any_thread if sleeps else helper_threads)
+    return LockWatch(helpers=(lambda: None) if sleeps else helper_threads)

@@ -12,12 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.recording.section import Clock
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.cost_budget import MACHINE, Pace, unlimited
-from training_profiler.safety.fault_guard import Guard
-from training_profiler.sampling.cgroup import Container, find_container, read_usage
+from training_profiler.safety.fault_guard import MACHINE, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.sampling.gpu import ENERGY, Gpus
-from training_profiler.sampling.host import Host, HostReading
+from training_profiler.sampling.host import Container, Host, HostReading, find_container, read_usage
 from training_profiler.sampling.run_queue import RunQueue
 
 PAGES: Final = 32  # of one measurement of the cost: 0.2 ms where a page is slow, as in a virtual machine
@@ -35,16 +32,11 @@ class Faults(NamedTuple):
 
 
 class PageFaults:
-    """Reads ``/proc/self/task/TID/stat``. Not thread-safe, except ``use_thread``.
-
-    Args:
-        root: where the file system begins.
-        ticks_per_s: the unit in which Linux writes CPU time.
-    """
+    """Reads ``/proc/self/task/TID/stat`` below ``root``. Not thread-safe, except ``use_thread``."""
 
     def __init__(self, root: Path = Path("/"), ticks_per_s: int | None = None) -> None:
         self._tasks = root / "proc/self/task"
-        self._ticks_per_s = ticks_per_s or _ticks_per_s()
+        self._ticks_per_s = ticks_per_s or (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
         self._training = os.getpid()  # the id of the main thread, until the training thread is known
         self._before: tuple[int, list[int]] | None = None  # thread, and its counters
 
@@ -73,23 +65,17 @@ class PageFaults:
 
 def page_cost_s(cpu_ns: Callable[[], int] = time.thread_time_ns) -> float:
     """Return the CPU time of a page of new memory: of the fault, and of giving it back later. Takes 2 ms."""
-    zeros = bytes(PAGES * mmap.PAGESIZE)
-    return min(_page_cost_ns(zeros, cpu_ns) for _ in range(ROUNDS)) / PAGES / NS_PER_S
-
-
-def _page_cost_ns(zeros: bytes, cpu_ns: Callable[[], int]) -> int:
-    pages = mmap.mmap(-1, len(zeros))
-    begin_ns = cpu_ns()
-    pages[:] = zeros
-    touched_ns = cpu_ns()
-    pages[:] = zeros  # only writes
-    written_ns = cpu_ns()
-    pages.close()
-    return max(0, (touched_ns - begin_ns) - (written_ns - touched_ns)) + (cpu_ns() - written_ns)
-
-
-def _ticks_per_s() -> int:
-    return os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    zeros, costs_ns = bytes(PAGES * mmap.PAGESIZE), []
+    for _ in range(ROUNDS):
+        pages = mmap.mmap(-1, len(zeros))
+        begin_ns = cpu_ns()
+        pages[:] = zeros
+        touched_ns = cpu_ns()
+        pages[:] = zeros  # only writes
+        written_ns = cpu_ns()
+        pages.close()
+        costs_ns.append(max(0, (touched_ns - begin_ns) - (written_ns - touched_ns)) + (cpu_ns() - written_ns))
+    return min(costs_ns) / PAGES / NS_PER_S
 
 
 PART: Final = "system monitor"
@@ -196,15 +182,8 @@ class MachineSampler:
             except ModuleNotFoundError as error:
                 self._missing = error.name
                 return
-            self._reader = MachineReader(
-                self._clock,
-                host,
-                self._make_gpus(),
-                find_container(self._root),
-                self._run_queue,
-                self._local_ranks,
-                self._faults,
-            )
+            gpus, container, local_ranks = self._make_gpus(), find_container(self._root), self._local_ranks
+            self._reader = MachineReader(self._clock, host, gpus, container, self._run_queue, local_ranks, self._faults)
         every_s, reader = self._every_s, self._reader
         thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, reader), self._guard, PART)
         thread.start()
@@ -230,11 +209,8 @@ class MachineSampler:
 class MachineReader:
     """Samples host, container and accelerators. CPU use covers the time since the previous sample.
 
-    Args:
-        run_queue: measures the wait for a CPU; None leaves it unknown.
-        local_ranks: number of processes of this training on this machine.
-        faults: counts the page faults of the training thread; None leaves them unknown.
-        page_cost_s: measures the cost of a page of new memory.
+    ``local_ranks`` is the number of processes of this training on this machine. Without ``run_queue`` and ``faults``,
+    the wait for a CPU and the page faults are unknown.
     """
 
     def __init__(
@@ -269,8 +245,7 @@ class MachineReader:
         if self._host_cores is not None:
             sample.facts["host_cores"] = self._host_cores
         reading = self._host.read()
-        local_ranks = max(self._local_ranks, 1 + reading.siblings)
-        if local_ranks > 1:
+        if (local_ranks := max(self._local_ranks, 1 + reading.siblings)) > 1:
             sample.facts["local_ranks"] = local_ranks
         self._add_host(sample, reading)
         before_ns, self._sampled_at_ns = self._sampled_at_ns, sample.at_ns
@@ -285,25 +260,21 @@ class MachineReader:
             of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
             sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in of_moment.items()})
             if ENERGY in gpu.values:
-                self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values[ENERGY], sample.at_ns / NS_PER_S)
+                self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values[ENERGY])
             sample.facts[f"gpu{gpu.device}.name"] = gpu.name
             if gpu.total_bytes is not None:
                 sample.facts[f"gpu{gpu.device}.total_bytes"] = gpu.total_bytes
         return sample
 
     def _add_host(self, sample: MachineSample, reading: HostReading) -> None:
-        now_s = sample.at_ns / NS_PER_S
-        if reading.tree_cpu_s is not None:
-            self._rate(sample, "cpu_process", reading.tree_cpu_s, now_s)
-        busy_s, all_s = reading.host_cpu_s
-        # The unit is CPU seconds, summed over all CPUs of the host.
+        self._rate(sample, "cpu_process", reading.tree_cpu_s)
+        busy_s, all_s = reading.host_cpu_s  # CPU seconds, summed over all CPUs of the host
         self._rate(sample, "cpu_host", busy_s, all_s, (self._host_cores or 1) * LEAST_S)
         allowed = self._host.allowed()
         if reading.allowed_cpu_s is not None and allowed is not None:
             sample.facts["allowed_cores"] = allowed
             self._rate(sample, "cpu_allowed", *reading.allowed_cpu_s, allowed * LEAST_S)
-        if reading.stolen_s is not None:
-            self._rate(sample, "cpu_steal", reading.stolen_s, all_s, (self._host_cores or 1) * LEAST_S)
+        self._rate(sample, "cpu_steal", reading.stolen_s, all_s, (self._host_cores or 1) * LEAST_S)
         sample.values["ram_own_bytes"] = float(reading.own_bytes)
         sample.values["ram_process_bytes"] = float(reading.tree_bytes)
         sample.values["ram_host_bytes"] = float(reading.host_total_bytes - reading.host_available_bytes)
@@ -339,12 +310,9 @@ class MachineReader:
 
     def _add_container(self, sample: MachineSample, reading: HostReading) -> None:
         usage, limit = read_usage(self._container), self._container.memory_limit_bytes
-        if usage.cpu_ns is not None:
-            self._rate(sample, "cpu_container", usage.cpu_ns / NS_PER_S, sample.at_ns / NS_PER_S)
-        if usage.memory_stall_s is not None:
-            self._rate(sample, "memory_stall", usage.memory_stall_s, sample.at_ns / NS_PER_S)
-        if usage.disk_stall_s is not None:
-            self._rate(sample, "disk_stall", usage.disk_stall_s, sample.at_ns / NS_PER_S)
+        self._rate(sample, "cpu_container", None if usage.cpu_ns is None else usage.cpu_ns / NS_PER_S)
+        self._rate(sample, "memory_stall", usage.memory_stall_s)
+        self._rate(sample, "disk_stall", usage.disk_stall_s)
         if usage.periods is not None:
             self._rate(sample, "cpu_throttled", *usage.periods, least=1)
         available = reading.host_available_bytes
@@ -358,8 +326,18 @@ class MachineReader:
         sample.values["ram_available_bytes"] = float(available)
         sample.values["ram_share"] = share
 
-    def _rate(self, sample: MachineSample, quantity: str, counted: float, of: float, least: float = LEAST_S) -> None:
-        """Add the rate of growth of ``counted`` since the last reading. The first reading has no rate."""
+    def _rate(
+        self,
+        sample: MachineSample,
+        quantity: str,
+        counted: float | None,
+        of: float | None = None,
+        least: float = LEAST_S,
+    ) -> None:
+        """Add the rate of growth of ``counted`` by ``of``, by default seconds. The first reading has no rate."""
+        if counted is None:
+            return
+        of = sample.at_ns / NS_PER_S if of is None else of
         before = self._before.get(quantity)
         if before is None:
             self._before[quantity] = counted, of

@@ -3,20 +3,31 @@
 import os
 import re
 import threading
+from itertools import islice
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Final, NamedTuple, Protocol
 
 from training_profiler.base.text import printable
 from training_profiler.model.location import Location
 from training_profiler.sampling.batch_phases import PhaseReader
-from training_profiler.sampling.called_functions import called_function, is_short, reads_number, runs_python
-from training_profiler.sampling.location import ByInstruction, Instruction, function_name, line_of, waits_in
+from training_profiler.sampling.location import (
+    ByInstruction,
+    Instruction,
+    called_function,
+    function_name,
+    is_short,
+    line_of,
+    reads_number,
+    runs_python,
+    waits_in,
+)
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
-from training_profiler.sampling.unseen_frames import SEEN, UNSEEN_TABLE
-from training_profiler.sampling.user_code import MOST_FILES, UserCode
+from training_profiler.sampling.user_code import MOST_FILES, UserCode, places_of_this_process
+from training_profiler.snapshot.program import CallSite
 from training_profiler.snapshot.snapshot import BETWEEN, CHECKS, PYTHON
 from training_profiler.tables.framework_frames import (
+    ANY,
     CALLBACK,
     CHECKING,
     ENGINE,
@@ -24,15 +35,44 @@ from training_profiler.tables.framework_frames import (
     MAKING,
     MODULE_CALL,
     FileRows,
+    FrameTable,
+    LibraryFrame,
     callback_named,
 )
 from training_profiler.tables.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 
+# In these, the training waits for work that runs elsewhere and is not sampled: a queue that threads or processes fill,
+# or a pipeline in C++. Of several on a stack, the outermost below the user's line holds.
+QUEUE: Final = "a queue between threads"
+PROCESSES: Final = "a queue between processes"
+POOL: Final = "a pool of threads or processes"
+SEEN: Final = "torch"  # workers of its loaders are observed, or the report says that they are not
+
+UNSEEN: Final[tuple[LibraryFrame, ...]] = (
+    LibraryFrame("/nvidia/dali/", (ANY,), "the pipeline of NVIDIA DALI"),
+    LibraryFrame("/ffcv/loader/", (ANY,), "the loader of FFCV"),
+    LibraryFrame("/tensorflow/python/data/", (ANY,), "the pipeline of tf.data"),
+    LibraryFrame("/datasets/utils/py_utils.py", ("iflatmap_unordered",), "the processes of datasets (num_proc)"),
+    LibraryFrame("/queue.py", ("Queue.get",), QUEUE),
+    LibraryFrame("/multiprocessing/queues.py", ("Queue.get", "SimpleQueue.get"), PROCESSES),
+    LibraryFrame("/multiprocess/queues.py", ("Queue.get", "SimpleQueue.get"), PROCESSES),
+    LibraryFrame("/multiprocessing/pool.py", ("IMapIterator.next", "ApplyResult.get", "ApplyResult.wait"), POOL),
+    LibraryFrame("/multiprocess/pool.py", ("IMapIterator.next", "ApplyResult.get", "ApplyResult.wait"), POOL),
+    LibraryFrame("/concurrent/futures/_base.py", ("Future.result", "as_completed", "wait"), POOL),
+    LibraryFrame("/concurrent/futures/process.py", ("_chain_from_iterable_of_lists",), POOL),
+    LibraryFrame("/torch/utils/data/", (ANY,), SEEN),
+    LibraryFrame("/torch/_inductor/", (ANY,), SEEN),
+    LibraryFrame("/torch/distributed/", (ANY,), SEEN),
+    LibraryFrame("/torchdata/stateful_dataloader/", (ANY,), SEEN),
+)
+UNSEEN_TABLE: Final = FrameTable(UNSEEN)
+
+
+INSTRUCTION_BYTES: Final = 2
 MOST_LOCATIONS: Final = 5000
 MOST_CODES: Final = 5000
 MOST_MAKING: Final = 64  # frames kept of one that makes a batch
 MOST_PHASES: Final = 3  # of phases in each other, the outermost
-# Classes that only pass a call on to the callbacks.
 _OWN: Final = str(Path(__file__).parents[1]) + os.sep
 # Their functions call those of torch and of the program, in C too, where no other frame shows it.
 _PASS_ON: Final = tuple(
@@ -42,12 +82,14 @@ _PASS_ON: Final = tuple(
         "integrations",
         "inspections/flop_",
         "instrumentation/patches",
-        "loader_workers",
         "recording",
+        "sampling/loader_workers",
+        "sampling/worker_observer",
     )
 )
 _CALLED_BY_AUTOGRAD: Final = (CUSTOM_BACKWARD, RECOMPUTATION)  # beside hooks
 _HOOK: Final = "hook"  # torch's name for a hook of a module where it calls one
+# Classes that only pass a call on to the callbacks.
 _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback$|^BaseCallback$|^NeuralNet")
 
 
@@ -258,6 +300,18 @@ class StackReader:
             return method
         return self._number_at(*(place.last or place.users))
 
+    def call_site(self, place: Place) -> CallSite | None:
+        """Return where the user's line calls torch; None if its file is not the user's by now."""
+        code, instruction = place.users
+        shown = self._user_code.shown(code.co_filename)
+        if shown is None:
+            return None
+        positions = islice(code.co_positions(), instruction // INSTRUCTION_BYTES, None)
+        line, _, column, _ = next(positions, (None, None, None, None))  # the column is in bytes of UTF-8
+        path, library = self._user_code.path(code.co_filename), "" if place.inner is None else self._text(place.inner)
+        line = line or line_of(code, instruction)
+        return CallSite(shown, line, path, -1 if column is None else column, library)
+
     def function_of_thread(self, frame: Frame | None) -> Instruction | None:
         """Return the outermost frame of a thread that is not of ``threading``: what the thread was started for."""
         outermost = None
@@ -316,3 +370,16 @@ def phase_text(phases: tuple[tuple[str, CodeType], ...]) -> str:
             texts[phase] = owner
     named = [f"{phase} ({owner})" if owner else phase for phase, owner in texts.items()]
     return BETWEEN.join(named[:MOST_PHASES])
+
+
+class CallSiteReader:
+    """Finds the user's line that calls torch. The paths of the process are known, and read, at its first call."""
+
+    def __init__(self) -> None:
+        self._stacks: StackReader | None = None
+
+    def read(self, frame: FrameType | None) -> CallSite | None:
+        """Return the user's line nearest to ``frame``; None without user code on the stack."""
+        stacks = self._stacks = self._stacks or StackReader(UserCode(places_of_this_process()))
+        place = stacks.place(frame)
+        return None if place is None else stacks.call_site(place)

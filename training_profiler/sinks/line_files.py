@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from training_profiler.safety.own_file import OwnFile
+from training_profiler.safety.own_folder import OwnFile
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.tables.trackers import CSV, JSONL
 

@@ -14,8 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.safety.files import replace_file
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext, folder_for
 from training_profiler.tables.trackers import PROMETHEUS

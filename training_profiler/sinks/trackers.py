@@ -12,8 +12,7 @@ from typing import Final
 
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.base.units import NS_PER_S, counted
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext

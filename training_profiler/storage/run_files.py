@@ -14,8 +14,15 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.model.bounds import MOST_SUM
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import is_folder
-from training_profiler.safety.own_file import OwnFile
-from training_profiler.safety.own_folder import is_in_place, keep_open, let_go, remove, rename_file, rename_open
+from training_profiler.safety.own_folder import (
+    OwnFile,
+    is_in_place,
+    keep_open,
+    let_go,
+    remove,
+    rename_file,
+    rename_open,
+)
 from training_profiler.settings.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_S
-from training_profiler.safety.background_thread import BackgroundThread
-from training_profiler.safety.fault_guard import Guard
+from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.safety.files import make_inner_folder
 from training_profiler.safety.own_folder import place_of
 from training_profiler.torch_capture.plan import CapturePlan

@@ -13,8 +13,7 @@ import msgspec
 import psutil
 
 from training_profiler.comparison.differences import differing
-from training_profiler.sampling.cgroup import find_container
-from training_profiler.sampling.host import Host
+from training_profiler.sampling.host import Host, find_container
 from training_profiler.storage.run_folder import masked
 from training_profiler.trials.isolation.promise import imports_of
 from training_profiler.trials.launcher import Program

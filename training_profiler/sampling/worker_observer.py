@@ -10,11 +10,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.model.loader_workers import (
     HAND_OVER,
     IDLE,
@@ -26,15 +25,14 @@ from training_profiler.model.loader_workers import (
 )
 from training_profiler.model.location import Location
 from training_profiler.recording.tracebacks import hide_our_frames
-from training_profiler.safety.background_thread import BackgroundThread, StopLock, closed_lock, handed_over_ns
-from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard, StopLock, closed_lock, handed_over_ns
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.frames import current_frames
-from training_profiler.sampling.line_sampler import GOLDEN, JITTER
+from training_profiler.sampling.line_sampler import GOLDEN, JITTER, SwitchInterval
+from training_profiler.sampling.loader_workers import Mailbox
 from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.sampling.stacks import Frame, StackReader
-from training_profiler.sampling.switch_interval import SwitchInterval
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
@@ -45,26 +43,15 @@ _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + 
 MOST_FRAMES: Final = 1000
 
 
-class Seen(NamedTuple):
-    """What one sample shows."""
-
-    phase: str
-    location: Location | None = None
+Seen = tuple[str, Location | None]  # the phase and the line that one sample shows
 
 
 class WorkerStackReader:
-    """Reads the stacks of a worker. Not thread-safe.
-
-    Args:
-        loop: the code of torch's loop of a worker. What is below it on the stack belongs to the training.
-        places: the paths of this process.
-    """
+    """Reads the stacks of a worker. What is below torch's ``loop`` on them belongs to the training. Not thread-safe."""
 
     def __init__(self, loop: CodeType, places: Callable[[], Places] = places_of_this_process) -> None:
-        self._loop = loop
-        code = UserCode(places())
-        self._stacks, self._phases = StackReader(code), PhaseReader()
-        self._users = code
+        self._loop, self._users = loop, UserCode(places())
+        self._stacks, self._phases = StackReader(self._users), PhaseReader()
 
     def read(self, frames: Mapping[int, Frame], main_thread: int) -> Seen | None:
         """Return what the innermost frames of all threads show; None while the worker is not in its loop.
@@ -75,8 +62,8 @@ class WorkerStackReader:
         if stack is None:
             return None
         seen = self._main(stack)
-        if seen.phase == IDLE and any(_is_pickling(frame) for thread, frame in frames.items() if thread != main_thread):
-            return Seen(HAND_OVER)
+        if seen[0] == IDLE and any(_is_pickling(frame) for thread, frame in frames.items() if thread != main_thread):
+            return HAND_OVER, None
         return seen
 
     def _in_loop(self, frame: Frame | None) -> list[Frame] | None:
@@ -93,19 +80,14 @@ class WorkerStackReader:
     def _main(self, stack: list[Frame]) -> Seen:
         if not stack or _path(stack[-1]).endswith(_QUEUES):
             is_putting = bool(stack) and stack[-1].f_code.co_name == "put"
-            return Seen(HAND_OVER if is_putting else IDLE)
+            return HAND_OVER if is_putting else IDLE, None
         fetch = next((at for at, frame in enumerate(stack) if _path(frame).endswith(_FETCH)), None)
         calls = [(frame.f_code, frame.f_lasti) for frame in stack[: None if fetch is None else fetch + 1]]
         phase = STARTING if fetch is None else self._phases.phase_of(calls[:-1], calls[-1])
-        return Seen(phase, self._location(stack, has_inside=phase == TRANSFORM))
+        return phase, self._location(stack, has_inside=phase == TRANSFORM)  # several transforms may share a line
 
     def _location(self, stack: list[Frame], has_inside: bool) -> Location | None:
-        """Return the innermost line of the user's code, or the first and last line of a library without one.
-
-        Args:
-            stack: the frames inside of the loop.
-            has_inside: whether what ran in a library below the user's line says more, as with several transforms.
-        """
+        """Return the innermost line of the user's code, or the first and last line of a library without one."""
         place = self._stacks.place(stack[0], until=self._loop)
         if place is not None:
             location = self._stacks.location(place)
@@ -117,12 +99,8 @@ class WorkerStackReader:
         named = [each for each in named if not each[1].startswith("torch/utils/data/_utils/")] or named[-1:]
         (outer, outer_name), (inner, inner_name) = named[-1], named[0]
         text = f"{inner_name}:{line_of(inner.f_code, inner.f_lasti)} {function_name(inner.f_code)}"
-        return Location(
-            outer_name,
-            line_of(outer.f_code, outer.f_lasti),
-            function_name(outer.f_code),
-            inside="" if inner is outer else text,
-        )
+        line, function = line_of(outer.f_code, outer.f_lasti), function_name(outer.f_code)
+        return Location(outer_name, line, function, inside="" if inner is outer else text)
 
     def _library(self, filename: str) -> str | None:
         torch = filename.rpartition(f"{os.sep}torch{os.sep}")[2] if f"{os.sep}torch{os.sep}" in filename else ""
@@ -203,14 +181,7 @@ class FetchTimes:
 
 
 class WorkerObserver:
-    """Samples the thread that makes it until ``stop``, and writes what it saw.
-
-    Args:
-        loop: the code of torch's loop of a worker.
-        mailbox: where the figures go.
-        clock: in ns.
-        new_stop: returns the lock that its thread sleeps on; None is one that hands over nothing.
-    """
+    """Samples the thread that makes it until ``stop``, and writes what it saw to ``mailbox``."""
 
     def __init__(
         self,
@@ -288,12 +259,11 @@ class WorkerObserver:
         seen = self._stacks.read(current_frames(), self._main)
         if seen is None:
             return
-        if seen.phase == IDLE:
+        phase, location = seen
+        if phase == IDLE:
             self._idle += 1
             return
-        key = (seen.phase, "", 0, "", "")
-        if seen.location is not None:
-            key = (seen.phase, *seen.location[:3], seen.location.inside)
+        key = (phase, "", 0, "", "") if location is None else (phase, *location[:3], location.inside)
         if key in self._samples or len(self._samples) < MOST_LINES:
             self._samples[key] += 1
 

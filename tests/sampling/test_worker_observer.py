@@ -9,9 +9,28 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.loader_workers import observer as observer_module
-from training_profiler.loader_workers.mailbox import Mailbox
-from training_profiler.loader_workers.observer import FetchTimes, WorkerObserver, observe_worker, resident_bytes
+from tests.support.worker_stacks import (
+    COLLATED,
+    GET,
+    LIBRARY,
+    LOOP,
+    PLACES,
+    QUEUES,
+    TORCH,
+    TRAIN,
+    Row,
+    stack,
+)
+from training_profiler.model.location import Location
+from training_profiler.sampling import worker_observer as observer_module
+from training_profiler.sampling.loader_workers import Mailbox
+from training_profiler.sampling.worker_observer import (
+    FetchTimes,
+    WorkerObserver,
+    WorkerStackReader,
+    observe_worker,
+    resident_bytes,
+)
 
 
 def test_batches_are_timed_on_their_own_thread() -> None:
@@ -94,7 +113,7 @@ def test_samples_show_the_line_that_runs(tmp_path: Path) -> None:
     (seen,) = observer.sums(0).lines
     assert (seen.phase, seen.file.rpartition("/")[2], seen.line, seen.samples) == (
         "start",  # no function of torch's is on the stack
-        "test_observer.py",
+        "test_worker_observer.py",
         line,
         1,
     )
@@ -112,3 +131,48 @@ def test_memory_is_unknown_without_linux(tmp_path: Path) -> None:
     assert resident_bytes(tmp_path / "statm") is None
     (tmp_path / "statm").write_text("100 7 3")
     assert resident_bytes(tmp_path / "statm") == 7 * os.sysconf("SC_PAGE_SIZE")
+
+
+MAIN_THREAD, FEEDER = 1, 2
+FEED = (
+    (f"{LIBRARY}/threading.py", "Thread.run", "call()"),
+    (QUEUES, "Queue._feed", "call()"),
+)
+PICKLES: Row = (f"{LIBRARY}/multiprocessing/reduction.py", "ForkingPickler.dumps", "call()")
+SENDS: Row = (f"{LIBRARY}/multiprocessing/connection.py", "Connection._send", "call()")
+IDLE = (TRAIN, LOOP, (QUEUES, "Queue.get", "call()"), (f"{LIBRARY}/multiprocessing/connection.py", "wait", "call()"))
+
+
+def seen(*rows: Row, beside: tuple[Row, ...] = ()) -> tuple[str, Location | None] | None:
+    frame, loop = stack(*rows)
+    frames = {MAIN_THREAD: frame}
+    if beside:
+        frames[FEEDER], _ = stack(*beside)
+    return WorkerStackReader(loop, lambda: PLACES).read(frames, MAIN_THREAD)
+
+
+def test_the_training_below_a_forked_worker_is_left_out() -> None:
+    # Without the end at the loop, the innermost line of the user's code would be train.py.
+    assert seen(TRAIN, LOOP, GET, (f"{TORCH}/utils/data/dataset.py", "TensorDataset.__getitem__", "call()")) == (
+        "fetch",
+        Location("torch/utils/data/dataset.py", 2, "TensorDataset.__getitem__"),
+    )
+
+
+def test_a_data_set_in_c_is_the_line_of_torch_that_asks_it() -> None:
+    location = Location("torch/utils/data/_utils/fetch.py", 2, "fetch")
+    assert seen(TRAIN, LOOP, GET) == ("fetch", location)
+    assert seen(TRAIN, LOOP, COLLATED) == ("collate", location)
+
+
+def test_pickling_beside_an_idle_main_thread_is_hand_over() -> None:
+    assert seen(*IDLE, beside=(*FEED, PICKLES)) == ("hand-over", None)
+    assert seen(TRAIN, LOOP, (QUEUES, "Queue.put", "call()")) == ("hand-over", None)
+
+
+def test_waiting_for_a_reader_is_not_work() -> None:
+    assert seen(*IDLE, beside=(*FEED, SENDS)) == ("idle", None)
+
+
+def test_what_runs_before_the_first_request_is_start() -> None:
+    assert seen(TRAIN, LOOP, ("/project/train.py", "init", "call()")) == ("start", Location("train.py", 2, "init"))

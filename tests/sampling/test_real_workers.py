@@ -24,14 +24,13 @@ from training_profiler.diagnosis.worker_plan import shared_lock, waiting_share
 from training_profiler.instrumentation.context import PatchContext, WorkerHooks
 from training_profiler.instrumentation.patches import loader_worker
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.loader_workers import observer
-from training_profiler.loader_workers.collector import WorkerCollector, has_later_batches
-from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling import worker_observer as observer
 from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.loader_workers import Mailbox, WorkerCollector, has_later_batches
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked"),
@@ -166,10 +165,6 @@ def assert_near(share: float, part: str, wall_s: dict[str, float]) -> None:
     of_wall = wall_s[part] / sum(wall_s.values())
     least, most = sorted((of_wall, OF_CPU[part]))
     assert least - POINTS <= share <= most + POINTS, (share, of_wall)
-
-
-def phases(sums: WorkerSums) -> set[str]:
-    return {line.phase for line in sums.lines}
 
 
 def test_planted_shares_are_found_within_three_points(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What workers hand over, summed up by loader in the process that trains."""
 
+import os
 import queue
 import threading
 from pathlib import Path
@@ -8,11 +9,18 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data._utils.pin_memory import _pin_memory_loop
 
-from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector, has_later_batches, is_pinned
-from training_profiler.loader_workers.mailbox import Mailbox
-from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerSums, added
+from training_profiler.model.loader_workers import MOST_LINES, WorkerLine, WorkerMemory, WorkerSums, added
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.loader_workers import (
+    LEFT_OVER_S,
+    MOST_FILE_BYTES,
+    MOST_FILES,
+    Mailbox,
+    WorkerCollector,
+    has_later_batches,
+    is_pinned,
+)
 
 
 def sums(batches: int, *lines: WorkerLine) -> WorkerSums:
@@ -31,18 +39,6 @@ def collector(mailbox: Mailbox):
     collector.expect()
     yield collector
     collector.close()
-
-
-def test_workers_are_summed_up_by_loader(collector: WorkerCollector, mailbox: Mailbox) -> None:
-    train, val = LoaderCounts("0"), LoaderCounts("1")
-    collector.add(train, [1, 2])
-    collector.add(val, [3])
-    for worker, batches in ((1, 10), (2, 12), (3, 5), (4, 99)):  # the last one is unknown
-        mailbox.write(worker, sums(batches))
-    collector.read()
-    assert train.workers is not None
-    assert (train.workers.workers, train.workers.batches) == (2, 22)
-    assert val.workers == sums(5)
 
 
 def test_a_killed_worker_keeps_what_it_had_handed_over(collector: WorkerCollector, mailbox: Mailbox) -> None:
@@ -84,29 +80,6 @@ def test_the_cost_in_the_workers_is_reported_after_the_end_too(collector: Worker
     assert collector.notes() == [note]
     collector.close()
     assert collector.notes() == [note]
-
-
-def test_without_a_folder_for_temporary_files_nothing_is_observed(caplog: pytest.LogCaptureFixture) -> None:
-    def mailbox() -> Mailbox:
-        raise FileNotFoundError("no usable temporary directory")
-
-    guard = FaultGuard()
-    collector = WorkerCollector(guard.run, mailbox=mailbox)
-    collector.start(is_on=True)
-    collector.expect()
-    collector.add(LoaderCounts("0"), [1])
-    collector.close()
-    assert list(guard.disabled) == ["loader workers"]
-
-
-def test_without_workers_there_is_no_folder_and_no_thread(mailbox: Mailbox) -> None:
-    collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
-    collector.start(is_on=False)  # sample_hz is 0
-    collector.expect()
-    collector.add(LoaderCounts("0"), [1])
-    collector.close()
-    assert not mailbox.folder.exists()
-    assert collector.notes() == []
 
 
 def test_a_folder_of_another_user_is_reported_and_left_alone(mailbox: Mailbox) -> None:
@@ -164,19 +137,6 @@ def test_a_frozen_folder_holds_neither_the_training_nor_its_end(tmp_path: Path, 
     assert thread is not None
     assert thread.join(10)
     assert not mailbox.folder.exists()
-
-
-def test_a_forked_child_leaves_the_folder_to_its_parent(collector: WorkerCollector, mailbox: Mailbox) -> None:
-    child = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
-    child.start(is_on=True)
-    child.expect()
-    thread = child._thread
-    child.after_fork_in_child()
-    child.close()
-    assert mailbox.folder.exists()
-    assert thread is not None
-    thread.stop()
-    thread.join(10)
 
 
 class Iterator:
@@ -273,3 +233,91 @@ def test_lines_beyond_the_limit_count_for_their_phase() -> None:
     assert both.lines[0] == WorkerLine("fetch", "", 0, "", "", 10)
     assert both.lines[1] == WorkerLine("fetch", "data.py", 5, "f", "", 8)
     assert both.samples == MOST_LINES + 17
+
+
+SUMS = WorkerSums(
+    workers=1,
+    batches=7,
+    wall_ns=900,
+    fetch_ns=800,
+    slowest_ns=300,
+    cpu_ns=700,
+    queued_ns=20,
+    sampling_ns=1,
+    idle_samples=2,
+    lines=(WorkerLine("transform", "data.py", 31, "Blur.__call__", "", 12),),
+    memory=(WorkerMemory(1, 2, 3),),
+)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Mailbox:
+    box = Mailbox(41, str(tmp_path))
+    assert box.make()
+    return box
+
+
+def test_only_its_owner_can_use_the_folder(box: Mailbox) -> None:
+    assert box.folder.stat().st_mode & 0o777 == 0o700
+    box.folder.chmod(0o770)
+    assert not box.is_safe()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "of_others"
+    target.mkdir(mode=0o700)
+    (target / "7.json").write_text("mine")
+    box = Mailbox(41, str(tmp_path))
+    box.folder.symlink_to(target)
+    assert not box.make()
+    box.remove()
+    assert (target / "7.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[1,2",
+        b"[" * 5000,
+        b"[1,1,1,1,1,1,1,1,-1,0,0,[],[]]",
+        b"[1,1,1e300,1,1,1,1,1,1,0,0,[],[]]",
+        b"\xff" * 40,
+    ],
+)
+def test_what_is_not_a_workers_is_not_used(box: Mailbox, content: bytes) -> None:
+    (box.folder / "7.json").write_bytes(content)
+    assert box.read(7) is None
+
+
+def test_pipes_links_and_huge_files_are_not_read(box: Mailbox) -> None:
+    os.mkfifo(box.folder / "1.json")
+    (box.folder / "2.json").symlink_to("/etc/passwd")
+    (box.folder / "3.json").write_bytes(b"[" + b" " * MOST_FILE_BYTES + b"]")
+    assert [box.read(worker) for worker in (1, 2, 3)] == [None, None, None]
+
+
+def test_texts_are_fit_for_a_terminal(box: Mailbox) -> None:
+    box.write(7, SUMS._replace(lines=(WorkerLine("?", "a\x1b[2J.py", 1, "f", "", 1),)))
+    sums = box.read(7)
+    assert sums is not None
+    assert (sums.lines[0].phase, "\x1b" in sums.lines[0].file) == ("fetch", False)
+
+
+def test_files_of_an_earlier_process_of_that_number_are_gone(box: Mailbox, tmp_path: Path) -> None:
+    box.write(7, SUMS)
+    again = Mailbox(41, str(tmp_path))
+    assert again.make()
+    assert again.read(7) is None
+
+
+def test_folders_of_killed_trainings_are_removed_a_day_later(box: Mailbox, tmp_path: Path) -> None:
+    killed = Mailbox(42, str(tmp_path))
+    assert killed.make()
+    box.remove_left_over()
+    assert killed.folder.exists()
+    then_s = killed.folder.stat().st_mtime - LEFT_OVER_S - 1
+    os.utime(killed.folder, (then_s, then_s))
+    box.remove_left_over()
+    assert (killed.folder.exists(), box.folder.exists()) == (False, True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from training_profiler.findings.losses import Losses
-from training_profiler.trials.treatments.treatment import Treatment, TrialFacts
+from training_profiler.trials.treatment import Treatment, TrialFacts
 
-TREATMENTS = tuple(Treatment(f"nothing {number}", f"nothing {number}", "nothing", Losses.EXACT) for number in range(4))
+TREATMENTS = tuple(Treatment(f"nothing {number}", "nothing", Losses.EXACT, "") for number in range(4))
 EXCLUSIVE = ()
 
 

@@ -25,8 +25,8 @@ from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
 from training_profiler.tables.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
 from training_profiler.tables.trackers import TRACKERS, Tracker
 from training_profiler.trials.results import Results
+from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import TREATMENTS
-from training_profiler.trials.treatments.treatment import Treatment
 
 FOLDER = Path(__file__).parent / "reference"
 TREATMENTS_PAGE = FOLDER / "treatments.md"

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from tests.support import commands
 from tests.support.traces import Trace, gpu
 from training_profiler.cli import main
 from training_profiler.trace_analysis.report.views import VIEWS
@@ -29,11 +30,12 @@ def printed(capsys, *words):
     return out
 
 
+def titles(text):
+    return [line.strip("= ") for line in text.splitlines() if line.startswith("===")]
+
+
 def refused(capsys, *words):
-    assert main(["trace", *map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err.removeprefix("training-profiler: ").rstrip("\n")
+    return commands.refused(capsys, "trace", *words).removeprefix("training-profiler: ").rstrip("\n")
 
 
 @pytest.fixture
@@ -51,9 +53,7 @@ def folder(tmp_path):
 
 def test_trace_is_reported_in_three_views(path, capsys):
     out = printed(capsys, path)
-    assert [line for line in out.splitlines() if line.startswith("===")] == [
-        "=== Overview ===", "=== Trace ===", "=== Recommendations ==="
-    ]  # fmt: skip
+    assert titles(out) == ["Overview", "Trace", "Recommendations"]
     assert "GPU utilization: 60.0% of the steps" in out
     assert "data loader: 0.120 ms (75.0%)\n  python between launches: 0.020 ms (12.5%)" in out
     assert "30.0% of step time is spent waiting for batches from a DataLoader without" in out
@@ -98,17 +98,14 @@ def test_critical_path_over_ranks_comes_first(folder, capsys):
         assert "the ranks are in perfect balance" in {row["change"] for row in found["what_if"]}
 
 
-def test_unknown_critical_path_over_ranks_says_why(folder, capsys):
-    Trace(distributedInfo={"rank": 1, "world_size": 2}).kernel("k", 0, 5).write(folder, "rank1.pt.trace.json.gz")
-    why = "of rank 1, it has no events of the host"
-    assert f"is unknown: {why}." in " ".join(printed(capsys, folder, "--view", "critical-path").split())
-    assert json.loads(printed(capsys, folder, "--json").splitlines()[0])["critical_path_over_ranks"] == {"why_not": why}
-
-
-def test_unknown_critical_path_says_why(tmp_path, capsys):
-    path = Trace().kernel("k", 0, 5).write(tmp_path)
-    assert "is unknown: it has no events of the host." in printed(capsys, path, "--view", "critical-path")
-    assert json.loads(printed(capsys, path, "--json"))["critical_path"] == {"why_not": "it has no events of the host"}
+def test_unknown_critical_path_says_why(folder, capsys):
+    path = Trace(distributedInfo={"rank": 1, "world_size": 2}).kernel("k", 0, 5).write(folder, "rank1.pt.trace.json.gz")
+    for given, key, why in (
+        (path, "critical_path", "it has no events of the host"),
+        (folder, "critical_path_over_ranks", "of rank 1, it has no events of the host"),
+    ):
+        assert f"is unknown: {why}." in " ".join(printed(capsys, given, "--view", "critical-path").split())
+        assert json.loads(printed(capsys, given, "--json").splitlines()[0])[key] == {"why_not": why}
 
 
 def test_unrecorded_device_is_left_out(tmp_path, capsys):
@@ -130,9 +127,7 @@ def test_step_rows_of_overview_add_up(path, capsys):
 
 def test_trace_without_device_shows_operators_not_gaps(tmp_path, capsys):
     out = printed(capsys, Trace().op("aten::mm", 0, 1).write(tmp_path))
-    assert [line for line in out.splitlines() if line.startswith("===")] == [
-        "=== Overview ===", "=== Operators ===", "=== Recommendations ==="
-    ]  # fmt: skip
+    assert titles(out) == ["Overview", "Operators", "Recommendations"]
 
 
 def test_json_has_one_object_per_file_with_every_figure(folder, capsys):
@@ -146,48 +141,38 @@ def test_json_has_one_object_per_file_with_every_figure(folder, capsys):
     ]
 
 
-def test_ranks_of_a_folder_are_one_report(folder, capsys):
+def test_ranks_of_a_folder_are_one_report_and_a_view_is_of_each_file(folder, capsys):
     out = printed(capsys, folder)
     assert out.startswith("=== Overview of 2 traces ===\n")
     assert "rank 0" in out
-    assert "=== Communication over ranks ===" in out
+    assert "Communication over ranks" in titles(out)
     assert "- (all; most on rank 0) " in out
+    view = printed(capsys, folder, "--view", "kernels")
+    assert titles(view).count("Kernels") == 2
+    assert "##### rank1.pt.trace.json.gz" in view
 
 
-def test_view_of_folder_is_printed_for_each_file(folder, capsys):
-    out = printed(capsys, folder, "--view", "kernels")
-    assert out.count("=== Kernels ===") == 2
-    assert "##### rank1.pt.trace.json.gz" in out
-
-
-def test_traces_of_two_jobs_are_named_by_file(folder, capsys):
+def test_traces_of_two_jobs_or_of_one_rank_are_not_compared_as_ranks(folder, capsys):
     trace = training(5)
     trace.top["distributedInfo"]["world_size"] = 8
-    trace.write(folder, "another.pt.trace.json")
+    other = trace.write(folder, "another.pt.trace.json")
     out = printed(capsys, folder)
     assert "(rank0.pt.trace.json.gz) 15.0% of step time" in out
     assert "over ranks" not in out
+    other.unlink()
+    training(0).write(folder, "later.pt.trace.json")
+    out = printed(capsys, folder)
+    assert "over ranks" not in out
+    assert "2 files are of rank 0: ranks are not compared." in out
 
 
-def test_captures_of_run_folder_are_analysed(tmp_path, capsys):
+def test_captures_of_run_folder_are_analysed_and_without_any_it_says_how_to_capture(tmp_path, capsys):
     for name in ("meta.json", "report.json", "rank0.jsonl"):
         (tmp_path / name).write_text("{}")
+    assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
     (tmp_path / "captures").mkdir()
     training().write(tmp_path / "captures", "step5-8-rank0.pt.trace.json.gz")
     assert "step5-8-rank0.pt.trace.json.gz" in printed(capsys, tmp_path).splitlines()[1]
-
-
-def test_run_folder_without_captures_explains_how_to_capture(tmp_path, capsys):
-    for name in ("meta.json", "rank0.jsonl"):
-        (tmp_path / name).write_text("{}")
-    assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
-
-
-def test_two_files_of_one_rank_are_not_different_ranks(folder, capsys):
-    training(0).write(folder, "later.pt.trace.json")
-    text = printed(capsys, folder)
-    assert "over ranks" not in text
-    assert "2 files are of rank 0: ranks are not compared." in text
 
 
 def test_sort_option_orders_operators(path, capsys):
@@ -195,19 +180,6 @@ def test_sort_option_orders_operators(path, capsys):
     assert [line.split()[0] for line in lines[3::2]][:2] == ["aten::mm", "cudaLaunchKernel"]
     found = json.loads(printed(capsys, path, "--json", "--sort", "calls"))
     assert [operator["name"] for operator in found["operators"]] == ["cudaLaunchKernel", "aten::mm"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--json", "--view", "kernels"), "--json has all views: leave --view out and pick the keys that you need"),
-        (("--compare", "x", "--view", "kernels"), "--compare prints tables of its own: leave --view and --sort out"),
-        (("--compare", "x", "--sort", "name"), "--compare prints tables of its own: leave --view and --sort out"),
-        (("--sort", "name"), "--sort orders the operators: add --view operators, as in --view operators --sort name"),
-    ],
-)
-def test_conflicting_arguments_are_refused(words, message, path, capsys):
-    assert refused(capsys, path, *words) == message
 
 
 def test_garbage_collector_is_restored(path, tmp_path, capsys):
@@ -238,20 +210,15 @@ def test_two_folders_are_compared_rank_by_rank(folder, capsys):
     ]  # fmt: skip
 
 
-def test_folders_of_different_ranks_are_not_compared(folder, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("ranks", "why"), [((0, 5), "are of different ranks"), ((None, None), "are not of one rank each")]
+)
+def test_folders_of_other_ranks_are_not_compared(folder, tmp_path, capsys, ranks, why):
     second = tmp_path / "other"
     second.mkdir()
-    training(0).write(second)
-    training(5).write(second, "b.pt.trace.json")
-    assert refused(capsys, folder, "--compare", second).endswith("are of different ranks; compare them file by file")
-
-
-def test_traces_without_rank_are_not_compared_as_ranks(folder, tmp_path, capsys):
-    second = tmp_path / "other"
-    second.mkdir()
-    for name in ("a.json", "b.json"):
-        training().write(second, name)
-    assert refused(capsys, folder, "--compare", second).endswith("are not of one rank each; compare them file by file")
+    for name, rank in zip(("a.json", "b.json"), ranks, strict=True):
+        training(rank).write(second, name)
+    assert refused(capsys, folder, "--compare", second).endswith(f"{why}; compare them file by file")
 
 
 def test_bad_file_in_folder_leaves_no_partial_report(folder, capsys):
@@ -312,6 +279,19 @@ def test_threshold_can_be_changed(path, capsys):
         ((), "nothing to read; example: training-profiler trace runs/20261121-142530/captures"),
         (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
         (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints tables of its own"),
+        (
+            ("t", "--compare", "x", "--view", "kernels"),
+            "--compare prints tables of its own: leave --view and --sort out",
+        ),
+        (("t", "--compare", "x", "--sort", "name"), "--compare prints tables of its own: leave --view and --sort out"),
+        (
+            ("t", "--json", "--view", "kernels"),
+            "--json has all views: leave --view out and pick the keys that you need",
+        ),
+        (
+            ("t", "--sort", "name"),
+            "--sort orders the operators: add --view operators, as in --view operators --sort name",
+        ),
         (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is not a rule; did you mean gpu-idle?"),
         (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number >= 0"),
         (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),

@@ -60,16 +60,6 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     assert "shapes" in rate["lacks"]
 
 
-def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
-    for rank in range(2):
-        simulated(LOOP, rank, 2)[0].write(tmp_path, f"rank{rank}.pt.trace.json.gz")
-    write(tmp_path, "--csv", tmp_path / "csv")
-    assert {path.name for path in (tmp_path / "csv").glob("*.gaps.csv")} == {
-        "rank0.pt.trace.gaps.csv",
-        "rank1.pt.trace.gaps.csv",
-    }
-
-
 def test_files_have_the_critical_path_and_what_a_change_brings(path, tmp_path, capsys):
     write(path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
     expected = trace_data(analyse(path))["critical_path"]
@@ -84,12 +74,6 @@ def test_files_have_the_critical_path_and_what_a_change_brings(path, tmp_path, c
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "Critical path: what determines the length" in text
     assert "data loading takes no time" in text
-
-
-def test_page_says_why_the_critical_path_is_unknown(tmp_path, capsys):
-    trace = Trace().step(0, 0, 100).kernel("k", 10, 50)  # the launch was not recorded
-    write(trace.write(tmp_path), "--html", tmp_path / "page.html")
-    assert re.search(r"Unknown: [^<]*launch", (tmp_path / "page.html").read_text("utf-8"))
 
 
 def test_files_of_several_ranks_say_whom_they_wait_for(tmp_path, capsys):
@@ -110,7 +94,10 @@ def test_files_of_several_ranks_say_whom_they_wait_for(tmp_path, capsys):
 def test_files_of_several_ranks_have_the_path_over_them(tmp_path, capsys):
     for rank, trace in enumerate(simulated_job(Job([Rank(), Rank(kernel_us=500)]))[0]):
         trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert "--annotate takes one trace" in refused(capsys, "trace", tmp_path, "--annotate", tmp_path / "x.json")
     write(tmp_path, "--csv", tmp_path / "csv", "--html", tmp_path / "page.html")
+    names = {path.name for path in (tmp_path / "csv").glob("*.steps.csv")}
+    assert names == {"rank0.pt.trace.steps.csv", "rank1.pt.trace.steps.csv"}
     links = rows(tmp_path / "csv" / "critical_path_over_ranks.csv")
     assert sum(float(row["share"]) for row in links) == pytest.approx(1)
     assert (links[0]["rank"], links[0]["name"]) == ("1", KERNEL)
@@ -119,12 +106,6 @@ def test_files_of_several_ranks_have_the_path_over_them(tmp_path, capsys):
     jumps = rows(tmp_path / "csv" / "jumps_over_ranks.csv")
     assert {row["waited_for_rank"] for row in jumps} == {"1"}
     assert "Critical path over ranks: what determines the length" in (tmp_path / "page.html").read_text("utf-8")
-
-
-def test_a_name_cannot_become_a_formula_of_a_spreadsheet(tmp_path, capsys):
-    path = Trace().op("=HYPERLINK(1)", 0, 1).write(tmp_path)
-    write(path, "--csv", tmp_path)
-    assert rows(tmp_path / "operators.csv")[0]["operator"] == "'=HYPERLINK(1)"
 
 
 def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
@@ -139,15 +120,19 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert text.count(">data loader</td>") == len(analyse(path).idle_times)
 
 
-def test_page_of_incomplete_trace_says_so_and_escapes_names(tmp_path, capsys):
+def test_page_of_incomplete_trace_says_so_and_names_are_escaped(tmp_path, capsys):
     trace, _ = simulated(Loop(loses=frozenset(range(20)), is_marked=False))
-    path = trace.op("<script>alert(1)</script>", 0, 1).write(tmp_path)
-    write(path, "--html", tmp_path / "page.html")
+    path = trace.op("<script>alert(1)</script>", 0, 1).op("=HYPERLINK(1)", 5, 1).write(tmp_path)
+    write(path, "--html", tmp_path / "page.html", "--csv", tmp_path)
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "Incomplete: 20 of 40 kernel launches have no kernel." in text
     assert "No steps are marked: shares are of the recording." in text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
+    assert "'=HYPERLINK(1)" in {row["operator"] for row in rows(tmp_path / "operators.csv")}  # no formula
+    unlaunched = Trace().step(0, 0, 100).kernel("k", 10, 50)
+    write(unlaunched.write(tmp_path), "--html", tmp_path / "page.html")
+    assert re.search(r"Unknown: [^<]*launch", (tmp_path / "page.html").read_text("utf-8"))  # the critical path
 
 
 @pytest.mark.parametrize("name", ["a.pt.trace.json", "a.pt.trace.json.gz"])
@@ -211,10 +196,3 @@ def test_unusable_files_give_one_line(words, message, path, capsys):
     words = [word.replace("PATH", str(path)) for word in words]
     assert message in refused(capsys, "trace", str(path), *words)
     assert path.read_bytes() == before
-
-
-def test_annotate_takes_one_trace(tmp_path, capsys):
-    for rank in range(2):
-        simulated(LOOP, rank, 2)[0].write(tmp_path, f"rank{rank}.pt.trace.json")
-    assert main(["trace", str(tmp_path), "--annotate", str(tmp_path / "x.json")]) == 2
-    assert "--annotate takes one trace" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.integrations.phases import OWN_CALLBACKS
+from training_profiler.integrations.trainer_run import OWN_CALLBACKS
 from training_profiler.tables.framework_frames import ANY, FRAMES
 
 pytestmark = pytest.mark.integrations

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials.isolation.snapshots import snapshot
-from training_profiler.trials.isolation.isolation import IsolationError, prepare
-from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES
+from tests.trials.snapshots import snapshot
+from training_profiler.trials.isolation import IsolationError, prepare
+from training_profiler.trials.isolation_plan import GUARDED, NAMESPACES
 
 pytestmark = pytest.mark.integrations
-PROGRAM = Path(__file__).parents[1] / "trials" / "isolation" / "programs" / "trackers.py"
+PROGRAM = Path(__file__).parents[1] / "trials" / "programs" / "trackers.py"
 
 
 @pytest.mark.parametrize("way", [NAMESPACES, GUARDED])

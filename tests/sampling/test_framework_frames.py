@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
-from training_profiler.integrations.phases import OWN_CALLBACKS
+from training_profiler.integrations.trainer_run import OWN_CALLBACKS
 from training_profiler.model.location import Location
 from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
 from training_profiler.sampling.stacks import StackReader

@@ -45,8 +45,8 @@ from training_profiler.storage import stack_files
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, Request, RequestBox
 from training_profiler.trials import results, state
-from training_profiler.trials.identity import Identity
 from training_profiler.trials.results import LossComparison
+from training_profiler.trials.state import Identity
 from training_profiler.trials.statistics import Effect
 
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"

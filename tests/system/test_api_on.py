@@ -17,16 +17,22 @@ def test_script_with_only_sections_gets_one_final_summary(tmp_path: Path) -> Non
             with profile_section("forward_pass"):
                 with profile_section("attention"):
                     pass
+
+        @profile_section("recursion")
+        def fib(n):
+            return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+        assert fib(10) == 55
     """
     outcome = run_without_torch(tmp_path, script)
     assert (outcome.status, outcome.summaries, outcome.stderr) == (0, 1, "")
-    assert outcome.report["sections"]["forward_pass"]["count"] == 4
-    assert outcome.report["sections"]["attention"]["parent"] == "forward_pass"
-
-
-def test_script_without_any_call_leaves_nothing(tmp_path: Path) -> None:
-    outcome = run_without_torch(tmp_path, API + "print(is_profiling_enabled())")
-    assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "True\n", "", [])
+    report = outcome.report
+    assert report["sections"]["forward_pass"]["count"] == 4
+    assert report["sections"]["attention"]["parent"] == "forward_pass"
+    # Recursion counts every span, and its wall time once.
+    assert report["sections"]["recursion"]["count"] == 177
+    assert report["sections"]["recursion"]["self_s"] <= report["wall_s"]
+    assert sum(section["self_s"] for section in report["sections"].values()) == pytest.approx(report["wall_s"])
 
 
 def test_decorated_functions_keep_their_results_names_and_kinds(tmp_path: Path) -> None:
@@ -112,22 +118,6 @@ def test_decorated_functions_keep_their_results_names_and_kinds(tmp_path: Path) 
     assert on.printed.splitlines()[5:10] == ["function 1", "generator 4", "coroutine 1", "stream 5", "method 2"]
 
 
-def test_recursion_counts_every_span_and_its_wall_time_once(tmp_path: Path) -> None:
-    script = """
-        from training_profiler import profile_section
-
-        @profile_section("recursion")
-        def fib(n):
-            return n if n < 2 else fib(n - 1) + fib(n - 2)
-
-        assert fib(10) == 55
-    """
-    report = run_without_torch(tmp_path, script).report
-    assert report["sections"]["recursion"]["count"] == 177
-    assert report["sections"]["recursion"]["self_s"] <= report["wall_s"]
-    assert sum(section["self_s"] for section in report["sections"].values()) == pytest.approx(report["wall_s"])
-
-
 def test_sections_of_many_threads_are_all_counted(tmp_path: Path) -> None:
     script = """
         import sys, threading
@@ -194,29 +184,26 @@ def test_reports_of_intervals_epochs_and_run_come_in_order(tmp_path: Path) -> No
     assert [(epoch["number"], epoch["batches"]) for epoch in report["epochs"]] == [(1, 4), (2, 4)]
 
 
-def test_second_start_applies_new_settings_to_the_same_run(tmp_path: Path) -> None:
+def test_second_start_applies_new_settings_to_the_same_run_and_a_second_stop_does_nothing(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         start_training_profiling(log_every=1000)
         profile_step()
         start_training_profiling(log_every=2)
         profile_step(); profile_step()
+        stop_training_profiling(); stop_training_profiling()
     """
     outcome = run_without_torch(tmp_path, script)
-    assert outcome.summaries == 1
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert outcome.report["steps"] == 3
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
 
 
-def test_second_stop_does_nothing(tmp_path: Path) -> None:
-    script = "start_training_profiling(); profile_step(); stop_training_profiling(); stop_training_profiling()"
-    outcome = run_without_torch(tmp_path, API + script)
-    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
-
-
-def test_stop_without_a_run_prints_nothing_and_disables_profiling(tmp_path: Path) -> None:
-    outcome = run_without_torch(tmp_path, API + "stop_training_profiling()\nwith profile_section('a'): profile_step()")
-    assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])
+def test_without_a_run_nothing_is_left(tmp_path: Path) -> None:
+    stops = "stop_training_profiling()\nwith profile_section('a'): profile_step()"
+    for script, printed in (("print(is_profiling_enabled())", "True\n"), (stops, "")):
+        outcome = run_without_torch(tmp_path, API + script)
+        assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, printed, "", [])
 
 
 def test_stop_and_start_make_two_runs(tmp_path: Path) -> None:
@@ -262,57 +249,40 @@ def test_profiled_loader_forwards_every_attribute(tmp_path: Path) -> None:
     assert outcome.printed.startswith("train 9 23 9\n")
 
 
-def test_profiled_loader_passes_errors_on(tmp_path: Path) -> None:
+def test_exceptions_inside_sections_and_loaders_pass_and_are_recorded(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         def batches():
             yield 1
             raise ValueError("bad sample")
-        start_training_profiling()
-        for batch in profile_dataloader(batches()):
-            profile_step()
-    """
-    outcome = run_without_torch(tmp_path, script)
-    assert outcome.status == 1
-    assert outcome.stderr.endswith("ValueError: bad sample\n")
-    assert outcome.report["loaders"][0]["batches"] == 1
-    assert outcome.report["ended_by"] == "ValueError"
-
-
-def test_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> None:
-    script = """
-        from training_profiler import *
         try:
             with profile_section("forward_pass"):
                 with profile_epoch(1), profile_phase("validation"):
                     raise KeyError("x")
         except KeyError:
             print("passed")
+        for batch in profile_dataloader(batches()):
+            profile_step()
     """
     outcome = run_without_torch(tmp_path, script)
+    assert outcome.status == 1
+    assert outcome.stderr.endswith("ValueError: bad sample\n")
     assert outcome.printed.startswith("passed\n") or "\npassed\n" in outcome.stdout
     assert outcome.report["sections"]["forward_pass"]["count"] == 1
     assert outcome.report["health"]["dropped"] == 0
+    assert outcome.report["loaders"][0]["batches"] == 1
+    assert outcome.report["ended_by"] == "ValueError"
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_the_import_leaves_garbage_collection_as_it_was(tmp_path: Path, collects: bool) -> None:
+def test_the_import_collects_no_garbage_and_leaves_collection_as_it_was(tmp_path: Path, collects: bool) -> None:
     script = f"""
         import gc
         gc.enable() if {collects} else gc.disable()
-        import training_profiler
-        print(gc.isenabled())
-    """
-    assert run_without_torch(tmp_path, script).stdout == f"{collects}\n"
-
-
-def test_no_garbage_is_collected_while_modules_of_the_profiler_are_imported(tmp_path: Path) -> None:
-    script = """
-        import gc
         generations = []
         gc.callbacks.append(lambda phase, about: generations.append(about["generation"]))
         import training_profiler
         gc.callbacks.clear()
-        print(2 in generations, len(generations) < 20)
+        print(gc.isenabled(), 2 in generations, len(generations) < 20)
     """
-    assert run_without_torch(tmp_path, script).stdout == "False True\n"
+    assert run_without_torch(tmp_path, script).stdout == f"{collects} False True\n"

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from training_profiler.statistics.aligned_ranks import faster_p, shift_of
+from training_profiler.trials.statistics import faster_p, shift_of
 
 
 def exact_p(logs):

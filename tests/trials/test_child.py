@@ -124,7 +124,7 @@ def test_the_losses_of_each_step_are_exact_and_kept_before_they_change(clock):
 def test_changes_are_applied_by_name(monkeypatch):
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    child.apply(changes.__name__, ["sleep*0.5"])
+    child.apply(changes.__name__, ["sleep=0.5"])
     time.sleep(3)
     assert slept == [1.5]
 
@@ -146,8 +146,3 @@ def test_a_long_path_of_a_socket_becomes_a_short_address(tmp_path):
         assert open(address).read() == "here"  # noqa: SIM115
     with address_of("/tmp/socket") as address:
         assert address == "/tmp/socket"
-
-
-def test_importing_the_child_imports_no_torch():
-    assert "torch" not in vars(child)
-    assert child.__name__ in sys.modules

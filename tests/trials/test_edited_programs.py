@@ -14,8 +14,8 @@ from tests.system.launching import execute_forked
 from training_profiler.storage.run_reader import newest_runs, read_run
 from training_profiler.trials.edits import Edited, edited
 from training_profiler.trials.results import APART, IDENTICAL, compare_losses
+from training_profiler.trials.treatment import facts_of
 from training_profiler.trials.treatments import TREATMENTS
-from training_profiler.trials.treatments.treatment import facts_of
 
 pytestmark = pytest.mark.programs
 

@@ -15,7 +15,7 @@ from training_profiler.snapshot.program import LOADER, OPTIMIZER, THREADS, CallF
 from training_profiler.trials import edits
 from training_profiler.trials.edits import CannotEditError, edited, edited_source
 from training_profiler.trials.source_edit import POSITIONS
-from training_profiler.trials.treatments.treatment import Edit
+from training_profiler.trials.treatment import Edit
 
 WORKERS = (("num_workers", "2"),)
 FUNCTIONS = {LOADER: "DataLoader", OPTIMIZER: "Adam", THREADS: "torch.set_num_threads"}
@@ -102,11 +102,6 @@ def test_aliases_and_subclasses_are_found(source, mark):
 def test_what_is_not_sure_is_left_to_the_reader(source, mark, why):
     with pytest.raises(CannotEditError, match=why.replace("*", r"\*")):
         after(source, mark)
-
-
-def test_a_file_that_has_changed_is_not_edited():
-    with pytest.raises(CannotEditError, match="changed"):
-        edited_source("x = 1\n", edit_at("\n\n\n\nDataLoader", "DataLoader", arguments=WORKERS))
 
 
 COMPILE = {"kind": OPTIMIZER, "statement": "{model}.compile()", "module": "torch"}
@@ -233,26 +228,22 @@ def test_a_diff_applies_to_any_path(tmp_path, name, is_outside):
     assert path.read_text() == "DataLoader(data, num_workers=2)\n"
 
 
-def test_a_file_in_another_encoding_is_left_to_the_reader(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_bytes("# -*- coding: latin-1 -*-\n# r\u00e9seau\nDataLoader(data)\n".encode("latin-1"))
-    done = edited([edit_at("\n\nDataLoader(data)", "DataLoader", path=str(path), arguments=WORKERS)], str(tmp_path))
-    assert done.diff == ""
-    assert [each.text for each in done.manual] == [
-        "train.py:3 (the file cannot be read: it is not in UTF-8): pass num_workers=2"
-    ]
-
-
-def test_a_call_of_a_library_and_a_file_that_is_gone_are_left_to_the_reader(tmp_path):
-    in_library = CallFacts(LOADER, "DataLoader", CallSite("train.py", 9, "/gone.py", 4, "acme/data.py:7 make"))
-    typed_in = CallFacts(LOADER, "DataLoader", CallSite("<stdin>", 9))
+def test_calls_of_libraries_and_files_that_cannot_be_read_are_left_to_the_reader(tmp_path):
+    latin = tmp_path / "latin.py"
+    latin.write_bytes("# -*- coding: latin-1 -*-\n# r\u00e9seau\nDataLoader(data)\n".encode("latin-1"))
     (tmp_path / "train.py").write_text("x = 1\n")
-    there = in_library._replace(site=in_library.site._replace(path=str(tmp_path / "train.py")))
-    done = edited([Edit(call, WORKERS) for call in (there, typed_in, in_library)], str(tmp_path))
+    in_library = CallSite("train.py", 9, str(tmp_path / "train.py"), 4, "acme/data.py:7 make")
+    gone, typed_in = CallSite("gone.py", 9, "/gone.py"), CallSite("<stdin>", 9)
+    shorter = in_library._replace(line=30, inside="")
+    sites = [in_library, typed_in, gone, shorter, CallSite("latin.py", 3, str(latin))]
+    done = edited([Edit(CallFacts(LOADER, "DataLoader", site), WORKERS) for site in sites], str(tmp_path))
     assert done.diff == ""
     texts = sorted(each.text for each in done.manual)
     assert texts[0] == "<stdin>:9 (the file cannot be read: the code was typed in): pass num_workers=2"
-    assert "train.py:9 (the call is in acme/data.py:7 make): pass num_workers=2" in texts
+    assert texts[1].startswith("gone.py:9 (the file cannot be read: ")
+    assert texts[2] == "latin.py:3 (the file cannot be read: it is not in UTF-8): pass num_workers=2"
+    assert texts[3] == "train.py:30 (the file has changed since the run): pass num_workers=2"
+    assert texts[4] == "train.py:9 (the call is in acme/data.py:7 make): pass num_workers=2"
 
 
 def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):

@@ -73,17 +73,14 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_an_interrupted_run_with_enough_steps_is_kept(run, tmp_path):
-    first, folder = run(short_of(20), interrupted=True)
-    assert (first.is_interrupted, first.has_ended) == (True, False)
-    assert folder == tmp_path / "runs" / "20261121-142530"
-
-
 @pytest.mark.parametrize("snapshot", [Snapshot(), short_of(19)])
-def test_an_interrupted_run_that_has_shown_nothing_is_not_kept(run, tmp_path, snapshot):
+def test_an_interrupted_run_is_kept_if_it_has_shown_enough(run, tmp_path, snapshot):
     with pytest.raises(KeyboardInterrupt):
         run(snapshot, interrupted=True)
     assert not (tmp_path / "runs").exists()
+    first, folder = run(short_of(20), interrupted=True)
+    assert (first.is_interrupted, first.has_ended) == (True, False)
+    assert folder == tmp_path / "runs" / "20261121-142530"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +115,7 @@ def test_an_error_of_slow_steps_names_a_budget_that_is_enough(run, monkeypatch):
 )
 def test_a_budget_is_enough_for_the_first_run_the_trial_and_its_confirmation(step_s, startup_s, budget):
     assert enough_budget(step_s, startup_s) == budget
+    assert [steps_of_a_block(step_s) for step_s in (0.01, 0.06, 0.5)] == [11, 3, 2]  # a tenth of a second, and one
 
 
 def measured(step_s=0.04, startup_s=5.0, steps=60, has_ended=False, memory_bytes=0, cores=None):
@@ -132,10 +130,7 @@ def test_a_schedule_fits_into_its_time():
     assert schedule.seconds(10, 2) <= 100
     assert measured(cores=2.0).schedule(10, 30) is None
     assert measured(step_s=30.0).schedule(3, 300) is None
-
-
-def test_a_short_training_never_runs_more_steps_than_it_makes():
-    assert measured(step_s=0.001, has_ended=True, cores=2.0).schedule(4, 1000).steps < 60
+    assert measured(step_s=0.001, has_ended=True, cores=2.0).schedule(4, 1000).steps < 60  # that it makes in all
     assert measured(steps=20, has_ended=True, cores=2.0).schedule(4, 1000) is None
 
 
@@ -171,10 +166,10 @@ def test_trainings_that_do_not_fit_into_memory_are_refused(monkeypatch):
 LOADER = LoaderStats("0", 200, None, 6.0, num_workers=0, is_map_style=True)
 
 
-def prediction(share, cores=2.0, loader=LOADER, step_s=0.05, **machine_stats):
+def prediction(share, cores=2.0, loader=LOADER, loaders=None, **machine_stats):
     """Return the prediction for a training that waits for batches for this share of its steps."""
-    run = snapshot_of({"data_loading": share, "forward_pass": 1 - share}, steps=200, step_s=step_s)
-    run = replace(run, loaders=(loader,), machine=replace(machine(1.0, cores), **machine_stats))
+    run = snapshot_of({"data_loading": share, "forward_pass": 1 - share}, steps=200, step_s=0.05)
+    run = replace(run, loaders=loaders or (loader,), machine=replace(machine(1.0, cores), **machine_stats))
     return workers_that_would_do(run, loader)
 
 
@@ -184,61 +179,56 @@ def with_workers(loader_workers, cores=8.0, num_workers=2, using_s=0.010):
     return workers_that_would_do(run, run.loaders[0])
 
 
-def test_without_workers_the_training_itself_has_shown_how_long_a_batch_takes():
-    assert (
-        prediction(0.62) == "2 workers would keep up, with a CPU each: a batch takes 31.0 ms to make and 19.0 ms to use"
-    )
-    assert str(prediction(0.3)).startswith("1 worker would keep up: ")
+OF_COMPUTING = "; if all of that is computing, 2 CPUs would make one in"
+EIGHT = "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
 
 
-def test_a_loader_that_takes_nearly_all_of_a_step_is_bounded_by_the_cpus():
-    assert prediction(0.997) == (
-        "more than 64 workers would be needed to keep up, with a CPU each: a batch takes 49.9 ms to make and 0.15 ms "
-        "to use; if all of that is computing, 2 CPUs would make one in 24.9 ms at best"
-    )
-    assert str(prediction(0.9)).endswith("; if all of that is computing, 2 CPUs would make one in 22.5 ms at best")
-    assert str(prediction(0.9)).startswith("9 workers would keep up, ")
+@pytest.mark.parametrize(
+    ("text", "begin", "end"),
+    [
+        (
+            prediction(0.62),
+            "2 workers would keep up, with a CPU each: ",
+            ": a batch takes 31.0 ms to make and 19.0 ms to use",
+        ),
+        (prediction(0.3), "1 worker would keep up: ", ""),
+        (
+            prediction(0.997),
+            "more than 64 workers would be needed to keep up, with a CPU each: a batch takes 49.9 ms to make and 0.1",
+            f"{OF_COMPUTING} 24.9 ms at best",
+        ),
+        (prediction(0.9), "9 workers would keep up, ", f"{OF_COMPUTING} 22.5 ms at best"),
+        # The time that the training lost to other programs is not time for a batch.
+        (
+            prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4)),
+            "9 workers would keep up, with a CPU each: a batch takes 27.0 ms to make and 3.00 ms to use",
+            f"{OF_COMPUTING} 13.5 ms at best",
+        ),
+        (prediction(0.62, cores=4.0, local_ranks=4), "", "1 CPU a rank would make one in 31.0 ms at best"),
+        (
+            prediction(0.62, loader=replace(LOADER, batches=800)),  # several a step
+            "2 workers",
+            "a batch takes 7.75 ms to make and 4.75 ms to use",
+        ),
+        (with_workers(WORKERS), EIGHT, EIGHT),  # whose own times count
+        (with_workers(WORKERS, cores=4.0), EIGHT, "; 4 CPUs would make one in 20.0 ms at best"),
+        (with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0), EIGHT, EIGHT),  # they wait for a disk
+        (
+            with_workers(replace(WORKERS, cpu_avg_s=0.040, queued_avg_s=0.040)),  # half of the time without a CPU
+            "4 workers would keep up: a batch takes 40.0 ms to make",
+            "",
+        ),
+    ],
+)
+def test_so_many_workers_would_keep_up(text, begin, end):
+    assert text.startswith(begin)
+    assert text.endswith(end)
 
 
 def test_with_enough_cpus_or_unknown_ones_no_bound_is_said():
     assert "at best" not in str(prediction(0.9, cores=16.0))
     run = replace(waiting_run(), machine=None)
     assert "at best" not in str(workers_that_would_do(run, run.loaders[0]))
-
-
-def test_time_that_the_training_lost_to_other_programs_is_not_time_for_a_batch():
-    text = prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4))
-    assert text == (
-        "9 workers would keep up, with a CPU each: a batch takes 27.0 ms to make and 3.00 ms to use; if all of that is "
-        "computing, 2 CPUs would make one in 13.5 ms at best"
-    )
-
-
-def test_ranks_share_the_cpus():
-    assert str(prediction(0.62, cores=4.0, local_ranks=4)).endswith("1 CPU a rank would make one in 31.0 ms at best")
-
-
-def test_a_step_of_several_batches_uses_each_of_them_in_a_part_of_its_time():
-    loader = replace(LOADER, batches=800)
-    assert str(prediction(0.62, loader=loader)).endswith("a batch takes 7.75 ms to make and 4.75 ms to use")
-
-
-def test_with_workers_their_own_times_count():
-    assert with_workers(WORKERS) == "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
-    assert with_workers(WORKERS, cores=4.0) == (
-        "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use; "
-        "4 CPUs would make one in 20.0 ms at best"
-    )
-
-
-def test_workers_that_wait_for_a_disk_need_few_cpus():
-    text = with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0)
-    assert text == "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to use"
-
-
-def test_time_in_which_a_worker_had_no_cpu_is_not_time_for_a_batch():
-    queued = replace(WORKERS, cpu_avg_s=0.040, queued_avg_s=0.040)
-    assert str(with_workers(queued)).startswith("4 workers would keep up: a batch takes 40.0 ms to make")
 
 
 @pytest.mark.parametrize(
@@ -251,18 +241,8 @@ def test_time_in_which_a_worker_had_no_cpu_is_not_time_for_a_batch():
         with_workers(None),
         with_workers(replace(WORKERS, batches=9)),
         with_workers(WORKERS, num_workers=8),  # enough, and late for another reason
+        prediction(0.62, loaders=(LOADER, replace(LOADER, name="1"))),  # whose waiting is known only together
     ],
 )
 def test_nothing_is_said_where_it_is_unknown_or_does_not_matter(text):
     assert text is None
-
-
-def test_nothing_is_said_of_two_loaders_whose_waiting_is_known_only_together():
-    run = snapshot_of({"data_loading": 0.62}, steps=200)
-    run = replace(run, loaders=(LOADER, replace(LOADER, name="1")), machine=machine(1.0))
-    assert workers_that_would_do(run, LOADER) is None
-
-
-@pytest.mark.parametrize(("step_s", "steps"), [(0.01, 11), (0.06, 3), (0.5, 2)])
-def test_a_block_is_at_least_a_tenth_of_a_second_and_one_step_to_begin_with(step_s, steps):
-    assert steps_of_a_block(step_s) == steps

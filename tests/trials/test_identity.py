@@ -9,9 +9,9 @@ import pytest
 
 from training_profiler.settings.settings import read_settings
 from training_profiler.storage.run_folder import describe_process
-from training_profiler.trials import identity
-from training_profiler.trials.identity import identity_of, program_files, why_another
+from training_profiler.trials import state
 from training_profiler.trials.launcher import Program
+from training_profiler.trials.state import identity_of, program_files, why_another
 
 WORDS = ("train.py", "--lr", "1e-3", "--config=conf/small.yaml", "--api-key", "not-a-digit")
 
@@ -53,27 +53,21 @@ def test_the_files_are_those_that_are_named_and_what_they_import_beside_them():
 
 @pytest.mark.usefixtures("project")
 def test_the_same_program_is_the_same_and_secrets_are_not_kept():
-    assert why_another(found(), found()) is None
-    assert b"not-a-digit" not in msgspec.json.encode(found())
-
-
-@pytest.mark.usefixtures("project")
-def test_arguments_may_be_longer_than_a_name_of_a_file():
-    assert why_another(found("train.py", "x" * 5000), found("train.py", "x" * 5000)) is None
+    before = found()
+    Path("other.py").write_text("x = 2")  # not the program's
+    assert why_another(before, found()) is None
+    assert b"not-a-digit" not in msgspec.json.encode(before)
+    longer = ("train.py", "x" * 5000)  # than the name of a file may be
+    assert why_another(found(*longer), found(*longer)) is None
 
 
 @pytest.mark.parametrize("name", ["train.py", "data/sizes.py", "conf/small.yaml"])
-def test_a_file_that_has_changed_is_named(project, name):
+@pytest.mark.parametrize("most_bytes", [3, 1000])  # a larger file is known by its size and time
+def test_a_file_that_has_changed_is_named(project, monkeypatch, name, most_bytes):
+    monkeypatch.setattr(state, "MOST_READ_BYTES", most_bytes)
     before = found()
-    (project / name).write_text("x = 3")
+    (project / name).write_text("x = 300")
     assert why_another(before, found()) == f"{project / name} has changed"
-
-
-@pytest.mark.usefixtures("project")
-def test_a_file_that_is_not_the_programs_may_change():
-    before = found()
-    Path("other.py").write_text("x = 2")
-    assert why_another(before, found()) is None
 
 
 @pytest.mark.usefixtures("project")
@@ -114,11 +108,3 @@ def test_another_machine_or_version_counts(part, name, value, message):
     old = getattr(before, part)
     value = {**old[name], **value} if isinstance(value, dict) else value
     assert why_another(before, replace(before, **{part: {**old, name: value}})).endswith(message)
-
-
-@pytest.mark.usefixtures("project")
-def test_a_large_file_is_known_by_its_size_and_time(monkeypatch):
-    monkeypatch.setattr(identity, "MOST_READ_BYTES", 3)
-    before = found()
-    Path("conf/small.yaml").write_text("lr: 22")
-    assert why_another(before, found()).endswith("small.yaml has changed")

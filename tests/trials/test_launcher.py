@@ -12,7 +12,6 @@ from training_profiler.trials import launcher
 from training_profiler.trials.launcher import (
     ASKED_TO_END,
     DiskSpaceError,
-    DiskWatch,
     Interruption,
     Launcher,
     Program,
@@ -23,13 +22,8 @@ from training_profiler.trials.launcher import (
 def test_a_library_to_load_goes_before_those_of_the_user():
     found = with_variables({"LD_PRELOAD": "libmine.so", "A": "1"}, {"LD_PRELOAD": "libjemalloc.so", "B": "2"})
     assert found == {"LD_PRELOAD": "libjemalloc.so:libmine.so", "A": "1", "B": "2"}
-
-
-def test_a_variable_of_a_change_wins():
-    assert with_variables({"LD_PRELOAD": "", "A": "1"}, {"LD_PRELOAD": "x.so", "A": "2"}) == {
-        "LD_PRELOAD": "x.so",
-        "A": "2",
-    }
+    added = {"LD_PRELOAD": "x.so", "A": "2"}
+    assert with_variables({"LD_PRELOAD": "", "A": "1"}, added) == added
 
 
 def test_the_script_is_the_first_python_file_among_the_words(tmp_path, monkeypatch):
@@ -59,24 +53,16 @@ class NoIsolation:
         return ()
 
 
-def test_the_session_ends_when_a_quarter_of_the_free_space_is_left(tmp_path, monkeypatch):
+def test_the_session_ends_when_a_quarter_of_the_free_space_is_left_while_any_training_runs(tmp_path, monkeypatch):
     free_gib = iter((100, 60, 25, 24.9))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=int(next(free_gib) * 2**30)))
-    disk = DiskWatch(tmp_path)
-    disk.check()
-    disk.check()
-    with pytest.raises(DiskSpaceError, match=r"had 100\.0 GiB free, and has 24\.9 GiB; TMPDIR"):
-        disk.check()
-
-
-def test_the_space_is_watched_while_any_training_of_the_session_runs(tmp_path, monkeypatch):
-    free_bytes = iter([100, 10])
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
     monkeypatch.setattr(launcher, "prepare", lambda scratch, script, ways: NoIsolation(tmp_path))
-    training = Launcher(Program([sys.executable, "-c", "pass"], True, "train.py"), tmp_path, "no table").start((), 3)
+    program = Program([sys.executable, "-c", "import time; time.sleep(60)"], True, "train.py")
+    training = Launcher(program, tmp_path, "no table").start((), 3)
     try:
-        with pytest.raises(DiskSpaceError):
+        with pytest.raises(DiskSpaceError, match=r"had 100\.0 GiB free, and has 24\.9 GiB; TMPDIR"):
             training.process.wait_for_block(60)
+        assert next(free_gib, None) is None
     finally:
         training.close()
 
@@ -93,16 +79,9 @@ def test_a_request_to_end_is_raised_where_it_is_asked_for_and_further_ones_chang
             with pytest.raises(KeyboardInterrupt):
                 interruption.check()
         assert signal.getsignal(number) is signal.default_int_handler
+        signal.signal(number, signal.SIG_IGN)
+        with Interruption() as interruption:
+            os.kill(os.getpid(), number)
+        assert (interruption.has_come, signal.getsignal(number)) == (False, signal.SIG_IGN)
     finally:
         signal.signal(number, before)
-
-
-def test_a_signal_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Interruption() as interruption:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert not interruption.has_come
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)

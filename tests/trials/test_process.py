@@ -1,6 +1,5 @@
 """The processes here speak to the session as a training does, without torch."""
 
-import json
 import os
 import signal
 import sys
@@ -95,29 +94,20 @@ def wait_until(is_so):
     return is_so()
 
 
-def test_the_slowest_rank_decides(start):
+def test_the_slowest_rank_decides_and_a_step_has_the_losses_of_all(start):
     process = start(
         """
         ranks = [connect(), connect()]
-        block(ranks[0], step_s=0.1, rank=0, world_size=2)
-        block(ranks[1], step_s=0.3, rank=1, world_size=2)
+        message = {"event": "block", "warmup_s": None, "seed": 7, "world_size": 2}
+        send(ranks[1], **message, step_s=0.3, rank=1, losses=[["c"], []])
+        send(ranks[0], **message, step_s=0.1, rank=0, losses=[["a", "b"], ["d"]])
         time.sleep(1000)
         """
     )
-    assert process.wait_for_block(TIMEOUT_S).step_s == 0.3
-
-
-def test_a_step_has_the_losses_of_all_ranks(start):
-    process = start(
-        """
-        ranks = [connect(), connect()]
-        message = {"event": "block", "step_s": 0.1, "warmup_s": None, "seed": 7, "world_size": 2}
-        send(ranks[1], **message, rank=1, losses=[["c"], []])
-        send(ranks[0], **message, rank=0, losses=[["a", "b"], ["d"]])
-        time.sleep(1000)
-        """
-    )
-    assert process.wait_for_block(TIMEOUT_S).losses == (("a", "b", "c"), ("d",))
+    block = process.wait_for_block(TIMEOUT_S)
+    assert (block.step_s, block.losses) == (0.3, (("a", "b", "c"), ("d",)))
+    process.close()
+    assert process.poll() == -signal.SIGKILL  # although it was stopped
 
 
 FIRST_RANK_TO_FAIL = """
@@ -153,17 +143,3 @@ def test_the_end_of_a_training_has_a_reason(start, code, kind, reason):
 def test_a_training_that_takes_too_long_is_given_up(start):
     with pytest.raises(TrialError, match="no end after 0 s"):
         start("time.sleep(1000)").wait_for_block(0.05)
-
-
-def test_a_stopped_training_is_ended(start):
-    process = start("block(connect(), warmup_s=1.0); time.sleep(1000)")
-    process.wait_for_block(TIMEOUT_S)
-    process.close()
-    assert process.poll() == -signal.SIGKILL
-
-
-def test_a_plan_is_read_back(tmp_path):
-    process = TrialProcess(tmp_path, ChildPlan("", "table", ["fused"], 3))
-    plan = ChildPlan(**json.loads(process.plan_path.read_text()))
-    process.close()
-    assert plan == ChildPlan(str(tmp_path / "socket"), "table", ["fused"], 3)

@@ -30,17 +30,10 @@ def test_the_table_shows_step_gain_losses_and_line():
     assert row_of(text, "unchanged ") == ["unchanged", "41.2", "ms"]
     assert row_of(text, "pin_memory") == ["pin_memory", "-", "not", "tried:", "no", "accelerator"]
     assert "    slower; 38.0 s longer to start\n" in text
-
-
-def test_no_line_is_wider_than_the_terminal():
+    order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]  # the largest gain first
+    assert sorted(order, key=text.index) == order
     for width in (80, 100):
         assert max(map(len, rendered(RESULTS, width).splitlines())) <= width
-
-
-def test_the_largest_gain_is_first_and_all_together_last():
-    text = rendered(RESULTS)
-    order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]
-    assert sorted(order, key=text.index) == order
 
 
 def test_changes_of_a_kind_that_were_not_tried_for_the_same_reason_are_one_row():
@@ -114,17 +107,6 @@ FOREACH = replace(FUSED, name="foreach", family="foreach", verdict=NOT_SHOWN, ef
 UNSAVED = replace(WORKERS, name="no_checkpoints", family="no_checkpoints", is_ceiling=True)
 
 
-def tried(code, *rows):
-    finding = Finding(code, "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)))
-    (found,) = with_trials([finding], replace(RESULTS, rows=rows))
-    return found.tried
-
-
-def test_a_fix_that_helped_has_its_gain():
-    assert tried("data-loading-bound", WORKERS, FUSED) == "num_workers=2 -39.5% (-40.5 .. -38.5)"
-    assert tried("optimizer-heavy", WORKERS, FUSED) == "fused -3.4% (-4.4 .. -2.4)"
-
-
 @pytest.mark.parametrize(("row", "is_against"), [(WORKERS, True), (UNSAVED, False), (FUSED, False)])
 def test_a_gain_beside_a_prediction_of_none_says_which_was_measured(row, is_against):
     finding = Finding("data-loading-bound", "it waits", {}, 1.0, "Workers would not help: all CPUs are busy")
@@ -133,35 +115,43 @@ def test_a_gain_beside_a_prediction_of_none_says_which_was_measured(row, is_agai
     assert found.tried.endswith("-38.5), which was measured, unlike the prediction") == is_against
 
 
-def test_of_two_numbers_of_workers_the_better_is_named_and_changes_that_go_together_all():
-    four = replace(WORKERS, name="num_workers=4", effect=effect(-0.3))
-    kept = replace(WORKERS, name="persistent_workers", family="persistent_workers", effect=effect(-0.1))
-    assert tried("data-loading-bound", kept, four, WORKERS) == (
-        "num_workers=2 -39.5% (-40.5 .. -38.5), persistent_workers -10.0% (-11.0 .. -9.0)"
-    )
-    assert tried("optimizer-heavy", FUSED, replace(FOREACH, verdict=FASTER)) == "fused -3.4% (-4.4 .. -2.4)"
-
-
-def test_fixes_that_brought_nothing_say_so():
-    assert tried("optimizer-heavy", replace(FUSED, verdict=NOT_SHOWN), FOREACH) == "no gain shown (fused, foreach)"
-    assert tried("forward-dominates", COMPILED) == "slower (compile)"
-    rows = (replace(FUSED, verdict=NOT_CONFIRMED), replace(FOREACH, verdict=FAILED, effect=None))
-    assert tried("optimizer-heavy", *rows) == "gain not confirmed (fused); failed (foreach)"
-
-
-def test_a_ceiling_counts_only_where_nothing_else_was_tried_and_is_marked():
-    assert tried("checkpointing-heavy", UNSAVED) == "no_checkpoints -39.5% (-40.5 .. -38.5) (a ceiling)"
-    one_batch = replace(UNSAVED, name="one_batch", family="one_batch")
-    assert (
-        tried("data-loading-bound", one_batch, replace(WORKERS, verdict=NOT_SHOWN)) == "no gain shown (num_workers=2)"
-    )
+FOUR = replace(WORKERS, name="num_workers=4", effect=effect(-0.3))
+KEPT = replace(WORKERS, name="persistent_workers", family="persistent_workers", effect=effect(-0.1))
+ONE_BATCH = replace(UNSAVED, name="one_batch", family="one_batch")
 
 
 @pytest.mark.parametrize(
-    ("code", "row"), [("data-loading-bound", PINNED), ("data-loading-bound", FUSED), ("memory-growth", WORKERS)]
+    ("code", "rows", "text"),
+    [
+        ("data-loading-bound", (WORKERS, FUSED), "num_workers=2 -39.5% (-40.5 .. -38.5)"),
+        ("optimizer-heavy", (WORKERS, FUSED), "fused -3.4% (-4.4 .. -2.4)"),
+        # Of two numbers of workers the better one, and all changes that go together.
+        (
+            "data-loading-bound",
+            (KEPT, FOUR, WORKERS),
+            "num_workers=2 -39.5% (-40.5 .. -38.5), persistent_workers -10.0% (-11.0 .. -9.0)",
+        ),
+        ("optimizer-heavy", (FUSED, replace(FOREACH, verdict=FASTER)), "fused -3.4% (-4.4 .. -2.4)"),
+        ("optimizer-heavy", (replace(FUSED, verdict=NOT_SHOWN), FOREACH), "no gain shown (fused, foreach)"),
+        ("forward-dominates", (COMPILED,), "slower (compile)"),
+        (
+            "optimizer-heavy",
+            (replace(FUSED, verdict=NOT_CONFIRMED), replace(FOREACH, verdict=FAILED, effect=None)),
+            "gain not confirmed (fused); failed (foreach)",
+        ),
+        # A ceiling counts only where nothing else was tried.
+        ("checkpointing-heavy", (UNSAVED,), "no_checkpoints -39.5% (-40.5 .. -38.5) (a ceiling)"),
+        ("data-loading-bound", (ONE_BATCH, replace(WORKERS, verdict=NOT_SHOWN)), "no gain shown (num_workers=2)"),
+        # What was not tried, or is not the fix.
+        ("data-loading-bound", (PINNED,), ""),
+        ("data-loading-bound", (FUSED,), ""),
+        ("memory-growth", (WORKERS,), ""),
+    ],
 )
-def test_nothing_is_said_of_changes_that_were_not_tried_or_are_not_the_fix(code, row):
-    assert tried(code, row) == ""
+def test_a_finding_says_what_its_fix_has_brought(code, rows, text):
+    finding = Finding(code, "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)))
+    (found,) = with_trials([finding], replace(RESULTS, rows=rows))
+    assert found.tried == text
 
 
 def test_a_finding_without_a_fix_and_a_run_without_trials_stay_as_they_are():
@@ -169,9 +159,7 @@ def test_a_finding_without_a_fix_and_a_run_without_trials_stay_as_they_are():
     slow = Finding("optimizer-heavy", "it is slow", {}, 1.0, "change it")
     assert with_trials([healthy], RESULTS) == [healthy]
     assert with_trials([slow], None) == [slow]
-
-
-def test_the_advice_ends_with_the_trials():
-    finding = Finding("optimizer-heavy", "it is slow", {}, 1.0, Fix("change it", (Change.DETACH,)), tried="fused -3.4%")
+    fix = Fix("change it", (Change.DETACH,))
+    finding = Finding("optimizer-heavy", "it is slow", {}, 1.0, fix, tried="fused -3.4%")
     assert finding.advice == "change it. Losses: same bit for bit. Tried: fused -3.4%"
     assert replace(finding, fix="change it").advice == "change it. Tried: fused -3.4%"

@@ -5,18 +5,22 @@ import pytest
 
 from training_profiler.trials.results import (
     APART,
+    DIFFERS,
     FASTER,
     FILE,
     IDENTICAL,
     NOT_CONFIRMED,
+    NOT_REPEATABLE,
     NOT_SHOWN,
     NOT_TRIED,
     SLOWER,
+    UNKNOWN,
     LossComparison,
     Results,
     Row,
     as_data,
     best_of_each,
+    compare_losses,
     load,
     save,
 )
@@ -53,6 +57,7 @@ RESULTS = Results(
 
 
 def test_results_are_read_back_from_the_run_folder(tmp_path):
+    assert load(tmp_path) is None
     save(tmp_path, replace(RESULTS, rows=()))
     save(tmp_path, RESULTS)
     assert load(tmp_path) == RESULTS
@@ -61,7 +66,9 @@ def test_results_are_read_back_from_the_run_folder(tmp_path):
 def test_an_interval_without_bounds_is_json_and_comes_back(tmp_path):
     row = replace(WORKERS, effect=Effect(-0.4, -float("inf"), float("inf"), 0.5, 3))
     save(tmp_path, replace(RESULTS, rows=(row,)))
-    json.loads((tmp_path / FILE).read_text(), parse_constant=lambda name: pytest.fail(name))
+    data = json.loads((tmp_path / FILE).read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert data["rows"][0]["losses"] == {"kind": "identical", "apart": None, "steps": 300}
+    assert data["rows"][0]["verdict"] == "faster"
     found = load(tmp_path)
     assert found is not None
     assert found.rows == (row,)
@@ -85,35 +92,19 @@ def test_a_line_with_a_value_of_another_kind_is_passed_over(tmp_path, name, valu
     assert load(tmp_path) is None
 
 
-def test_a_folder_where_nothing_was_tried_has_no_results(tmp_path):
-    assert load(tmp_path) is None
-
-
-def test_of_two_numbers_of_workers_the_faster_is_part_of_all_together():
+def test_of_a_family_or_of_changes_that_exclude_each_other_the_fastest_is_part_of_all_together():
     four = replace(WORKERS, name="num_workers=4", effect=effect(-0.3))
-    assert best_of_each([FUSED, four, WORKERS]) == [WORKERS, FUSED]
-
-
-def test_changes_that_exclude_each_other_are_not_together():
     foreach = replace(FUSED, name="foreach", family="foreach", effect=effect(-0.02))
-    assert best_of_each([foreach, FUSED, WORKERS], [("fused", "foreach")]) == [WORKERS, FUSED]
+    assert best_of_each([foreach, FUSED, four, WORKERS], [("fused", "foreach")]) == [WORKERS, FUSED]
 
 
-def test_one_change_may_do_more_than_all_together():
-    worse = replace(TOGETHER, effect=effect(-0.1))
-    assert replace(RESULTS, together=worse).best_names == ("num_workers=2",)
+def test_the_edit_has_what_does_most_together_or_alone():
     assert RESULTS.best_names == ("num_workers=2", "fused")
-
-
-def test_where_one_change_is_confirmed_the_edit_has_that_one_alone():
-    unconfirmed = replace(RESULTS, rows=(WORKERS, replace(FUSED, verdict=NOT_CONFIRMED)))
-    assert unconfirmed.unconfirmed == ("fused",)
-    assert unconfirmed.best_names == ("num_workers=2",)
-
-
-def test_changes_may_help_together_that_are_too_small_alone():
-    small = [replace(row, verdict=NOT_CONFIRMED) for row in (WORKERS, FUSED)]
-    assert replace(RESULTS, rows=tuple(small)).best_names == ("num_workers=2", "fused")
+    assert replace(RESULTS, together=replace(TOGETHER, effect=effect(-0.1))).best_names == ("num_workers=2",)
+    of_one = replace(RESULTS, rows=(WORKERS, replace(FUSED, verdict=NOT_CONFIRMED)))
+    assert (of_one.unconfirmed, of_one.best_names) == (("fused",), ("num_workers=2",))
+    small = tuple(replace(row, verdict=NOT_CONFIRMED) for row in (WORKERS, FUSED))  # too small alone
+    assert replace(RESULTS, rows=small).best_names == ("num_workers=2", "fused")
 
 
 def test_ceilings_and_changes_of_the_numerics_are_never_the_best():
@@ -123,7 +114,37 @@ def test_ceilings_and_changes_of_the_numerics_are_never_the_best():
     assert replace(RESULTS, rows=(ceiling, COMPILED), together=None).best is None
 
 
-def test_json_has_the_verdicts():
-    data = as_data(RESULTS)
-    assert [row["verdict"] for row in data["rows"]] == ["faster", "faster", "slower", "not tried"]
-    assert data["rows"][0]["losses"] == {"kind": "identical", "apart": None, "steps": 300}
+def losses(*values):
+    return [[float(value).hex()] for value in values]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "unchanged", "kind", "text"),
+    [
+        ([1, 2], [1, 2, 3], IDENTICAL, "identical"),  # as far as both ran
+        ([1, 2 * (1 - 1e-7)], [1, 2], APART, "1e-7 apart"),
+        ([1, 2 * (1 - 2e-16)], [1, 2], APART, "2e-16 apart"),
+        ([1, 2 * (1 - 3e-2)], [1, 2], DIFFERS, "differs (3e-2)"),
+        ([1 + 1e-7 * 2**i for i in range(30)], [1] * 30, APART, "5e-5 apart"),  # rounding that grows
+        ([1, 1, 1, 1.5], [1, 1, 1, 1], DIFFERS, "differs (3e-1)"),  # after an equal first epoch
+        ([NAN], [NAN], IDENTICAL, "identical"),
+        ([NAN], [1], DIFFERS, "differs"),
+        ([INF], [1], DIFFERS, "differs"),
+    ],
+)
+def test_a_small_first_difference_is_rounding_and_any_other_differs(changed, unchanged, kind, text):
+    found = compare_losses(losses(*changed), losses(*unchanged), losses(*unchanged))
+    assert (found.kind, str(found)) == (kind, text)
+
+
+def test_two_unchanged_trainings_that_differ_leave_no_comparison():
+    found = compare_losses(losses(1, 2.1), losses(1, 2), losses(1, 2.2))
+    assert (found.kind, str(found), found.steps) == (NOT_REPEATABLE, "not repeatable", 2)
+
+
+def test_another_number_of_losses_differs_and_none_is_unknown():
+    assert compare_losses([["0x1p+0", "0x1p+0"]], losses(1), losses(1)).kind == DIFFERS
+    assert compare_losses([[], []], [[], []], [[], []]).kind == UNKNOWN

@@ -16,9 +16,9 @@ from training_profiler.trials.session import TrialSession
 from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
 
 UNCHANGED = ()
-HALF, DOUBLE, NOTHING, OTHER = ("sleep*0.5",), ("sleep*2",), ("nothing",), ("losses",)
-ONLY = {"only": ("sleep*0.5",)}
-TWO = {"only": ("sleep*0.5", "losses")}
+HALF, DOUBLE, NOTHING, OTHER = ("sleep=0.5",), ("sleep=2",), ("nothing",), ("losses",)
+ONLY = {"only": ("sleep=0.5",)}
+TWO = {"only": ("sleep=0.5", "losses")}
 
 
 class FakeTraining:
@@ -111,9 +111,9 @@ def test_each_training_runs_a_block_in_each_round(part):
     ],
 )
 def test_a_change_that_fails_leaves_the_others_alone(part, error, verdict, reason):
-    found = rows(part(FakeLauncher(ends={NOTHING: (1, 9, error)}), only=("sleep*0.5", "nothing")))
+    found = rows(part(FakeLauncher(ends={NOTHING: (1, 9, error)}), only=("sleep=0.5", "nothing")))
     assert (found["nothing"].verdict, found["nothing"].reason) == (verdict, reason)
-    assert found["sleep*0.5"].verdict == FASTER
+    assert found["sleep=0.5"].verdict == FASTER
 
 
 def test_a_failure_of_the_unchanged_training_ends_the_session(part):
@@ -130,12 +130,12 @@ def test_an_interrupted_session_ends_as_if_it_had_not_been(part, tmp_path, numbe
     whole = part(FakeLauncher(), **ONLY)
     first = part(FakeLauncher(ends=interrupted_at(1, number)), **ONLY)
     assert first.is_interrupted
-    assert first.left == ("sleep*0.5",)
+    assert first.left == ("sleep=0.5",)
     second = part(FakeLauncher(), is_resumed=True)
-    assert rows(second)["sleep*0.5"].verdict == FASTER
+    assert rows(second)["sleep=0.5"].verdict == FASTER
     assert (second.left, second.is_interrupted) == ((), False)
-    assert rows(second)["sleep*0.5"].effect == rows(whole)["sleep*0.5"].effect
-    assert rows(second)["sleep*0.5"].losses.kind == "identical"
+    assert rows(second)["sleep=0.5"].effect == rows(whole)["sleep=0.5"].effect
+    assert rows(second)["sleep=0.5"].losses.kind == "identical"
 
 
 def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
@@ -145,7 +145,7 @@ def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
     launcher = FakeLauncher()
     results = part(launcher, is_resumed=True)
     assert max(training.blocks for training in launcher.trainings) == stopped.record.rounds - 5
-    assert rows(results)["sleep*0.5"].effect.rounds == stopped.record.rounds
+    assert rows(results)["sleep=0.5"].effect.rounds == stopped.record.rounds
     assert results.control.losses.kind == "identical"
 
 
@@ -159,12 +159,12 @@ def test_losses_of_an_incomplete_round_are_not_compared(part, tmp_path):
 def test_a_refuted_winner_is_not_tried_again(part):
     by_chance = {HALF: [0.02, 0.04, 0.02]}  # fast beside the others, not in the fresh trial, fast again
     first = part(FakeLauncher(by_chance, ends={OTHER: (2, 15, KeyboardInterrupt())}), **TWO)
-    assert rows(first)["sleep*0.5"].verdict == NOT_CONFIRMED
+    assert rows(first)["sleep=0.5"].verdict == NOT_CONFIRMED
     launcher = FakeLauncher({HALF: 0.04})
-    assert rows(part(launcher, is_resumed=True))["sleep*0.5"].verdict == NOT_CONFIRMED
+    assert rows(part(launcher, is_resumed=True))["sleep=0.5"].verdict == NOT_CONFIRMED
     later = FakeLauncher()
     results = part(later, is_resumed=True)
-    assert rows(results)["sleep*0.5"].verdict == NOT_CONFIRMED
+    assert rows(results)["sleep=0.5"].verdict == NOT_CONFIRMED
     assert (later.starts, results.left) == ([], ())
 
 
@@ -174,20 +174,20 @@ def test_what_failed_or_does_not_help_is_not_tried_again(part):
     launcher = FakeLauncher()
     found = rows(part(launcher, is_resumed=True))
     assert (found["nothing"].verdict, found["nothing"].reason) == (FAILED, "out of memory")
-    assert found["sleep*2"].verdict == "slower"
-    assert found["sleep*0.5"].verdict == FASTER
+    assert found["sleep=2"].verdict == "slower"
+    assert found["sleep=0.5"].verdict == FASTER
     assert set(launcher.starts) == {UNCHANGED, HALF}
 
 
 def test_a_confirmed_change_is_only_run_together_with_later_ones(part, tmp_path):
     part(FakeLauncher(), **ONLY)
     state = load_state(tmp_path)
-    left = replace(state.progress, chosen=["sleep*0.5", "losses"], gain_error=0.025)
+    left = replace(state.progress, chosen=["sleep=0.5", "losses"], gain_error=0.025)
     save_state(tmp_path, replace(state, progress=left))
     launcher = FakeLauncher()
     results = part(launcher, is_resumed=True)
-    assert rows(results)["sleep*0.5"].verdict == rows(results)["losses"].verdict == FASTER
-    assert results.together_names == ("sleep*0.5", "losses")
+    assert rows(results)["sleep=0.5"].verdict == rows(results)["losses"].verdict == FASTER
+    assert results.together_names == ("sleep=0.5", "losses")
     assert HALF not in launcher.starts
     assert HALF + OTHER in launcher.starts
 
@@ -207,16 +207,15 @@ def test_what_there_was_no_time_for_goes_on_with_its_part_of_the_error(part, tmp
 def test_a_budget_that_is_used_up_in_the_middle_is_an_interruption(part):
     times = iter([0.0] * 12)
     first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
-    assert first.left == ("sleep*0.5",)
+    assert first.left == ("sleep=0.5",)
     assert part(FakeLauncher(), is_resumed=True).left == ()
 
 
 @pytest.mark.parametrize(("step_s", "is_slower"), [(0.08, True), (0.02, False), (0.04, False)])
 def test_workers_that_would_keep_up_are_not_praised_where_trials_show_them_slower(part, monkeypatch, step_s, is_slower):
-    table = [replace(each, family="num_workers") for each in changes.TREATMENTS if each.name == "sleep*2"]
-    monkeypatch.setattr(changes, "TREATMENTS", tuple(table))
+    monkeypatch.setattr(changes, "TREATMENTS", [replace(changes.TREATMENTS[1], name="num_workers=2")])
     monkeypatch.setattr(session, "workers_that_would_do", lambda *given: "1 worker would keep up")
-    (note,) = part(FakeLauncher({DOUBLE: step_s}), only=("sleep*2",)).notes
+    (note,) = part(FakeLauncher({("num_workers=2",): step_s}), only=("num_workers",)).notes
     assert note == "1 worker would keep up" + session.SLOWER_WITH_WORKERS * is_slower
 
 

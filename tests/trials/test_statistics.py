@@ -50,10 +50,17 @@ def test_a_faster_typical_block_does_not_count_where_all_blocks_together_are_slo
 
 
 def test_noise_is_what_two_unchanged_trainings_hardly_ever_show():
-    assert effect(0.03, 0.999).is_noise
-    assert effect(-0.03, 0.001).is_noise
-    assert not effect(-0.03, 0.02).is_noise
-    assert not effect(-0.015, 0.0001).is_noise
+    shown = [effect(0.03, 0.999), effect(-0.03, 0.001), effect(-0.03, 0.02), effect(-0.015, 0.0001)]
+    assert [each.is_noise for each in shown] == [True, True, False, False]
+
+
+def test_a_gain_is_named_the_less_easily_the_more_changes_there_are_and_beyond_noise_and_control():
+    effects = {"a": effect(-0.1, 0.01), "b": effect(-0.1, 0.02), "c": effect(-0.1, 0.2)}
+    assert gains(effects, 0.05) == {"a", "b"}
+    assert gains({**effects, "d": effect(0.1, 0.9), "e": effect(0.1, 0.9), "f": effect(0.1, 0.9)}, 0.05) == set()
+    assert gains({"a": effect(-0.015, 1e-9), "b": effect(-0.025, 1e-9)}, 0.05) == {"b"}  # two equal runs differ by less
+    assert beyond_control(effect(-0.05, 0.0), effect(0.04, 0.5))
+    assert not beyond_control(effect(-0.05, 0.0), effect(0.06, 0.5))
 
 
 def test_ratios_that_go_together_count_as_fewer():
@@ -66,22 +73,6 @@ def test_ratios_that_go_together_count_as_fewer():
     assert wide.high - wide.low > 1.3 * (narrow.high - narrow.low)
 
 
-def test_holm_asks_more_of_each_change_the_more_there_are():
-    effects = {"a": effect(-0.1, 0.01), "b": effect(-0.1, 0.02), "c": effect(-0.1, 0.2)}
-    assert gains(effects, 0.05) == {"a", "b"}
-    assert gains({**effects, "d": effect(0.1, 0.9), "e": effect(0.1, 0.9), "f": effect(0.1, 0.9)}, 0.05) == set()
-
-
-def test_a_gain_below_what_two_equal_runs_differ_by_is_not_named():
-    assert gains({"a": effect(-0.015, 1e-9)}, 0.05) == set()
-    assert gains({"a": effect(-0.025, 1e-9)}, 0.05) == {"a"}
-
-
-def test_a_gain_has_to_be_larger_than_the_control():
-    assert beyond_control(effect(-0.05, 0.0), effect(0.04, 0.5))
-    assert not beyond_control(effect(-0.05, 0.0), effect(0.06, 0.5))
-
-
 def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):
     wave = Wave.of([name for name in factors if name not in (UNCHANGED, AGAIN)], rounds, error, looks)
     random = np.random.default_rng(2)
@@ -90,12 +81,9 @@ def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):
     return wave
 
 
-def test_clear_changes_are_decided_at_an_early_look():
+def test_clear_changes_are_decided_at_an_early_look_and_fresh_trials_run_all_rounds():
     wave = run_wave({"fast": 0.6, "slow": 1.5})
     assert (wave.shown, wave.futile, wave.done) == ({"fast"}, {"slow"}, 10)
-
-
-def test_fresh_trials_run_all_rounds():
     assert run_wave({"fast": 0.6, "slow": 1.5}, looks=(1.0,)).done == 30
 
 

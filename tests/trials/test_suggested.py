@@ -19,8 +19,8 @@ from training_profiler.snapshot.program import (
     ProgramFacts,
 )
 from training_profiler.snapshot.snapshot import LoaderStats
+from training_profiler.trials.treatment import facts_of
 from training_profiler.trials.treatments import TREATMENTS, suggested
-from training_profiler.trials.treatments.treatment import facts_of
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 LOADERS = (

@@ -55,11 +55,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table or JSON, and return 0.
-
-    Raises:
-        BenchmarkError: Nothing can be timed. A traceback of the user's code was already printed.
-    """
+    """Measure, print the table or JSON, and return 0."""
     is_data_alone = arguments.json == STDOUT
     try:
         # stdout is for the JSON alone, so output of the factory and the model goes to stderr.

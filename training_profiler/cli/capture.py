@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_lines
-from training_profiler.cli.common import add_run, runs_folder, write
+from training_profiler.cli.common import add_run, runs_folder, whole_number, write
 from training_profiler.storage.run_folder import run_named
 from training_profiler.storage.run_reader import is_still_running, journals_of_running, newest_runs
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
@@ -21,34 +21,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
         "--steps",
-        type=_steps,
+        type=whole_number(f"a number of steps from 1 to {MOST_STEPS}; example: 4", 1, MOST_STEPS),
         metavar="N",
         help="steps to record (default: 4, or the length= setting of the run)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=_rank, default=0, metavar="R", help="rank that records (default: 0)")
+    which.add_argument(
+        "--rank",
+        type=whole_number("a rank (0, 1, ...); example: 1"),
+        default=0,
+        metavar="R",
+        help="rank that records (default: 0)",
+    )
     which.add_argument("--all", action="store_true", help="record on all ranks, one file per rank")
 
 
-def _steps(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= MOST_STEPS:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of steps from 1 to {MOST_STEPS}; example: 4")
-    return int(word)
-
-
-def _rank(word: str) -> int:
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not a rank (0, 1, ...); example: 1")
-    return int(word)
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Write the request, print what will follow, and return 0.
-
-    Raises:
-        RunFolderError: the run does not exist or has ended, or its folder cannot be written.
-    """
-    folder = _chosen(arguments.run)
+    """Write the request, print what will follow, and return 0."""
+    given, runs = arguments.run, runs_folder()
+    folder = given if given is not None and os.path.lexists(given) else None
+    folder = folder or (newest_runs(runs, 1)[0] if given is None else run_named(str(given), runs) or given)
     ranks = None if arguments.all else (arguments.rank,)
     is_known = _check_runs(folder, ranks)
     try:
@@ -73,20 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(given: Path | None) -> Path:
-    if given is not None and os.path.lexists(given):
-        return given
-    runs = runs_folder()
-    named = run_named(str(given), runs) if given is not None else newest_runs(runs, 1)[0]
-    return named or Path(str(given))
-
-
 def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
-    """Return whether one of the ranks is known to run; False if that is unknown.
-
-    Raises:
-        RunFolderError: none of them runs, or ``folder`` is not a run folder.
-    """
+    """Return whether one of the ranks is known to run; False if that is unknown."""
     journals = journals_of_running(folder, "capture")
     of_ranks = [journal for journal in journals if ranks is None or journal.rank in ranks]
     if not of_ranks:

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -39,17 +41,21 @@ def add_attempt(parser: argparse.ArgumentParser, default: str = "the last") -> N
     """Add the attempt of a restarted run."""
     parser.add_argument(
         "--attempt",
-        type=_attempt_number,
+        type=whole_number("an attempt number (0, 1, ...); example: 1"),
         metavar="N",
         help=f"for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: {default})",
     )
 
 
-def _attempt_number(word: str) -> int:
-    """Return a number of ``--attempt``."""
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not an attempt number (0, 1, ...); example: 1")
-    return int(word)
+def whole_number(what: str, least: int = 0, most: float = inf) -> Callable[[str], int]:
+    """Return what reads the number of an option; where a word is none, the error says that it is not ``what``."""
+
+    def read(word: str) -> int:
+        if not word.isdecimal() or not least <= int(word) <= most:
+            raise argparse.ArgumentTypeError(f"{word!r} is not {what}")
+        return int(word)
+
+    return read
 
 
 def write(text: str) -> None:

@@ -15,13 +15,12 @@ are given.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.base.text import encodable, one_line, printable
-from training_profiler.cli.common import layout_of_stdout, runs_folder, write
+from training_profiler.base.text import one_line, printable
+from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
 from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
 from training_profiler.comparison.differences import differing, line_of
 from training_profiler.page.comparison import render_comparisons
@@ -80,12 +79,7 @@ class ReadRun:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison and return the exit status.
-
-    Raises:
-        RunFolderError: a folder cannot be read as a run, or two runs cannot be compared.
-        OSError: the page cannot be written.
-    """
+    """Print the comparison and return the exit status."""
     runs = [ReadRun(folder) for folder in _chosen(arguments.runs)]
     before, *others = runs
     pairs = [compared(before, after) for after in others]
@@ -105,11 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_can_fail(runs: list[ReadRun], pairs: list[ComparedRuns], are_given: bool) -> None:
-    """Refuse what would let a check pass or fail by accident.
-
-    Raises:
-        RunFolderError: a run goes on, or runs of two programs were not chosen by the user.
-    """
+    """Refuse what would let a check pass or fail by accident."""
     for each in runs:
         if listed_run(each.folder).state == RUNNING:
             raise RunFolderError(f"{each.folder} is not yet over; --fail-if-slower compares runs that have ended")
@@ -127,8 +117,7 @@ def _status(runs: ComparedRuns, limit: float) -> int:
         return SLOWER_STATUS
     if shown.high > limit:
         interval = f"{shown.low:+.1%} to {shown.high:+.1%}"
-        unclear = f"{runs.after} may still be {limit * 100:g}% slower: its step takes {interval}"
-        print(f"training-profiler: {encodable(unclear, sys.stderr.encoding)}", file=sys.stderr)
+        say(f"{runs.after} may still be {limit * 100:g}% slower: its step takes {interval}")
     return 0
 
 

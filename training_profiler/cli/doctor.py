@@ -28,7 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
         data = {section.title: dict(section.rows) for section in sections}
         text = json.dumps(printable_data(data) | {"problems": problems}, indent=1) + "\n"
     else:
-        text = "\n".join([*map(_text, sections), _summary(problems)])
+        summary = (
+            f"{len(problems)} problem{'s' * (len(problems) != 1)} found, marked with an exclamation mark.\n"
+            if problems
+            else "No problem found. If something is wrong all the same, put these lines into your\nreport of it.\n"
+        )
+        text = "\n".join([*map(_text, sections), summary])
     write(text)
     return HAS_PROBLEMS if problems else 0
 
@@ -42,9 +47,3 @@ def _text(section: CheckupPart) -> str:
     for problem in section.problems:
         lines += Layout().wrap(one_line(problem), first="  ! ", rest="    ")
     return "\n".join(lines) + "\n"
-
-
-def _summary(problems: list[str]) -> str:
-    if not problems:
-        return "No problem found. If something is wrong all the same, put these lines into your\nreport of it.\n"
-    return f"{len(problems)} problem{'s' * (len(problems) != 1)} found, marked with an exclamation mark.\n"

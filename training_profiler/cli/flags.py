@@ -21,8 +21,7 @@ class Flag(NamedTuple):
 
     name: str
     setting: SettingDescription
-    value: str | None = None
-    """What the flag alone means; None if a value has to follow."""
+    value: str | None = None  # what the flag alone means; None if a value has to follow
 
 
 def flags() -> Iterator[Flag]:
@@ -61,14 +60,12 @@ def read_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
         elif words:
             source, value, words = f"{given} {words[0]}", words[0], words[1:]
         else:
-            raise SettingsError(f"{given} needs a value ({flag.setting.meaning}); example: {_example(flag)}")
+            raise SettingsError(
+                f"{given} needs a value ({flag.setting.meaning}); example: {flag.name} {flag.setting.example}"
+            )
         check_setting(flag.setting.argument, source, value)
         variables[flag.setting.variable] = value
     return variables, words
-
-
-def _example(flag: Flag) -> str:
-    return f"{flag.name} {flag.setting.example}"
 
 
 def _nearest(given: str, known: dict[str, Flag]) -> str:

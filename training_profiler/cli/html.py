@@ -36,12 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and return 0.
-
-    Raises:
-        RunFolderError: the folder cannot be read as a run, or it has no such attempt.
-        OSError: the file cannot be written.
-    """
+    """Write the page and return 0."""
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
     findings = findings_of(folder, snapshot)

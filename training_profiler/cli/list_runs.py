@@ -47,11 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list and return 0.
-
-    Raises:
-        RunFolderError: the folder does not exist, or holds no runs.
-    """
+    """Print the list and return 0."""
     folder = arguments.folder or runs_folder()
     if not folder.is_dir():
         raise RunFolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a folder of runs")
@@ -91,12 +87,7 @@ def render_runs(runs: Sequence[ListedRun], layout: Layout) -> str:
     widths = [column_width(header, [row[at] for row in cells]) for at, header in enumerate(HEADERS[:-1])]
     room = max(0, layout.width - sum(widths))
     for row in cells:
-        row[-1] = _fitting(row[-1], room)
+        if len(row[-1]) > room:  # without its explanation
+            row[-1] = re.split("[:,] ", row[-1])[0]
+        row[-1] = row[-1] if len(row[-1]) <= room else f"{row[-1][: max(0, room - 2)]}.."
     return "\n".join(table(HEADERS, cells, left=(0, 1, 2, 3, 6))) + "\n"
-
-
-def _fitting(verdict: str, room: int) -> str:
-    """Return a verdict without its explanation where that does not fit."""
-    if len(verdict) > room:
-        verdict = re.split("[:,] ", verdict)[0]
-    return verdict if len(verdict) <= room else f"{verdict[: max(0, room - 2)]}.."

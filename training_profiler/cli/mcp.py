@@ -152,12 +152,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the assistant closes standard input and return 0, or 130 after Ctrl-C.
-
-    Raises:
-        RunFolderError: a path does not exist.
-        MissingExtraError: the package mcp is not installed.
-    """
+    """Serve until the assistant closes standard input and return 0, or 130 after Ctrl-C."""
     paths = arguments.paths or [runs_folder()]
     for path in paths:
         if arguments.paths and not path.exists():

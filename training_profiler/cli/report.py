@@ -33,11 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report and return 0.
-
-    Raises:
-        RunFolderError: the folder cannot be read as a run, or it has no such attempt.
-    """
+    """Print the report and return 0."""
     if arguments.json_schema:
         print(json.dumps(report_schema(Results), indent=1))
         return 0

@@ -39,11 +39,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask every rank for its stacks, print them, and return 0.
-
-    Raises:
-        RunFolderError: there is no such run, it has ended without stacks, or none of its ranks answered.
-    """
+    """Ask every rank for its stacks, print them, and return 0."""
     folder = choose_run(arguments.run, runs_folder())
     found = journals_of_running(folder, "stacks")
     attempt = max(journal.attempt for journal in found)

@@ -38,12 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and return 0.
-
-    Raises:
-        RunFolderError: the folder cannot be read as a run, it has no such attempt, or no sample of a line.
-        OSError: the file cannot be written.
-    """
+    """Write the file and return 0."""
     folder = chosen_run(arguments.run)
     read_run(folder, arguments.attempt)  # refuses what is not a run
     ranks = read_series(folder, arguments.attempt)

@@ -36,13 +36,12 @@ from training_profiler.storage.run_reader import choose_run, read_run
 from training_profiler.storage.source_lines import OF_OTHERS, is_of_this_user
 from training_profiler.storage.timeline_reader import read_digests
 from training_profiler.trials.edits import edited
-from training_profiler.trials.identity import identity_of, why_another
+from training_profiler.trials.isolation import scratch_folder
 from training_profiler.trials.launcher import Interruption, Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
-from training_profiler.trials.scratch_folder import scratch_folder
 from training_profiler.trials.session import TrialSession
-from training_profiler.trials.state import Wishes, load_state
+from training_profiler.trials.state import Wishes, identity_of, load_state, why_another
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, edits_of
 
 BUDGET: Final = "5m"
@@ -119,11 +118,7 @@ def _names(word: str) -> tuple[str, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try the changes, print what they bring, and return the exit status.
-
-    Raises:
-        ProfilerError: nothing can be tried on the program.
-    """
+    """Try the changes, print what they bring, and return the exit status."""
     runs = runs_folder()
     if arguments.show_diff is not None:
         return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)

@@ -60,11 +60,7 @@ def _seconds(word: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the run until it ends and return 0, or 130 after Ctrl-C.
-
-    Raises:
-        RunFolderError: there is no such run, or it cannot be read.
-    """
+    """Show the run until it ends and return 0, or 130 after Ctrl-C."""
     try:
         folder = _chosen(arguments.run, arguments.interval, waits=not arguments.once)
         watcher = Watcher(folder, arguments.attempt)

@@ -4,8 +4,7 @@ from typing import Any
 
 from ignite.engine import Engine, Events
 
-from training_profiler.integrations.phases import Phases
-from training_profiler.integrations.trainer_run import TrainerRun
+from training_profiler.integrations.trainer_run import Phases, TrainerRun
 
 
 class TrainingProfilerHandler:

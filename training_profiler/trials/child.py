@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
@@ -26,6 +26,7 @@ from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.tables.backends import BACKENDS
+from training_profiler.trials.treatment import around
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
 LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
@@ -88,22 +89,23 @@ class OwnChildren:
 
         The session stops them as well, but only once it has received the block: workers would make batches meanwhile.
         """
-        _send(signal.SIGSTOP, self._known)  # looking for them takes a while
+        send_signal(signal.SIGSTOP, self._known)  # looking for them takes a while
         try:
             self._known = psutil.Process().children(recursive=True)
         except (psutil.Error, OSError):
             return False
-        _send(signal.SIGSTOP, self._known)
+        send_signal(signal.SIGSTOP, self._known)
         return True
 
     def resume(self) -> None:
         """Let them go on, those too that were started before the session stopped this process."""
         with suppress(psutil.Error, OSError):  # looking for them takes a while, in which none of them runs
             self._known = psutil.Process().children(recursive=True)
-        _send(signal.SIGCONT, self._known)
+        send_signal(signal.SIGCONT, self._known)
 
 
-def _send(number: int, processes: list[psutil.Process]) -> None:
+def send_signal(number: int, processes: Iterable[psutil.Process]) -> None:
+    """Send a signal to those of the processes that still run."""
     for process in processes:
         with suppress(psutil.Error, OSError):  # it has ended
             process.send_signal(number)
@@ -156,15 +158,17 @@ class BlockRunner:
         holds = self._children.stop()
         if self._session is None:
             self._session = self._connect()
-        losses = [[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]]
+        distributed = self._torch.distributed
+        is_distributed = distributed.is_available() and distributed.is_initialized()
         self._session.send(
             event="block",
             step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
             warmup_s=None if self._block else elapsed_ns / NS_PER_S,
-            losses=losses,
+            losses=[[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]],
             seed=int(self._torch.initial_seed()),
             holds=holds,
-            **self._rank(),
+            rank=distributed.get_rank() if is_distributed else 0,
+            world_size=distributed.get_world_size() if is_distributed else 1,
         )
         del self._losses[:-1]
         self._block = self._left = max(2, self._session.next_block())
@@ -176,35 +180,22 @@ class BlockRunner:
             if device is not None and hasattr(device, "synchronize") and backend.is_ready(self._torch, device):
                 device.synchronize()
 
-    def _rank(self) -> dict[str, int]:
-        distributed = self._torch.distributed
-        if not distributed.is_available() or not distributed.is_initialized():
-            return {"rank": 0, "world_size": 1}
-        return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
-
 
 def start(path: str) -> None:
-    """Begin the trial whose plan is in the file ``path``. Called right after the import of torch."""
+    """Begin the trial whose plan is in the file ``path``, right after the import of torch."""
     plan = _read_plan(path)
-    torch = sys.modules["torch"]
-    pid = os.getpid()
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
     try:
-        _seed()
+        torch.manual_seed(SEED)  # a program that sets no seed sees the same random numbers in each trial
+        random.seed(SEED)
+        if numpy is not None:
+            numpy.random.seed(SEED)
         apply(plan.table, plan.treatments)
         if not plan.is_profiled:
-            _instrument(BlockRunner(plan, torch, lambda: ChildSession(plan.socket)), torch, pid)
+            _instrument(BlockRunner(plan, torch, lambda: ChildSession(plan.socket)), torch)
     except Exception as error:
         ChildSession(plan.socket).send(event="failed", reason=f"{type(error).__name__}: {error}")
         os._exit(FAILED_STATUS)
-
-
-def _seed() -> None:
-    """Let a program that sets no seed see the same random numbers in each trial."""
-    sys.modules["torch"].manual_seed(SEED)
-    random.seed(SEED)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(SEED)
 
 
 def report_read(path: str) -> None:
@@ -218,20 +209,14 @@ def _read_plan(path: str) -> ChildPlan:
 
 
 def apply(table: str, names: Sequence[str]) -> None:
-    """Apply the changes of these names to this process.
-
-    Args:
-        table: module that has ``TREATMENTS``.
-        names: of treatments.
-    """
-    if not names:
-        return
-    treatments = {treatment.name: treatment for treatment in importlib.import_module(table).TREATMENTS}
+    """Apply the changes of these names, which ``TREATMENTS`` of the module ``table`` has, to this process."""
+    treatments = {each.name: each for each in importlib.import_module(table).TREATMENTS} if names else {}
     for name in names:
-        treatments[name].apply()
+        treatments[name].install(Patches(), sys.modules["torch"])
 
 
-def _instrument(runner: BlockRunner, torch: Any, pid: int) -> None:
+def _instrument(runner: BlockRunner, torch: Any) -> None:
+    pid = os.getpid()
     recorder = Recorder(implementation=python_implementation("it is a trial's"))
     recorder.listen(recorder.discard)
     threads: set[int] = set()
@@ -253,14 +238,11 @@ def _instrument(runner: BlockRunner, torch: Any, pid: int) -> None:
         threads.add(threading.get_ident())
         return end_step
 
-    def make(original: Any) -> Any:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() in threads or not threads:
-                with suppress(Exception):  # of tensors that are not torch's own
-                    runner.note_loss(args[0] if args else kwargs.get("tensors", ()))
-            return original(*args, **kwargs)
+    def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() in threads or not threads:
+            with suppress(Exception):  # of tensors that are not torch's own
+                runner.note_loss(args[0] if args else kwargs.get("tensors", ()))
+        return original(*args, **kwargs)
 
-        return backward
-
-    Patches().replace(torch.autograd, "backward", make)
+    Patches().replace(torch.autograd, "backward", around(backward))
     Instrumentation(recorder, begin).install(torch)

@@ -10,7 +10,7 @@ from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.files import read_file
 from training_profiler.snapshot.program import CallSite
 from training_profiler.storage.source_lines import MOST_BYTES, digest_of
-from training_profiler.trials.treatments.treatment import Edit
+from training_profiler.trials.treatment import CannotEditError, Edit
 
 EXTRA: Final = "try"
 
@@ -35,10 +35,6 @@ class Edited(NamedTuple):
     manual: tuple[Manual, ...]
     notes: tuple[str, ...]  # what to do beside the edits
     top: str = ""  # that the paths of the diff are relative to
-
-
-class CannotEditError(Exception):
-    """No edit of this code is sure to have the effect; the message is why."""
 
 
 def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None = None) -> Edited:

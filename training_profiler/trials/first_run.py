@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import psutil
 
@@ -109,7 +109,9 @@ class FirstRun:
         for block_steps in blocks:
             most = ENOUGH_ROUNDS if block_steps >= 2 * least else MOST_ROUNDS
             if steps is not None:
-                block_steps = max(2, min(block_steps, _whole(steps // FEWEST_ROUNDS, cycle)))
+                fit = steps // FEWEST_ROUNDS
+                whole_fit = 1 + (fit - 1) // cycle * cycle if fit > cycle else fit
+                block_steps = max(2, min(block_steps, whole_fit))
                 most = min(most, steps // block_steps)
             rounds = min(most, int(left_s / (trainings * (block_steps * step_s + SWITCH_S))))
             if rounds >= FEWEST_ROUNDS:
@@ -229,19 +231,6 @@ def groups_of(names: Sequence[str], most: int) -> list[Sequence[str]]:
     return [names[begin : begin + size] for begin in range(0, len(names), size)]
 
 
-def _whole(steps: int, cycle: int) -> int:
-    """Return so many steps or fewer, of which all but the first are whole cycles, if there is one."""
-    return 1 + (steps - 1) // cycle * cycle if steps > cycle else steps
-
-
-class _Making(NamedTuple):
-    """What it takes to make one batch."""
-
-    seconds: float
-    cpu_s: float  # at most, where the training makes its batches itself
-    is_cpu_known: bool
-
-
 def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str | None:
     """Return how many workers would keep up with the training; None if that is unknown or does not matter."""
     measured = None if loader is None else batch_times(snapshot, loader)
@@ -251,42 +240,36 @@ def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str
     if loader.num_workers == 0:  # both parts have the time in which the training had no CPU
         kept = 1 - cpu_loss(snapshot.machine).all
         now_s, using_s = kept * now_s, kept * using_s
-    making = _making(loader, now_s - using_s)
-    if making is None or using_s <= 0 or now_s - using_s < LEAST_WAIT * now_s:
+    workers, is_cpu_known = loader.workers, True
+    if loader.num_workers == 0 and loader.is_map_style is not False:  # another may repeat its data in each worker
+        making_s = now_s - using_s
+        is_cpu_known = loader.making_cpu_avg_s is not None
+        cpu_s = making_s if loader.making_cpu_avg_s is None else loader.making_cpu_avg_s
+    elif workers is not None and workers.batches >= BATCHES_NEEDED and workers.batch_avg_s > workers.queued_avg_s:
+        making_s, cpu_s = workers.batch_avg_s - workers.queued_avg_s, workers.cpu_avg_s
+    else:
         return None
-    needed = ceil(making.seconds / using_s)
+    if using_s <= 0 or now_s - using_s < LEAST_WAIT * now_s:
+        return None
+    needed = ceil(making_s / using_s)
     if needed <= (loader.num_workers or 0):  # they have another reason to be late
         return None
-    workers = "1 worker would keep up" if needed == 1 else f"{needed} workers would keep up"
+    text = "1 worker would keep up" if needed == 1 else f"{needed} workers would keep up"
     if needed > MOST_WORKERS:
-        workers = f"more than {MOST_WORKERS} workers would be needed to keep up"
-    condition = "" if making.is_cpu_known or needed == 1 else ", with a CPU each"
-    times = f"a batch takes {time_text(making.seconds)} to make and {time_text(using_s)} to use"
-    return f"{workers}{condition}: {times}{_ceiling(snapshot, making, using_s)}"
+        text = f"more than {MOST_WORKERS} workers would be needed to keep up"
+    if not is_cpu_known and needed > 1:
+        text += ", with a CPU each"
+    text += f": a batch takes {time_text(making_s)} to make and {time_text(using_s)} to use"
+    return text + _at_best(snapshot, cpu_s, using_s, "" if is_cpu_known else "if all of that is computing, ")
 
 
-def _making(loader: LoaderStats, waiting_s: float) -> _Making | None:
-    """Return what a batch takes in a worker, or in the training itself where that makes its batches."""
-    workers = loader.workers
-    if loader.num_workers == 0 and loader.is_map_style is not False:  # another may repeat its data in each worker
-        cpu_s = loader.making_cpu_avg_s
-        return _Making(waiting_s, waiting_s if cpu_s is None else cpu_s, cpu_s is not None)
-    if workers is None or workers.batches < BATCHES_NEEDED:
-        return None
-    making_s = workers.batch_avg_s - workers.queued_avg_s
-    return _Making(making_s, workers.cpu_avg_s, True) if making_s > 0 else None
-
-
-def _ceiling(snapshot: Snapshot, making: _Making, using_s: float) -> str:
+def _at_best(snapshot: Snapshot, cpu_s: float, using_s: float, condition: str) -> str:
     """Return the least time for a batch that the CPUs allow, as the end of a sentence; "" where they are enough."""
     machine = snapshot.machine
     if machine is None or not machine.cores:
         return ""
-    ranks = machine.local_ranks
-    cores = machine.cores / ranks
-    at_best_s = making.cpu_s / cores
-    if at_best_s <= using_s:
+    cores = machine.cores / machine.local_ranks
+    if cpu_s / cores <= using_s:
         return ""
-    whose = f"{cores:g} CPU{'s' * (cores != 1)}{' a rank' * (ranks > 1)}"
-    condition = "" if making.is_cpu_known else "if all of that is computing, "
-    return f"; {condition}{whose} would make one in {time_text(at_best_s)} at best"
+    whose = f"{cores:g} CPU{'s' * (cores != 1)}{' a rank' * (machine.local_ranks > 1)}"
+    return f"; {condition}{whose} would make one in {time_text(cpu_s / cores)} at best"

@@ -59,12 +59,11 @@ class Outcome:
         """Add a block, or the warm-up."""
         self.losses += block.losses
         self.seed = block.seed
-        if block.warmup_s is not None:
-            self.warmup_s = block.warmup_s
+        self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
 
-    def fail(self, reason: str, applies: bool = True) -> None:
+    def fail(self, error: TrialError) -> None:
         """Keep why the training goes on no further."""
-        self.failure, self.applies = reason, applies
+        self.failure, self.applies = str(error), not isinstance(error, InapplicableError)
 
 
 class Interleaved:
@@ -158,6 +157,6 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            self.outcomes[name].fail(str(error), not isinstance(error, InapplicableError))
+            self.outcomes[name].fail(error)
             self.wave.drop(name)
             return None

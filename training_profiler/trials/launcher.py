@@ -13,10 +13,10 @@ from training_profiler.base.errors import ProfilerError
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
 from training_profiler.base.units import bytes_text
 from training_profiler.trials.child import ChildPlan
-from training_profiler.trials.isolation.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
-from training_profiler.trials.isolation.plan import WAYS, WAYS_WITH_WRITES
+from training_profiler.trials.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
+from training_profiler.trials.isolation_plan import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.process import TrialProcess
-from training_profiler.trials.treatments.treatment import Treatment
+from training_profiler.trials.treatment import Treatment
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
 RUNS: Final = "runs"
@@ -170,11 +170,14 @@ class Launcher:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
         process = TrialProcess(isolation.results, ChildPlan("", self._table, names, warmup, is_profiled), self._watch)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            free_port = listener.getsockname()[1]
         environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
             TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
             "PYTHONUNBUFFERED": "1",
-            "PET_MASTER_PORT": str(_free_port()),  # torchrun's own is the same for all of them
+            "PET_MASTER_PORT": str(free_port),  # torchrun's own is the same for all of them
         }
         if is_profiled:
             variables = {**variables, SWITCH + "_DIR": str(isolation.results / RUNS)}
@@ -198,9 +201,3 @@ def with_variables(environment: Mapping[str, str], added: Mapping[str, str]) -> 
     if environment.get(PRELOAD) and added.get(PRELOAD):
         combined[PRELOAD] = f"{added[PRELOAD]}:{environment[PRELOAD]}"
     return combined
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

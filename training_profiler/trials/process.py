@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,9 +20,9 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.base.text import one_line
-from training_profiler.trials.child import ChildPlan, address_of
-from training_profiler.trials.isolation.isolation import LAUNCHER
-from training_profiler.trials.treatments.treatment import DoesNotApplyError
+from training_profiler.trials.child import ChildPlan, address_of, send_signal
+from training_profiler.trials.isolation import LAUNCHER
+from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2
@@ -73,17 +73,14 @@ class _Ranks:
     messages: dict[int, dict[str, Any]] = field(default_factory=dict)
     holding: set[int] = field(default_factory=set)  # the processes of those that let their own children go on
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self.messages) >= self.world_size
-
     def add(self, message: dict[str, Any], connection: socket.socket) -> None:
         """Add what a rank has sent."""
         self.world_size = message["world_size"]
         self.connections[message["rank"]] = connection
         self.messages[message["rank"]] = message
-        pid = _peer(connection) if message.get("holds") else None
-        self.holding |= set() if pid is None else {pid}
+        if message.get("holds") and sys.platform == "linux":  # elsewhere nothing says who it is
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            self.holding |= {_CREDENTIALS.unpack(credentials)[0]} - {0}
 
     def held(self) -> set[int]:
         """Return the processes that go on once their training does: workers that began before it would be ahead."""
@@ -119,7 +116,8 @@ class TrialProcess:
     def __init__(self, folder: Path, plan: ChildPlan, watch: Callable[[], None] = lambda: None) -> None:
         self._folder, self._watch = folder, watch
         self._socket = folder / SOCKET
-        (folder / PLAN).write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")
+        self.plan_path = folder / PLAN
+        self.plan_path.write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with address_of(str(self._socket)) as address:
             self._listener.bind(address)
@@ -128,11 +126,6 @@ class TrialProcess:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._ranks = _Ranks()
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def plan_path(self) -> Path:
-        """The file that the child reads."""
-        return self._folder / PLAN
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the program, without an input, with its output in a file."""
@@ -157,16 +150,16 @@ class TrialProcess:
             TrialError: the training failed, came to its end, or took too long.
         """
         deadline_s = time.monotonic() + timeout_s
-        while not self._ranks.is_complete:
+        while len(self._ranks.messages) < self._ranks.world_size:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TrialError(f"no end after {timeout_s:.0f} s")
             has_news = self._receive(min(POLL_S, left_s))
             if not has_news and self.poll() is not None:
                 self._receive(0.0)
-                if not self._ranks.is_complete:
+                if len(self._ranks.messages) < self._ranks.world_size:
                     raise self._why_ended()
-        _send(signal.SIGSTOP, self._tree())
+        send_signal(signal.SIGSTOP, self._tree())
         return self._ranks.block()
 
     def run_block(self, steps: int, timeout_s: float) -> Block:
@@ -180,7 +173,7 @@ class TrialProcess:
         for connection in self._ranks.connections.values():
             with suppress(OSError):  # its end shows in ``poll``
                 connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
-        _send(signal.SIGCONT, reversed(stopped))  # parents first
+        send_signal(signal.SIGCONT, reversed(stopped))  # parents first
         return self.wait_for_block(timeout_s)
 
     def listen(self, timeout_s: float) -> None:
@@ -220,8 +213,7 @@ class TrialProcess:
         self._ranks.add(message, connection)
 
     def _why_ended(self) -> TrialError:
-        status = self.poll()
-        if status == 0:
+        if self.poll() == 0:
             return EndedError("it came to its end")
         reason = self.reason()
         _, is_inapplicable, why = reason.partition(f"{DoesNotApplyError.__name__}: ")
@@ -302,17 +294,3 @@ def _error_in(output: str) -> str:
     rank_of_error = first[1] if first and first[1] in found else next(reversed(found), "")
     of_rank = f"rank {rank_of_error}: " if rank_of_error else ""
     return of_rank + found[rank_of_error] if found else ""
-
-
-def _peer(connection: socket.socket) -> int | None:
-    """Return the process at the other end, by its number here; None where the system does not say."""
-    if sys.platform != "linux":
-        return None
-    pid: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
-    return pid or None
-
-
-def _send(number: int, processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.send_signal(number)

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -51,10 +51,14 @@ class LossComparison:
 
     def __str__(self) -> str:
         if self.kind == APART:
-            return f"{_rounded(self.apart)} apart"
+            return f"{self._rounded} apart"
         if self.kind == DIFFERS:
-            return "differs" if self.apart is None else f"differs ({_rounded(self.apart)})"
+            return "differs" if self.apart is None else f"differs ({self._rounded})"
         return "-" if self.kind == UNKNOWN else self.kind
+
+    @property
+    def _rounded(self) -> str:
+        return "" if self.apart is None else f"{self.apart:.0e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 def compare_losses(changed: Losses, unchanged: Losses, again: Losses) -> LossComparison:
@@ -71,21 +75,14 @@ def _compare(changed: Losses, unchanged: Losses) -> LossComparison:
         return LossComparison(UNKNOWN)
     if any(len(new) != len(old) for new, old in zip(changed, unchanged, strict=False)):
         return LossComparison(DIFFERS, steps=steps)
-    by_step = (max(map(_apart, new, old), default=0.0) for new, old in zip(changed, unchanged, strict=False))
-    differing = _from_first(by_step)
+    apart = [max(map(_apart, new, old), default=0.0) for new, old in zip(changed, unchanged, strict=False)]
+    first = next((at for at, each in enumerate(apart) if each > 0), steps)
+    differing = apart[first : first + AFTER_FIRST]
     if not differing:
         return LossComparison(IDENTICAL, steps=steps)
     kind = APART if differing[0] <= ROUNDING else DIFFERS
     largest = max(differing)
     return LossComparison(kind, largest if isfinite(largest) else None, steps)
-
-
-def _from_first(by_step: Iterator[float]) -> list[float]:
-    """Return the differences of the first step that differs and of those after it."""
-    for apart in by_step:
-        if apart > 0:
-            return [apart, *islice(by_step, AFTER_FIRST - 1)]
-    return []
 
 
 def _apart(new: str, old: str) -> float:
@@ -96,10 +93,6 @@ def _apart(new: str, old: str) -> float:
         return float("inf")
     largest = max(abs(first), abs(second))
     return abs(first - second) / largest if isfinite(largest) else float("inf")
-
-
-def _rounded(apart: float | None) -> str:
-    return "" if apart is None else f"{apart:.0e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +218,13 @@ def load(folder: Path) -> Results | None:
             if os.fstat(file.fileno()).st_size > MOST_BYTES:
                 return None
             for line in lines_of(file, MOST_LINE_BYTES):
-                found = _read_line(line) or found
+                with suppress(
+                    ValueError, TypeError, KeyError, AttributeError, RecursionError
+                ):  # torn, or of another version
+                    found = found if line is None else from_data(printable_data(msgspec.json.decode(line)))
     except OSError:
         return None
     return found
-
-
-def _read_line(line: bytes | None) -> Results | None:
-    """Return the results in a line, their texts fit for a terminal."""
-    try:
-        return None if line is None else from_data(printable_data(msgspec.json.decode(line)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # torn, or of another version
-        return None
 
 
 def best_of_each(rows: Iterable[Row], exclusive: Iterable[Collection[str]] = ()) -> list[Row]:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.units import duration_text, time_text
-from training_profiler.findings.losses import Losses
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
@@ -24,7 +23,6 @@ from training_profiler.trials.first_run import (
     run_first,
     workers_that_would_do,
 )
-from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import BlockSchedule, Interleaved
 from training_profiler.trials.launcher import DiskSpaceError, Launcher
 from training_profiler.trials.process import TrialError
@@ -43,7 +41,7 @@ from training_profiler.trials.results import (
     compare_losses,
     from_data,
 )
-from training_profiler.trials.state import SCHEMA, Progress, SessionState, UnderWay, Wishes, held, save_state
+from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, UnderWay, Wishes, held, save_state
 from training_profiler.trials.statistics import (
     AGAIN,
     GAIN_ERROR,
@@ -52,7 +50,7 @@ from training_profiler.trials.statistics import (
     UNCHANGED,
     Wave,
 )
-from training_profiler.trials.treatments.treatment import Treatment, TrialFacts, facts_of
+from training_profiler.trials.treatment import Treatment, TrialFacts, facts_of
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
@@ -147,22 +145,19 @@ class TrialSession:
         return self._results()
 
     def _results(self) -> Results:
-        is_noisy = any(row.verdict == NO_VERDICT for row in self._rows.values())
+        notes = [NOISY] if any(row.verdict == NO_VERDICT for row in self._rows.values()) else []
+        if self._workers is not None:
+            tried = [row.verdict for row in self._rows.values() if row.family == "num_workers"]
+            notes.append(self._workers + SLOWER_WITH_WORKERS * (SLOWER in tried and FASTER not in tried))
         return replace(
             self._found,
             seconds=self._before_s + self._clock() - self._begin_s,
             rows=tuple(self._rows.values()),
             total_steps=self._wishes.total_steps,
             is_interrupted=self._is_interrupted,
-            notes=tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._workers_notes(), *self._notes])),
+            notes=tuple(dict.fromkeys([*notes, *self._notes])),
             left=tuple(self._progress.left),
         )
-
-    def _workers_notes(self) -> list[str]:
-        """Return how many workers would keep up, and whether they are slower all the same."""
-        tried = [row.verdict for row in self._rows.values() if row.family == "num_workers"]
-        is_slower = SLOWER in tried and FASTER not in tried
-        return [] if self._workers is None else [self._workers + SLOWER_WITH_WORKERS * is_slower]
 
     def _save(self) -> None:
         """Keep how far the session has come."""
@@ -210,7 +205,10 @@ class TrialSession:
             names, schedule = self._fit(group, seconds)
             self._leave_out(group[len(names) :])
             if schedule is not None:
-                self._screen(names, schedule)
+                for name in names:
+                    self._put(name, has_edits=True, reason="the session ended before")
+                wave = Wave.of(names, schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
+                self._run_side_by_side(UnderWay.of(wave, schedule))
         self._confirm()
 
     def _choose(self) -> list[str]:
@@ -242,7 +240,7 @@ class TrialSession:
                 NOT_TRIED,
                 where=next((edit.call.site.place for edit in edits), ""),
                 is_ceiling=treatment.ceiling,
-                changes_numerics=treatment.losses is Losses.CHANGES,
+                changes_numerics=treatment.changes_numerics,
             )
         self._rows[name] = replace(known, **values)
 
@@ -272,8 +270,10 @@ class TrialSession:
         """Run trainings in turns until their differences are known, from where they have come to."""
         wave, schedule, progress = under_way.record, under_way.schedule, self._progress
         doing = "fresh trials of what helped" if under_way.is_fresh else f"{len(wave.changes)} changes"
+        treatments = {name: [each] for name, each in self._treatments.items()}
+        treatments |= {UNCHANGED: [], AGAIN: [], TOGETHER: [self._treatments[each] for each in under_way.together]}
         interleaved = Interleaved(
-            lambda name: self._launcher.start(self._treatments_of(name, under_way), schedule.warmup),
+            lambda name: self._launcher.start(treatments[name], schedule.warmup),
             schedule,
             wave,
             under_way.outcomes,
@@ -311,17 +311,6 @@ class TrialSession:
         """Keep how far these trainings have come."""
         self._progress.keep(under_way)
         self._save()
-
-    def _treatments_of(self, name: str, under_way: UnderWay) -> list[Treatment]:
-        names = under_way.together if name == TOGETHER else [name]
-        return [self._treatments[each] for each in names if each not in (UNCHANGED, AGAIN)]
-
-    def _screen(self, names: Sequence[str], schedule: BlockSchedule) -> None:
-        """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
-        for name in names:
-            self._put(name, has_edits=True, reason="the session ended before")
-        wave = Wave.of(names, schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
-        self._run_side_by_side(UnderWay.of(wave, schedule))
 
     def _take(self, under_way: UnderWay) -> None:
         """Take what trainings side by side have shown into the rows of the table."""

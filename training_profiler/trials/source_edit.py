@@ -7,8 +7,7 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
-from training_profiler.trials.edits import CannotEditError
-from training_profiler.trials.treatments.treatment import Edit
+from training_profiler.trials.treatment import CannotEditError, Edit
 
 # Which positional arguments are edited, by function.
 POSITIONS: Final[dict[str, dict[str, int]]] = {
@@ -56,11 +55,7 @@ def _replaced(
 
 
 def _call_at(tree: MetadataWrapper, edit: Edit, source: str) -> cst.Call:
-    """Return the call that begins at the edit's place.
-
-    Raises:
-        CannotEditError: there is none, or it may not be the call that was meant.
-    """
+    """Return the call that begins at the edit's place."""
     site, positions = edit.call.site, tree.resolve(PositionProvider)
     lines = source.split("\n")
     if not 0 < site.line <= len(lines):
@@ -117,11 +112,7 @@ def _names(module: cst.Module, function: str) -> set[str]:
 
 
 def _with_arguments(call: cst.Call, edit: Edit) -> cst.Call:
-    """Return the call with other arguments.
-
-    Raises:
-        CannotEditError: an argument may be given by ``*`` or ``**``.
-    """
+    """Return the call with other arguments."""
     for name, value in edit.arguments:
         at = _index(call.args, name, POSITIONS.get(edit.call.function, {}))
         expression = cst.parse_expression(value)
@@ -191,11 +182,7 @@ def _without_comment(space: cst.BaseParenthesizableWhitespace) -> cst.BaseParent
 
 
 def _statement_of(tree: MetadataWrapper, call: cst.Call) -> cst.SimpleStatementLine:
-    """Return the statement with the call, if a statement before it runs right before it.
-
-    Raises:
-        CannotEditError: it does not.
-    """
+    """Return the statement with the call, if a statement before it runs right before it."""
     parents, node = tree.resolve(ParentNodeProvider), call
     while not isinstance(node, cst.SimpleStatementLine):
         if isinstance(node, (cst.Lambda, cst.SimpleStatementSuite, cst.BaseCompoundStatement, cst.Module)):
@@ -214,11 +201,7 @@ def _lines(module: cst.Module, call: cst.Call, edit: Edit) -> list[str]:
 
 
 def _model(call: cst.Call) -> str:
-    """Return the expression whose parameters the optimizer gets.
-
-    Raises:
-        CannotEditError: they do not come from one variable.
-    """
+    """Return the expression whose parameters the optimizer gets."""
     parameters = matchers.Call(func=matchers.Attribute(attr=matchers.Name("parameters")))
     found = set()
     for each in matchers.findall(call.args[0].value, parameters) if call.args else ():

@@ -1,22 +1,150 @@
-"""How far a session of trials has come, in a file of the run folder, so that another process can go on with it."""
+"""How far a session of trials has come, in a file of the run folder, so that another process can go on with it.
+
+The program, its arguments, settings, machine and versions have to be the same then: its identity.
+"""
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import psutil
 
 from training_profiler.base.errors import RunFolderError
+from training_profiler.comparison.differences import differing
 from training_profiler.model.bounds import Count
 from training_profiler.safety.files import read_file, replace_file
-from training_profiler.trials.identity import Identity
+from training_profiler.sampling.host import Host, find_container
+from training_profiler.storage.run_folder import masked
 from training_profiler.trials.interleaved import BlockSchedule, Outcome
+from training_profiler.trials.isolation import imports_of
+from training_profiler.trials.launcher import Program
 from training_profiler.trials.results import from_data
 from training_profiler.trials.statistics import Wave
+
+MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
+# They decide how fast the same program is.
+VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What has to be the same."""
+
+    meta: dict[str, Any] = field(default_factory=dict)  # as in the run folder, with the program's command
+    machine: dict[str, Any] = field(default_factory=dict)  # as in a run's report
+    variables: dict[str, str] = field(default_factory=dict)
+    arguments: str = ""  # digest of the command with what is masked in ``meta``
+    files: dict[str, str] = field(default_factory=dict)  # their digests
+
+
+def identity_of(program: Program, process: Mapping[str, Any]) -> Identity:
+    """Return the identity of a session. ``process`` is the content of a meta.json."""
+    words = list(program.words)
+    identity = Identity(
+        dict(process) | {"command": shlex.join(masked(words))},
+        _machine(),
+        {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest(),
+        {str(path): _digest(path) for path in program_files(words, Path.cwd())},
+    )
+    return msgspec.json.decode(msgspec.json.encode(identity), type=Identity)  # as it comes back from a file
+
+
+def why_another(before: Identity, now: Identity) -> str | None:
+    """Return the first difference between two identities, as a clause; None if there is none."""
+    for what, old, new in differing((before.meta, {"machine": before.machine}), (now.meta, {"machine": now.machine})):
+        return f"{what} was {old or 'unknown'}, and is {new or 'unknown'}"
+    for name in (name for name in VARIABLES if before.variables.get(name) != now.variables.get(name)):
+        values = (each.variables.get(name, "not set") for each in (before, now))
+        return f"{name} was {', and is '.join(values)}"
+    if before.arguments != now.arguments:
+        return "the arguments differ in a part that resembles a secret"
+    # A changed file may import others; it is the reason for those that came or went.
+    for path in (*(path for path in before.files if path in now.files), *(before.files.keys() ^ now.files.keys())):
+        if before.files.get(path) != now.files.get(path):
+            return f"{path} has changed"
+    return None
+
+
+def _machine() -> dict[str, Any]:
+    cores, quota = Host(psutil).cores(), find_container().cpu_quota
+    known = [number for number in (cores, quota) if number is not None]
+    return {
+        "cores": min(known, default=None),
+        "ram_host_total_bytes": psutil.virtual_memory().total,
+        "gpus": [{"index": index, "name": name} for index, name in enumerate(_gpus())],
+    }
+
+
+def _gpus() -> Iterator[str]:
+    """Yield the models of the graphics cards, without a library that would take part of their memory."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            yield path.read_text("utf-8", "replace").partition("Model:")[2].partition("\n")[0].strip()
+
+
+def program_files(words: Sequence[str], folder: Path) -> list[Path]:
+    """Return the files that a command names, and the modules beside a script that it imports, however deep."""
+    named = [folder / part for word in words[1:] for part in (word, word.partition("=")[2]) if part]
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    left = [path for path in named if os.path.isfile(path)] + list(_files_of(module, folder))
+    found: dict[Path, None] = {}
+    while left:
+        path = left.pop()
+        if path not in found:
+            found[path] = None
+            left += _imported(path, folder) if path.suffix == ".py" else ()
+    return list(found)
+
+
+def _imported(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports, as far as they lie beside the program."""
+    for level, name in imports_of(path):
+        roots = [path.parent, folder, *path.parent.parents[:2]]
+        if level:
+            roots = [path.parents[min(level, len(path.parents)) - 1]]
+        yield from (found for root in roots for found in _files_of(name, root))
+
+
+def _files_of(module: str, folder: Path) -> Iterator[Path]:
+    """Yield the files of a module and of the packages that it is in, from a folder on."""
+    parts = [part for part in module.split(".") if part]
+    for length in range(1, len(parts) + 1):
+        inside = folder.joinpath(*parts[:length])
+        for path in (inside.with_suffix(".py"), inside / "__init__.py", inside / "__main__.py"):
+            if path.is_file():
+                yield path
+
+
+def _digest(path: Path) -> str:
+    try:
+        status = path.stat()
+        if status.st_size > MOST_READ_BYTES:
+            return f"{status.st_size} bytes of {status.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
 
 FILE: Final = "trials-state.json"
 SCHEMA: Final = 1
@@ -109,11 +237,7 @@ class SessionState:
 
 
 def save_state(folder: Path, state: SessionState) -> None:
-    """Write the state to the run folder, in place of an older one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the state to the run folder, in place of an older one; an ``OSError`` says that it cannot be written."""
     replace_file(folder / FILE, msgspec.json.encode(state))
 
 

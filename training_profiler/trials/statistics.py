@@ -8,7 +8,8 @@ against the first one is the control.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, expm1, log1p
+from math import erfc, exp, expm1, inf, log1p, sqrt
+from statistics import NormalDist
 from typing import Annotated, Final
 
 import numpy as np
@@ -16,8 +17,70 @@ from msgspec import Meta
 
 from training_profiler.comparison.compare import LEAST_SHOWN
 from training_profiler.model.bounds import Count, Positive
-from training_profiler.statistics.aligned_ranks import faster_p, shift_of
 from training_profiler.statistics.arrays import Floats
+
+# The shift between blocks of the same rounds, by ranks that every round is aligned for (Hodges and Lehmann 1962).
+#
+# If a change does nothing, the blocks of a round are exchangeable. So what a round took on average is subtracted, all
+# blocks are ranked together, and the sum of the ranks of the changed training is compared with what exchanging blocks
+# within rounds would give. A very slow block is one rank, however slow it is.
+
+_HALVINGS = 16  # of the range of all differences, so an end of the interval is exact to 1/65,536 of it
+_DIGITS = 12  # after which differences are of rounding
+
+
+def faster_p(logs: Floats) -> float:
+    """Return the probability of such ranks, or clearer ones, from a change without a gain.
+
+    Args:
+        logs: logarithms of the time of a step: a row for each round, the changed training in the first column.
+    """
+    (score,) = _scores(logs, np.zeros(1))
+    return max(_least_p(logs), 0.5 * erfc(score / sqrt(2)))
+
+
+def shift_of(logs: Floats, error: float) -> tuple[float, float, float]:
+    """Return the shift of the changed training at which its ranks are as expected, and the interval of the shift."""
+    differences = logs[:, 0] - logs[:, 1:].mean(axis=1)
+    bound = NormalDist().inv_cdf(1 - error / 2)
+    wanted = np.array([0.0, -bound, bound])
+    low, high = np.full(3, differences.min()), np.full(3, differences.max())
+    for _ in range(_HALVINGS):  # the score grows with the shift
+        middle = (low + high) / 2
+        is_beyond = _scores(logs, middle) > wanted
+        low, high = np.where(is_beyond, low, middle), np.where(is_beyond, middle, high)
+    shift, least, most = ((low + high) / 2).tolist()
+    return (shift, least, most) if _least_p(logs) <= error / 2 else (shift, -inf, inf)
+
+
+def _least_p(logs: Floats) -> float:
+    """Return the least probability that so few rounds can show."""
+    return float(logs.shape[1]) ** -len(logs)
+
+
+def _scores(logs: Floats, shifts: Floats) -> Floats:
+    """Return how much lower the ranks of the changed training are than expected, in standard deviations.
+
+    Each of the shifts is subtracted from the changed training before.
+    """
+    shifted = np.repeat(logs[np.newaxis], len(shifts), axis=0)
+    shifted[:, :, 0] -= shifts[:, np.newaxis]
+    aligned = shifted - shifted.mean(axis=2, keepdims=True)
+    ranks = _ranks(aligned.reshape(len(shifts), -1).round(_DIGITS)).reshape(aligned.shape)
+    expected = ranks.mean(axis=2, keepdims=True)
+    variance = ((ranks - expected) ** 2).mean(axis=2).sum(axis=1)
+    below = (expected[:, :, 0] - ranks[:, :, 0]).sum(axis=1)
+    scores: Floats = below / np.sqrt(np.maximum(variance, 1.0))
+    return scores
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return the rank of each value of a row; equal values share the mean of theirs."""
+    forward = values.argsort(axis=1, kind="stable").argsort(axis=1)
+    backward = values[:, ::-1].argsort(axis=1, kind="stable").argsort(axis=1)[:, ::-1]
+    ranks: Floats = (forward + backward) / 2
+    return ranks
+
 
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
 GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again
@@ -61,11 +124,6 @@ class Effect:
         """Whether two unchanged trainings differ so much that nothing can be said of changes."""
         return abs(self.relative) >= LEAST_SHOWN and min(self.faster_p, 1 - self.faster_p) < CONTROL_ERROR / 2
 
-    @property
-    def is_futile(self) -> bool:
-        """Whether a gain that matters is ruled out."""
-        return self.low > -FUTILE_BELOW
-
 
 def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None]) -> Effect | None:
     """Return the effect of a change; None without a round that has all blocks.
@@ -82,11 +140,7 @@ def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None
     logs = _independent(np.log(seconds))
     shift, low, high = shift_of(logs, INTERVAL_ERROR)
     total = float(seconds[:, 0].sum() / seconds[:, 1:].mean(axis=1).sum()) - 1
-    return Effect(expm1(shift), expm1(low), _expm1(high), faster_p(logs), len(seconds), total)
-
-
-def _expm1(value: float) -> float:
-    return expm1(min(value, 50.0))
+    return Effect(expm1(shift), expm1(low), expm1(min(high, 50.0)), faster_p(logs), len(seconds), total)
 
 
 def _independent(logs: Floats) -> Floats:
@@ -103,11 +157,6 @@ def _independent(logs: Floats) -> Floats:
         pairs = len(logs) // 2
         logs = logs[-2 * pairs :].reshape(pairs, 2, -1).mean(axis=1)
     return logs
-
-
-def spent_until(part: float, error: float) -> float:
-    """Return how much of the error may have been spent once that part of the rounds has run (Kim and DeMets 1987)."""
-    return float(error * part**2)
 
 
 def gains(effects: Mapping[str, Effect], error: float) -> set[str]:
@@ -191,7 +240,7 @@ class Wave:
             self._look(1.0)
 
     def _look(self, part: float) -> None:
-        spent = spent_until(part, self.error)
+        spent = self.error * part**2  # that may have been spent by now (Kim and DeMets 1987)
         error, self.spent = spent - self.spent, spent
         effects = self.effects()
         control = effects.pop(AGAIN, None)
@@ -199,7 +248,7 @@ class Wave:
             found = gains(effects, error)
             self.shown |= {name for name in found if beyond_control(effects[name], control)}
         self.shown -= self.dropped
-        self.futile |= {name for name, effect in effects.items() if effect.is_futile} - self.shown
+        self.futile |= {name for name, effect in effects.items() if effect.low > -FUTILE_BELOW} - self.shown
 
     def effects(self) -> dict[str, Effect]:
         """Return the effect of each change, and of the control."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training_profiler.integrations.phases import Phases, section_of_hook
+from training_profiler.integrations.trainer_run import Phases, section_of_hook
 from training_profiler.safety.fault_guard import FaultGuard
 
 FRAMEWORK = "framework"
@@ -134,7 +134,7 @@ def test_exception_of_a_callback_is_raised_without_frames_of_ours(phases: Phases
     phases.show_calls(Trainer, "call_event", "callback")
     with pytest.raises(ValueError, match="as planned") as raised:
         Trainer(Users(fails=True)).call_event("on_step_end")
-    assert not any(frame.filename.endswith("/integrations/phases.py") for frame in traceback.extract_tb(raised.tb))
+    assert not any(frame.filename.endswith("/integrations/trainer_run.py") for frame in traceback.extract_tb(raised.tb))
 
 
 def test_error_of_ours_ends_the_sections_alone(phases: Phases, seen: list[str], guard: FaultGuard) -> None:

@@ -12,13 +12,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.trials.isolation.programs import files  # a program whose files the test prepares
-from tests.trials.isolation.snapshots import snapshot
+from tests.trials.programs import files  # a program whose files the test prepares
+from tests.trials.snapshots import snapshot
 from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.trials.isolation.copied_folder import copy_folder
-from training_profiler.trials.isolation.isolation import Isolation, IsolationError, prepare
-from training_profiler.trials.isolation.namespaces import NOT_STORED, Mount, read_mounts
-from training_profiler.trials.isolation.plan import (
+from training_profiler.trials.isolated_program import copy_folder
+from training_profiler.trials.isolation import (
+    LOCK,
+    PREFIX,
+    TRACKERS,
+    Isolation,
+    IsolationError,
+    offline,
+    prepare,
+    promise,
+    scratch_folder,
+    trackers_of,
+)
+from training_profiler.trials.isolation_plan import (
     GUARDED,
     NAMESPACES,
     SHARED_PROCESSES,
@@ -27,8 +37,7 @@ from training_profiler.trials.isolation.plan import (
     WAYS_WITH_WRITES,
     Plan,
 )
-from training_profiler.trials.isolation.promise import TRACKERS, offline, promise, trackers_of
-from training_profiler.trials.scratch_folder import LOCK, PREFIX, scratch_folder
+from training_profiler.trials.namespaces import NOT_STORED, read_mounts
 
 PROGRAMS = Path(files.__file__).parent
 MEMORY = Path("/dev/shm")
@@ -138,7 +147,9 @@ def test_a_killed_launcher_leaves_no_process(isolation: Isolation, tmp_path: Pat
     started = isolation.results / "started"
     code = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); print(flush=True); time.sleep(600)"
     command = isolation.command([sys.executable, "-c", code])
-    launcher = subprocess.Popen(command, env=isolation.environ(os.environ), stdout=subprocess.PIPE)
+    launcher = subprocess.Popen(
+        command, env=isolation.environ(os.environ), cwd=tmp_path / "user/project", stdout=subprocess.PIPE
+    )
     assert launcher.stdout is not None
     with launcher.stdout as output:
         output.readline()
@@ -158,8 +169,11 @@ def test_a_killed_launcher_leaves_no_process(isolation: Isolation, tmp_path: Pat
         (["/missing"], 127),
     ],
 )
-def test_the_status_of_the_program_is_that_of_the_command(isolation: Isolation, words: list[str], status: int) -> None:
-    done = subprocess.run(isolation.command(words), env=isolation.environ(os.environ), capture_output=True)
+def test_the_status_of_the_program_is_that_of_the_command(
+    isolation: Isolation, tmp_path: Path, words: list[str], status: int
+) -> None:
+    environment = isolation.environ(os.environ)
+    done = subprocess.run(isolation.command(words), env=environment, cwd=tmp_path, capture_output=True)
 
     assert done.returncode == status
 
@@ -219,8 +233,8 @@ def test_a_large_folder_is_linked_from_where_the_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.prepare(tmp_path / "user")
-    monkeypatch.setattr("training_profiler.trials.isolation.copied_folder.MOST_ENTRIES", 6)
-    monkeypatch.setattr("training_profiler.trials.isolation.copied_folder.MOST_BYTES", 200)
+    monkeypatch.setattr("training_profiler.trials.isolated_program.MOST_ENTRIES", 6)
+    monkeypatch.setattr("training_profiler.trials.isolated_program.MOST_BYTES", 200)
 
     copied = Path(copy_folder(str(tmp_path / "user/project"), str(tmp_path / "copy"), str(tmp_path / "copy")))
 
@@ -231,7 +245,7 @@ def test_a_large_folder_is_linked_from_where_the_limit_is_reached(
 
 def test_a_file_too_large_to_copy_is_refused_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.prepare(tmp_path / "user")
-    monkeypatch.setattr("training_profiler.trials.isolation.isolation.SHARE_OF_FREE_SPACE", 1e-6)
+    monkeypatch.setattr("training_profiler.trials.isolation.SHARE_OF_FREE_SPACE", 1e-6)
     large = tmp_path / "user/project/large.bin"
     with open(large, "wb") as file:
         file.truncate(shutil.disk_usage(tmp_path).free // 10_000)  # sparse
@@ -288,10 +302,10 @@ MOUNTS = """\
 
 def test_mounts_are_read_by_their_folder_and_the_last_one_counts() -> None:
     assert read_mounts(MOUNTS) == {
-        "/": Mount("/", "ext4"),
-        "/proc": Mount("/proc", "proc"),
-        "/home/me/my data": Mount("/home/me/my data", "nfs4"),
-        "/mnt": Mount("/mnt", "tmpfs"),
+        "/": "ext4",
+        "/proc": "proc",
+        "/home/me/my data": "nfs4",
+        "/mnt": "tmpfs",
     }
 
 
@@ -356,7 +370,7 @@ def test_a_tracker_that_is_disabled_stays_disabled() -> None:
 
 
 HOLD = (
-    "import sys; from pathlib import Path; from training_profiler.trials.scratch_folder import scratch_folder\n"
+    "import sys; from pathlib import Path; from training_profiler.trials.isolation import scratch_folder\n"
     "with scratch_folder(Path(sys.argv[1])) as folder:\n"
     "    (folder / 'layer').mkdir(); (folder / 'layer' / 'model.pt').touch(); print(folder, flush=True)\n"
     "    sys.stdin.read()"

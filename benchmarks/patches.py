@@ -94,8 +94,7 @@ class SwitchablePatches:
 
     def __init__(self) -> None:
         from training_profiler.recording.data_loader import LoaderRegistry
-        from training_profiler.recording.recorder import NO_LIMIT, Recorder
-        from training_profiler.recording.step_count import StepCount
+        from training_profiler.recording.recorder import NO_LIMIT, Recorder, StepCount
         from training_profiler.runtime.instrumentation import PATCHES, Instrumentation
 
         self.names = tuple(PATCHES)

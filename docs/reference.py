@@ -18,7 +18,7 @@ from pathlib import Path
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
-from training_profiler.findings.losses import ADVISED, Change
+from training_profiler.findings.finding import ADVISED, Change
 from training_profiler.reports.report_json import report_schema
 from training_profiler.settings import settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS

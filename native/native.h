@@ -1,7 +1,7 @@
 /* The recorder in C: events of a thread as 64-bit integers, the functions that write them, the sections of a thread,
 and the lock on which samplers sleep.
 
-Each has its equal in Python: python_recorder.py and threading.Lock serve where this was not built, and tests hold them
+Each has its equal in Python: implementation.py and threading.Lock serve where this was not built, and tests hold them
 equal. _native.pyi has the signatures. Everything but the lock runs under the GIL. */
 
 #ifndef TRAINING_PROFILER_NATIVE_H

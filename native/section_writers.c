@@ -89,7 +89,7 @@ static Py_ssize_t flush_at(Writer *writer)
     return length;
 }
 
-#define MAX_UNCHECKED_EXITS 63 /* as in python_recorder.py */
+#define MAX_UNCHECKED_EXITS 63 /* as in implementation.py */
 
 static Py_ssize_t exits_before_check(Py_ssize_t length)
 {

@@ -92,7 +92,7 @@ MAY_BE_ASSIGNED = {
     # Records of the hot path, where a method call would cost more than what it does: thread buffers, pending calls,
     # passes over loaders, and the state that every patch reads first.
     ("instrumentation", "training_thread"),
-    ("inspections.flop_counter", "self._counts"),
+    ("inspections.flop_counter", "self.counts"),
     ("instrumentation.loop_detection", "call"),
     ("instrumentation.loop_detection", "latest"),
     ("instrumentation.loop_detection", "loader_pass"),
@@ -218,7 +218,7 @@ def test_an_integration_imports_no_framework_but_its_own() -> None:
 def test_importing_while_off_loads_only_what_off_needs() -> None:
     assert ours("training_profiler.api_disabled") <= {"base", "recording", "snapshot"}
     assert imports_of("training_profiler.recording") == set()
-    assert imports_of("training_profiler.recording.dynamo") <= {"__future__", "sys", "collections.abc"}
+    assert imports_of("training_profiler.recording.context_type") <= {"__future__", "sys", "collections.abc", "typing"}
 
 
 def test_only_settings_the_switch_the_bootstrap_and_trials_read_the_environment() -> None:

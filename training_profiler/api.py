@@ -248,16 +248,8 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
     counts = session.run.loaders.counts_of(loader, name)
     if proportion is not None:
         counts.requested_share = _share(proportion)
-    recorder = _process.recorder
-    timer = FetchTimer(
-        counts,
-        profile_section,
-        recorder.time_only_section,
-        recorder.clock,
-        lambda: _process.phase == "train",
-        recorder.buffer,
-        again=(profile_dataloader, name, proportion),
-    )
+    again = (profile_dataloader, name, proportion)
+    timer = FetchTimer(counts, _process.recorder, lambda: _process.phase == "train", again)
     return profiled(loader, timer)  # type: ignore[no-any-return]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from training_profiler.base.switch import SWITCH, is_switched_on
-from training_profiler.recording.context_type import SectionBase
-from training_profiler.recording.dynamo import tracing_test
+from training_profiler.recording.context_type import SectionBase, tracing_test
 
 TYPE_CHECKING = False  # importing typing, contextlib and warnings would dominate the import time
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.device import FakeDevice
 from tests.support.recording import FakeClock
 from tests.support.versions import needs_torch
-from training_profiler.device.event_clock import DeviceClock
+from training_profiler.device.device_lanes import DeviceClock
 from training_profiler.instrumentation.patches.dynamo import hide_from_dynamo
 from training_profiler.recording.recorder import Recorder
 

@@ -93,14 +93,6 @@ def test_a_step_that_the_device_has_not_reached_has_no_lane(begun):
     assert lanes_of(begun, 1) == {}
 
 
-def test_a_run_without_device_events_has_no_lanes(monkeypatch):
-    for timing in ("host", "sync"):
-        run = device_run(monkeypatch, timing, warmup=0)
-        step(run)
-        run.drain()
-        assert lanes_of(run, 1) == {}
-
-
 def test_each_device_has_a_lane(monkeypatch):
     run = device_run(monkeypatch, count=2, warmup=0)
     run.work("forward_pass", 0.5)

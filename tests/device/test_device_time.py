@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from tests.support.device import FakeEvent, device_run
+from training_profiler.device import device_lanes as device_clock
 from training_profiler.device import device_time
-from training_profiler.device import event_clock as device_clock
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 
@@ -45,13 +45,6 @@ def test_device_time_is_added_once_the_device_has_reached_the_span(run):
     assert run.time.stats() == stats(1)
 
 
-def test_work_queued_before_a_section_is_not_its_own(run):
-    run.device.queue(5.0)
-    run.work("forward_pass", device_s=0.5)
-    run.clock.advance(10)
-    assert run.device_s() == {"forward_pass": (1, pytest.approx(0.5))}
-
-
 def test_while_the_device_has_work_a_fetch_keeps_it_waiting_for_nothing(run):
     run.device.queue(3.0)
     run.spend("data_loading", 2.0)
@@ -74,18 +67,6 @@ def test_sections_nest(run):
         run.device.queue(1.0)
     run.clock.advance(5)
     assert run.device_s() == {"forward_pass": (1, 3.0), "attention": (1, 1.5)}
-
-
-def test_span_on_a_faster_stream_is_added_first(run):
-    run.device.stream = 1
-    run.work("slow", device_s=9.0)
-    run.clock.advance(0.1)
-    run.device.stream = 2
-    run.work("quick", device_s=1.0)
-    run.clock.advance(2)
-    assert run.device_s().keys() == {"quick"}
-    run.clock.advance(9)
-    assert run.device_s().keys() == {"quick", "slow"}
 
 
 def test_a_span_that_ends_on_a_stream_that_is_ahead_is_not_measured(run):
@@ -201,17 +182,6 @@ def test_a_section_that_the_program_keeps_is_stamped_too(monkeypatch):
     with kept:
         run.clock.advance(1)
     assert run.device_s() == {"forward_pass": (1, 1.0)}
-
-
-def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    with run.section("training"):
-        run.clock.advance(1)
-        run.poll()
-        run.work("forward_pass", device_s=0.5)
-    run.clock.advance(1)
-    assert run.device_s().keys() == {"forward_pass"}
-    assert run.time.stats() == stats(1)
 
 
 def test_a_span_that_ends_where_nothing_could_be_noted_is_counted_as_that(run):
@@ -383,20 +353,14 @@ def test_at_the_end_the_device_is_given_a_moment_for_the_rest(run):
 
 
 @pytest.mark.usefixtures("no_wait")
-def test_what_is_not_done_at_the_end_is_counted(run):
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_what_is_not_done_at_the_end_is_counted_and_nothing_is_asked_in_a_capture(run, is_capturing):
     run.work("forward_pass", device_s=0.5)
-    run.device.is_stuck = True
-    assert run.finish().device == stats(0, **{"the device had not come to their end when the run ended": 1})
-
-
-@pytest.mark.usefixtures("no_wait")
-def test_a_run_that_ends_in_a_capture_asks_the_device_nothing(run):
-    run.work("forward_pass", device_s=0.5)
-    run.device.is_capturing = True
+    run.device.is_stuck, run.device.is_capturing = not is_capturing, is_capturing
     run.device.calls.clear()
     run.finish()
-    assert run.device.calls == []
     assert run.time.stats() == stats(0, **{"the device had not come to their end when the run ended": 1})
+    assert bool(run.device.calls) is not is_capturing
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -522,22 +486,17 @@ class TestCost:
         assert run.paid_ns == 20 * 10_000
 
 
-@pytest.mark.parametrize("timing", ["events", "sync"])
-def test_device_time_that_was_asked_for_and_cannot_be_had_is_said(monkeypatch, timing):
+@pytest.mark.parametrize(("timing", "is_said"), [("events", True), ("sync", True), ("auto", False)])
+def test_device_time_that_was_asked_for_and_cannot_be_had_is_said(monkeypatch, timing, is_said):
     run = device_run(monkeypatch, timing, is_begun=False)
     run.found = lambda: None
     run.poll()
-    assert run.time.notes() == [f"device time was asked for (timing={timing}), but the training used no accelerator"]
+    note = f"device time was asked for (timing={timing}), but the training used no accelerator"
+    assert run.time.notes() == [note] * is_said
 
 
-def test_without_an_accelerator_nothing_is_said_where_nothing_was_asked_for(monkeypatch):
-    run = device_run(monkeypatch, is_begun=False)
-    run.found = lambda: None
-    run.poll()
-    assert run.time.notes() == []
-
-
-def one_queue(monkeypatch, timing):
+@pytest.mark.parametrize("timing", ["auto", "events"])
+def test_with_one_queue_of_work_events_are_made_where_asked_for(monkeypatch, timing):
     run = device_run(monkeypatch, timing, is_begun=False)
     run.time = DeviceTime(run.recorder, run.accumulator, run.guard, run.pay, cuda_connections=1)
     run.time.start(timing)
@@ -545,16 +504,7 @@ def one_queue(monkeypatch, timing):
         run.clock.advance(1.0)
         run.poll()
         run.work("forward_pass", device_s=0.01)
-    return run
-
-
-def test_with_one_queue_of_work_no_event_is_made_and_that_is_said(monkeypatch):
-    run = one_queue(monkeypatch, "auto")
-    assert run.device.calls == []
-    (note,) = run.time.notes()
-    assert note.startswith("device time is off: with CUDA_DEVICE_MAX_CONNECTIONS=1 ")
     assert run.snapshot().sections["forward_pass"].count == 3
-
-
-def test_events_that_were_asked_for_are_made_with_one_queue_as_well(monkeypatch):
-    assert "record" in one_queue(monkeypatch, "events").device.calls
+    assert bool(run.device.calls) is (timing == "events")
+    said = "device time is off: with CUDA_DEVICE_MAX_CONNECTIONS=1 "
+    assert [note[: len(said)] for note in run.time.notes()] == [said] * (timing == "auto")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.device import DeviceRun, device_run
-from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
 
 
 class Training(FakeTraining):
@@ -76,16 +76,6 @@ def test_spans_are_stamped_if_pending_events_existed_before(monkeypatch):
     }
 
 
-def test_a_loss_right_after_the_model_is_one_span_with_it(training, model, optimizer):
-    loss = Loss(training, seconds=0.1)
-    loss.work = lambda *inputs: training.device.queue(0.5)
-    for batch in FakeLoader(training, 2, seconds=0.5):
-        model(batch)
-        loss(batch)
-        step(training, optimizer)
-    assert training.device_s()["forward_pass"] == (2, 5.2)
-
-
 def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training, model, optimizer):
     for batch in FakeLoader(training, 2, seconds=0.5):
         model(batch)
@@ -132,13 +122,6 @@ def test_an_evaluation_that_shows_late_keeps_its_times(training, model, optimize
     assert found["validation_epoch/data_loading"] == (2, 0.5)
     assert found["validation_epoch/forward_pass"] == (2, 4.2)
     assert found["forward_pass"] == (3, 6.3)
-
-
-def test_a_fetch_that_found_the_loader_empty_is_not_counted(training, model, optimizer):
-    for batch in FakeLoader(training, 1, seconds=0.5):
-        model(batch)
-        step(training, optimizer)
-    assert training.device_s()["data_loading"] == (1, 0.5)
 
 
 def test_inferred_sections_inside_a_manual_section_are_not_counted(training, model, optimizer):

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.findings.finding import Fix, joined
-from training_profiler.findings.losses import Change, Losses, losses_text
+from training_profiler.findings.finding import Change, Fix, Losses, joined, losses_text
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats
 
 

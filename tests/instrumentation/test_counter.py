@@ -58,6 +58,11 @@ class Trainer:
         self.losses: list[str] = []
         self.instrumented = instrumented
 
+    def steps(self, count: int = 3) -> "Trainer":
+        for _ in range(count):
+            self.step()
+        return self
+
     def step(self, micro_batches: int = 1) -> None:
         for _ in range(micro_batches):
             loss = self.model(self.x).square().mean()
@@ -90,19 +95,15 @@ def test_flops_match_torch_flop_counter(instrumented, make, shape):
     trainer = Trainer(make, *shape)
     with FlopCounterMode(display=False) as counter:
         trainer.model(trainer.x).square().mean().backward()
-    watched_trainer = Trainer(make, *shape, instrumented=instrumented)
-    for _ in range(3):
-        watched_trainer.step()
+    Trainer(make, *shape, instrumented=instrumented).steps()
     assert instrumented.instrumentation.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
 
 
 def test_operators_of_forward_passes_are_timed(instrumented):
-    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    flops = instrumented.instrumentation.flops
-    assert 0 < flops.forward.operators < flops.operators
-    assert 0 < flops.forward.operators_s < flops.forward.calls_s
+    Trainer(mlp, 32, 16, instrumented=instrumented).steps()
+    facts = instrumented.instrumentation.program_facts()
+    assert 0 < facts.forward.operators < facts.operators
+    assert 0 < facts.forward.operators_s < facts.forward.calls_s
 
 
 def test_the_line_that_starts_most_operators_is_known(instrumented, monkeypatch):
@@ -118,12 +119,9 @@ def test_the_line_that_starts_most_operators_is_known(instrumented, monkeypatch)
             return self.inner(x)
 
     monkeypatch.setattr(instrumented.context.calls, "_read_site", CallSiteReader().read)
-    trainer = Trainer(Loop, 32, 16, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    flops, line = instrumented.instrumentation.flops, Loop.forward.__code__.co_firstlineno + 3
-    assert flops.forward.place == f"tests/instrumentation/test_counter.py:{line}"
-    assert flops.forward.layer == ""
+    Trainer(Loop, 32, 16, instrumented=instrumented).steps()
+    forward, line = instrumented.instrumentation.program_facts().forward, Loop.forward.__code__.co_firstlineno + 3
+    assert (forward.place, forward.layer) == (f"tests/instrumentation/test_counter.py:{line}", "")
 
 
 @pytest.mark.parametrize(("kind", "layer"), [(nn.GRU, "GRU"), (nn.RNN, "RNN"), (nn.GRUCell, "")])
@@ -141,10 +139,8 @@ def test_a_recurrent_layer_of_torch_that_loops_by_itself_is_named(instrumented, 
                 state = self.inner(each, state)
             return state
 
-    trainer = Trainer(Recurrent, 200, 2, 4, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    assert instrumented.instrumentation.flops.forward.layer == layer
+    Trainer(Recurrent, 200, 2, 4, instrumented=instrumented).steps()
+    assert instrumented.instrumentation.program_facts().forward.layer == layer
 
 
 def test_lines_are_read_at_random_distances_which_no_loop_has():
@@ -177,10 +173,8 @@ def test_recurrent_layers_on_several_lines_are_named_without_one(instrumented, m
             return self.scorer(decoded)[0]
 
     monkeypatch.setattr(instrumented.context.calls, "_read_site", CallSiteReader().read)
-    trainer = Trainer(Translator, 200, 2, 4, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
-    forward = instrumented.instrumentation.flops.forward
+    Trainer(Translator, 200, 2, 4, instrumented=instrumented).steps()
+    forward = instrumented.instrumentation.program_facts().forward
     assert (forward.place, forward.layer) == ("", "GRU")
 
 
@@ -191,10 +185,11 @@ def test_operations_that_take_many_times_the_median_are_long():
     counts.is_backward = True
     for spent_ns in (1_000, 50_000, 8_000):
         counts.count_operator(spent_ns)
-    long_forward, long_backward = counts.long()
+    facts = counts.facts()
+    long_forward, long_backward = facts["long_forward"], facts["long_backward"]
     assert long_forward == LongOperators(1, 9e-6, pytest.approx(12e-6))
     assert long_backward == LongOperators(1, 50e-6, pytest.approx(59e-6))
-    assert counts.forward_ns == 12_000
+    assert facts["forward"].operators_s == pytest.approx(12e-6)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -205,7 +200,7 @@ def test_checks_for_nan_are_those_of_anomaly_detection(is_on):
         counts.is_backward = True
         loss.backward()
         loss.item()  # the program's own
-    checks = counts.nan_checks
+    checks = counts.facts()["nan_checks"]
     assert (checks.operators > 0) == is_on
     assert 0 <= checks.seconds <= checks.all_s
 
@@ -215,8 +210,7 @@ def test_an_operation_that_is_usually_short_was_delayed():
     for spent_ns in (*[1_000] * 20, 90_000):
         counts.count_operator(spent_ns, "small")
     counts.count_operator(70_000, "large")
-    long_forward, _ = counts.long()
-    assert long_forward == LongOperators(1, pytest.approx(70e-6), pytest.approx(180e-6))
+    assert counts.facts()["long_forward"] == LongOperators(1, pytest.approx(70e-6), pytest.approx(180e-6))
 
 
 def penalty(model):
@@ -248,11 +242,10 @@ def test_what_is_computed_outside_of_modules_is_known(instrumented, loss_of, of_
         loss.backward()
         optimizer.step()
         instrumented.instrumentation.step_ended(instrumented.steps, counts_flops=True)
-    outside = instrumented.instrumentation.flops.outside
+    outside = instrumented.instrumentation.program_facts().outside
     assert outside.of_parameters == of_parameters
     assert least <= outside.operators < 40  # the sum itself has one or two
     assert 0 <= outside.seconds < outside.all_s
-    assert outside == instrumented.instrumentation.program_facts().outside
 
 
 def test_a_torch_without_numbers_of_nodes_has_no_operators_outside():
@@ -263,35 +256,21 @@ def test_a_torch_without_numbers_of_nodes_has_no_operators_outside():
     counts.is_backward = True
     counts.call_begins()
     counts.count_operator(1_000)
-    assert counts.outside == OutsideModules(0, 0.0, pytest.approx(1e-6), 0)
+    assert counts.facts()["outside"] == OutsideModules(0, 0.0, pytest.approx(1e-6), 0)
 
 
-def test_operators_of_many_lines_have_none():
-    lines = itertools.cycle(("a.py:1", "a.py:2", "a.py:3"))
-    counts = Operations(torch, lambda frame: next(lines))
-    for _ in range(4 * MANY):
+@pytest.mark.parametrize(("count", "lines"), [(MANY, ("a.py:1",)), (4 * MANY, ("a.py:1", "a.py:2", "a.py:3"))])
+def test_few_operators_and_those_of_many_lines_have_none(count, lines):
+    places = itertools.cycle(lines)
+    counts = Operations(torch, lambda frame: next(places))
+    counts._add_place(None)  # of a thread without Python
+    for _ in range(count):
         counts.count_operator(1_000)
-    assert counts.most_start_at == ("", "")
-
-
-def test_operators_of_a_thread_without_python_are_counted(monkeypatch):
-    counts = Operations(torch, lambda frame: 1 / 0)
-    for _ in range(4 * MANY):
-        counts._add_place(None)
-    assert counts.most_start_at == ("", "")
-
-
-def test_few_operators_have_no_line():
-    counts = Operations(torch, lambda frame: "here")
-    for _ in range(MANY):
-        counts.count_operator(1_000)
-    assert counts.most_start_at == ("", "")
+    assert counts.facts()["forward"][3:] == ("", "")
 
 
 def test_cpu_attention_is_counted(instrumented):
-    trainer = Trainer(Attention, 2, 10, 32, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
+    Trainer(Attention, 2, 10, 32, instrumented=instrumented).steps()
     linear = 2 * 20 * (32 * 96 + 32 * 8)
     attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products for each head
     # Backward: a product for the weights and one for the inputs, except in the first layer. Attention also
@@ -302,13 +281,9 @@ def test_cpu_attention_is_counted(instrumented):
 
 @pytest.mark.parametrize(("make", "shape"), SEVEN_NETS)
 def test_counting_keeps_losses_bit_identical(make, shape):
-    plain = Trainer(make, *shape)
-    for _ in range(5):
-        plain.step()
+    plain = Trainer(make, *shape).steps(5)
     with instrumented_torch() as instrumented:
-        counted = Trainer(make, *shape, instrumented=instrumented)
-        for _ in range(5):
-            counted.step()
+        counted = Trainer(make, *shape, instrumented=instrumented).steps(5)
     assert instrumented.instrumentation.flops.counted is not None, instrumented.instrumentation.flops.why_not
     assert counted.losses == plain.losses
 
@@ -333,9 +308,7 @@ def test_checkpoint_recomputation_is_counted(instrumented):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    trainer = Trainer(Checkpointed, 4, 16, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
+    Trainer(Checkpointed, 4, 16, instrumented=instrumented).steps()
     product = 2 * 4 * 16 * 16
     # Forward; recomputation where something was saved, such as the first layer's output; gradients of two weights and
     # of one input.
@@ -352,9 +325,7 @@ def test_no_grad_evaluation_is_not_counted(instrumented):
 
 
 def test_step_with_eval_mode_calls_is_replaced_by_one_without(instrumented):
-    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
-    trainer.step()
-    trainer.step()
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented).steps(2)
     trainer.model.eval()
     trainer.model(trainer.x)
     trainer.model.train()
@@ -409,9 +380,7 @@ def test_exception_in_counted_pass_leaves_no_mode(instrumented):
 
 
 def test_run_ending_in_counted_step_leaves_no_mode(instrumented):
-    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
-    trainer.step()
-    trainer.step()
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented).steps(2)
     trainer.model(trainer.x)
     detector = instrumented.context.detector
     instrumented.instrumentation.close()
@@ -421,18 +390,15 @@ def test_run_ending_in_counted_step_leaves_no_mode(instrumented):
 
 
 def refused(instrumented: InstrumentedTorch, trainer: Trainer, steps: int = COUNTED_BY) -> str | None:
-    for _ in range(steps):
-        trainer.step()
+    trainer.steps(steps)
     assert flops_of(instrumented) is None
     assert torch._C._len_torch_dispatch_stack() == 0
     return instrumented.instrumentation.flops.note()
 
 
 def test_dispatch_mode_of_the_program_prevents_counting(instrumented):
-    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     with FlopCounterMode(display=False):
-        for _ in range(3):
-            trainer.step()
+        Trainer(mlp, 32, 16, instrumented=instrumented).steps()
     assert instrumented.instrumentation.flops.note() == "FLOPs were not counted: another dispatch mode is active"
 
 
@@ -462,30 +428,6 @@ def test_step_of_a_whole_episode_is_not_counted_to_its_end(instrumented, monkeyp
     assert instrumented.instrumentation.program_facts().uncounted == len(counted)
 
 
-def test_custom_operation_is_named_in_the_note(instrumented):
-    @library.custom_op("profiler_tests::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    twice.register_autograd(lambda context, grad: 2 * grad)
-
-    class Custom(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return twice(super().forward(x))
-
-    note = refused(instrumented, Trainer(lambda: Custom(16, 8), 4, 16, instrumented=instrumented))
-    assert note == "FLOPs were not counted: profiler_tests.twice has no formula"
-
-
-def test_product_without_formula_is_named(instrumented):
-    class Summed(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.addbmm(super().forward(x), x[None, :, :8], x[None, :8, :8])
-
-    note = refused(instrumented, Trainer(lambda: Summed(16, 8), 8, 16, instrumented=instrumented))
-    assert note == "FLOPs were not counted: aten.addbmm has no formula"
-
-
 def test_attention_kernel_without_formula_is_named(instrumented, monkeypatch):
     formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
     kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
@@ -509,39 +451,58 @@ class Recurrent(nn.Module):
 
 
 def test_an_lstm_on_the_cpu_multiplies_each_row_by_its_weights(instrumented):
-    trainer = Trainer(Recurrent, 5, 3, 16, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
+    Trainer(Recurrent, 5, 3, 16, instrumented=instrumented).steps()
     of_layer = 4 * 8 * (16 + 8)  # both layers have 16 inputs, by 4 gates
     forward = 2 * 5 * 3 * (4 * of_layer + 16 * 4)
     assert flops_of(instrumented) == 3 * forward
 
 
-def test_recurrent_kernel_is_named(instrumented, monkeypatch):
+class Sharded(nn.Parameter):
+    pass
+
+
+def sharded() -> nn.Module:
+    model = nn.Linear(16, 8)
+    model.weight = Sharded(model.weight.data)
+    return model
+
+
+def custom() -> nn.Module:
+    @library.custom_op("profiler_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice.register_autograd(lambda context, grad: 2 * grad)
+    return Applied(twice)
+
+
+class Applied(nn.Linear):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__(16, 8)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(super().forward(x))
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return torch.addbmm(x, x[None], x[None])
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "why"),
+    [
+        (custom, (8, 16), "profiler_tests.twice has no formula"),
+        (lambda: Applied(summed), (8, 16), "aten.addbmm has no formula"),
+        (Recurrent, (5, 3, 16), "aten.mkldnn_rnn_layer has no formula"),
+        (sharded, (4, 16), "it uses tensors of class Sharded"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), (4, 16), "it calls modules compiled by torch.jit"),
+    ],
+)
+def test_what_prevents_counting_is_named_in_the_note(instrumented, monkeypatch, make, shape, why):
     monkeypatch.setattr(operations, "CPU_LSTM", "gone")
     monkeypatch.setattr(operations, "NO_FORMULA", (*operations.NO_FORMULA, "mkldnn_rnn_layer"))
-    note = refused(instrumented, Trainer(Recurrent, 5, 3, 16, instrumented=instrumented))
-    assert note == "FLOPs were not counted: aten.mkldnn_rnn_layer has no formula"
-
-
-def test_tensor_subclass_is_named(instrumented):
-    class Sharded(nn.Parameter):
-        pass
-
-    def make() -> nn.Module:
-        model = nn.Linear(16, 8)
-        model.weight = Sharded(model.weight.data)
-        return model
-
-    assert "class Sharded" in refused(instrumented, Trainer(make, 4, 16, instrumented=instrumented))
-
-
-def test_jit_modules_prevent_counting(instrumented):
-    note = refused(
-        instrumented,
-        Trainer(lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), 4, 16, instrumented=instrumented),
-    )
-    assert note == "FLOPs were not counted: it calls modules compiled by torch.jit"
+    assert refused(instrumented, Trainer(make, *shape, instrumented=instrumented)) == f"FLOPs were not counted: {why}"
 
 
 def test_forward_pass_outside_modules_gives_no_flops(instrumented):
@@ -583,9 +544,7 @@ def test_updates_of_the_programs_own_end_no_step_that_can_be_counted(instrumente
 
 def test_error_in_counting_is_noted_and_harmless(instrumented, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.flop_counter", None)
-    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
-    for _ in range(3):
-        trainer.step()
+    Trainer(mlp, 32, 16, instrumented=instrumented).steps()
     assert "FLOPs were not counted: ModuleNotFoundError" in instrumented.instrumentation.flops.note()
     assert instrumented.counts()["forward_pass"] == 3
 
@@ -594,10 +553,8 @@ def test_step_under_torch_profiler_is_not_counted(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     with torch.profiler.profile() as profile:
-        for _ in range(3):
-            trainer.step()
+        trainer.steps()
     assert {row.key: row.count for row in profile.key_averages()}["aten::addmm"] == 6
     assert flops_of(instrumented) is None
-    trainer.step()
-    trainer.step()
+    trainer.steps(2)
     assert flops_of(instrumented) is not None

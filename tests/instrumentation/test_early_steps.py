@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from training_profiler.inspections import early_steps
-from training_profiler.inspections.early_steps import EarlySteps
+from training_profiler.inspections import early_steps, inspection
 from training_profiler.inspections.repeated_forward import RepeatedForward
 from training_profiler.snapshot.program import KeptGraphs
 
@@ -163,24 +162,6 @@ def evolution(training):
 def test_other_calls_are_not_taken_for_repeated_ones(instrumented, program):
     training = Training(instrumented)
     assert training.run(**program(training)).repeats is None
-
-
-def test_a_call_without_its_adapter_is_not_taken_for_repeated(instrumented):
-    class Adapted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base, self.adapter, self.is_adapted = nn.Linear(4, 2), nn.Linear(4, 2), True
-
-        def forward(self, x):
-            return self.base(x) + self.adapter(x) * self.is_adapted
-
-    def reference(x):
-        training.model.is_adapted = False
-        without_grad(training.model)(x)
-        training.model.is_adapted = True
-
-    training = Training(instrumented, Adapted())
-    assert training.run(before=reference).repeats is None
 
 
 def test_updates_of_a_small_trained_part_are_seen(instrumented):
@@ -519,22 +500,6 @@ def test_parts_that_cannot_be_put_together_are_not_counted(instrumented, model, 
     assert slices_of(instrumented, model, way) is None
 
 
-def test_calls_with_whole_batches_or_a_state_are_no_parts_of_batches(instrumented):
-    class Cell(nn.Linear):
-        def forward(self, x, state=0.0):
-            return torch.tanh(super().forward(x) + state)
-
-    def unrolled(x):
-        state = torch.zeros(3, 4)
-        for each in sequence:
-            state = training.model(each, state)
-        return state.mean()
-
-    training = Training(instrumented, Cell(4, 4))
-    sequence = torch.randn(10, 3, 4)
-    assert training.run(again=unrolled).slices is None
-
-
 def keep(training):
     return {"after": lambda x, loss: training.losses.append(loss)}
 
@@ -592,16 +557,16 @@ def test_comparing_calls_ends_after_a_time(instrumented, monkeypatch):
 
 def test_modules_are_looked_through_once(instrumented, monkeypatch):
     walks = []
-    modules_within = early_steps.modules_within
-    monkeypatch.setattr(early_steps, "modules_within", lambda module: [walks.append(module), modules_within(module)][1])
+    modules_within = inspection.modules_within
+    monkeypatch.setattr(inspection, "modules_within", lambda module: [walks.append(module), modules_within(module)][1])
     training = Training(instrumented)
     training.run(again=nn.Linear(4, 2))
     assert len(walks) == 2
 
 
 def test_a_module_that_is_compiled_meanwhile_is_recognized(instrumented):
-    steps = EarlySteps(instrumented.instrumentation.context)
+    program = inspection.UserProgram(instrumented.instrumentation.context)
     model = nn.Linear(4, 2)
-    assert not steps._may_be_compiled(model)
+    assert not program.may_be_compiled(model)
     model._compiled_call_impl = model._call_impl
-    assert steps._may_be_compiled(model)
+    assert program.may_be_compiled(model)

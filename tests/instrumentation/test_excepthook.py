@@ -7,7 +7,7 @@ import pytest
 
 from training_profiler.instrumentation.patches import excepthook
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.foreign_errors import OURS
+from training_profiler.recording.tracebacks import OURS
 
 
 def ours(function, *args):

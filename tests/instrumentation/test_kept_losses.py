@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from training_profiler.inspections.kept_losses import kept_at, lines_that_keep
+from training_profiler.inspections.kept_graphs import kept_at, lines_that_keep
 from training_profiler.snapshot.program import CallSite
 
 LOOP = """\

@@ -139,9 +139,7 @@ def test_loader_is_recorded_only_when_it_changes(instrumented, registry, model):
 
 def test_manually_profiled_loader_is_not_counted_twice(instrumented, registry, model):
     counts = LoaderCounts("main")
-    run = instrumented.run
-    sections = run.section, run.recorder.time_only_section
-    timer = FetchTimer(counts, *sections, run.clock, lambda: True, run.recorder.buffer)
+    timer = FetchTimer(counts, instrumented.run.recorder, lambda: True)
     loader = profiled(DataLoader(SEVEN, batch_size=2), timer)
     train(loader, model, torch.optim.SGD(model.parameters(), 0.1))
     assert registry.all == []

@@ -122,11 +122,9 @@ def test_an_optimizer_without_torchs_arguments_is_described():
 
     model = nn.Linear(4, 2).double()
     assert optimizer_facts(Own(model.parameters())) == OptimizerFacts("Own", 2, ("float64",), ("cpu",), numbers=10)
-    momentum = optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    assert (momentum.has_momentum, optimizer_facts(torch.optim.SGD(model.parameters(), lr=0.1)).has_momentum) == (
-        True,
-        False,
-    )
+    for momentum in (0.0, 0.9):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        assert optimizer_facts(sgd).has_momentum is (momentum > 0)
 
 
 def test_an_optimizer_that_cannot_be_described_harms_nothing(instrumented, monkeypatch):
@@ -136,20 +134,29 @@ def test_an_optimizer_that_cannot_be_described_harms_nothing(instrumented, monke
     assert instrumented.instrumentation.missing == {}
 
 
-@pytest.mark.parametrize(
-    ("is_sparse", "is_tied", "used"), [(False, False, 0.01), (False, True, 1.0), (True, False, None)]
-)
-def test_rows_of_a_large_table_that_a_step_uses_are_read(instrumented, is_sparse, is_tied, used):
-    table = nn.Embedding(20_000, 64, sparse=is_sparse)
-    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+def embedding_of(instrumented, loss_of, *modules):
+    """Train each module by an optimizer of its own; return the facts of a large table."""
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
     for step in range(1, 3):
-        loss = table(torch.arange(200)).mean()
-        if is_tied:
-            loss = loss + table.weight.square().mean()
-        loss.backward()
-        optimizer.step()
+        loss_of().backward()
+        for optimizer in optimizers:
+            optimizer.step()
         instrumented.instrumentation.step_ended(step, counts_flops=False)
-    embedding = instrumented.instrumentation.program_facts().embedding
+    return instrumented.instrumentation.program_facts().embedding
+
+
+@pytest.mark.parametrize(
+    ("is_sparse", "loss_of", "used"),
+    [
+        (False, lambda table: table(torch.arange(200)).mean(), 0.01),
+        (False, lambda table: table(torch.arange(200)).mean() + table.weight.square().mean(), 1.0),  # it is tied
+        (True, lambda table: table(torch.arange(200)).mean(), None),
+        (False, lambda table: 0.0 * table(torch.arange(20)).sum(), None),  # as behind a layer that begins with zeros
+    ],
+)
+def test_rows_of_a_large_table_that_a_step_uses_are_read(instrumented, is_sparse, loss_of, used):
+    table = nn.Embedding(20_000, 64, sparse=is_sparse)
+    embedding = embedding_of(instrumented, lambda: loss_of(table), table)
     assert (None if embedding is None else embedding.used) == (None if used is None else pytest.approx(used))
 
 
@@ -188,44 +195,22 @@ class Embedding(nn.Module):
 
 def test_a_table_within_a_class_of_its_name_is_read_and_can_be_swapped(instrumented):
     model = Embedding(nn.Embedding(20_000, 64))
-    optimizer = torch.optim.SGD(model.table.parameters(), lr=0.1)
-    for step in range(1, 3):
-        model(torch.arange(200)).mean().backward()
-        optimizer.step()
-        instrumented.instrumentation.step_ended(step, counts_flops=False)
-    assert instrumented.instrumentation.program_facts().embedding.used == pytest.approx(0.01)
+    embedding = embedding_of(instrumented, lambda: model(torch.arange(200)).mean(), model.table)
+    assert embedding.used == pytest.approx(0.01)
     torch.utils.swap_tensors(model.table.weight, nn.Parameter(torch.zeros(20_000, 64)))
 
 
 def test_a_table_shares_the_time_of_all_optimizers(instrumented):
     table, other = nn.Embedding(20_000, 64), nn.Linear(1280, 1000, bias=False)
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (table, other)]
-    for step in range(1, 3):
-        (table(torch.arange(20)).mean() + other(torch.ones(1, 1280)).mean()).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        instrumented.instrumentation.step_ended(step, counts_flops=False)
-    assert instrumented.instrumentation.program_facts().embedding.part == pytest.approx(0.5)
-
-
-def test_a_first_step_without_gradients_says_nothing_of_a_table(instrumented):
-    table = nn.Embedding(20_000, 64)
-    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    (0.0 * table(torch.arange(20)).sum()).backward()  # as behind a layer that begins with zeros
-    optimizer.step()
-    instrumented.instrumentation.step_ended(1, counts_flops=False)
-    assert instrumented.instrumentation.program_facts().embedding is None
+    loss_of = lambda: table(torch.arange(20)).mean() + other(torch.ones(1, 1280)).mean()  # noqa: E731
+    assert embedding_of(instrumented, loss_of, table, other).part == pytest.approx(0.5)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_anomaly_detection_is_read(instrumented):
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = nn.Linear(4, 2)
     with torch.autograd.detect_anomaly(check_nan=False):
-        model(torch.ones(1, 2)).mean().backward()
-        optimizer.step()
-    instrumented.instrumentation.step_ended(1, counts_flops=False)
-    assert instrumented.instrumentation.program_facts().finds_anomalies
+        assert train(instrumented, torch.optim.SGD(model.parameters(), lr=0.1), model, steps=1).finds_anomalies
 
 
 @pytest.mark.parametrize("is_model_last", [False, True])

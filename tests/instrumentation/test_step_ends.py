@@ -6,7 +6,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loader_passes import Passes
 from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
 from training_profiler.recording.event_codes import EPOCH_BEGIN, STEP_END
-from training_profiler.recording.step_count import StepCount
+from training_profiler.recording.recorder import StepCount
 
 FAR_NS = 1_000_000
 

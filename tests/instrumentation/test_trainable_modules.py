@@ -38,12 +38,14 @@ def trainable() -> TrainableModules:
     return TrainableModules()
 
 
-def test_module_with_gradient_parameter_is_trainable(trainable):
-    assert trainable.is_trainable(Counted())
-
-
-def test_module_with_trainable_submodule_is_trainable(trainable):
-    assert trainable.is_trainable(Counted(Counted(parameters=0), Counted(), parameters=0))
+def test_modules_with_a_parameter_that_needs_a_gradient_are_trainable(trainable):
+    discriminator = Counted(requires_grad=False)
+    discriminator.training = True
+    for module in (Counted(), Counted(Counted(parameters=0), Counted(), parameters=0), discriminator):
+        assert not trainable.was_trained(id(module))
+        assert trainable.is_trainable(module)
+        module._parameters.clear()
+        assert trainable.was_trained(id(module))
 
 
 def test_frozen_and_parameterless_modules_are_not_trainable(trainable):
@@ -53,29 +55,13 @@ def test_frozen_and_parameterless_modules_are_not_trainable(trainable):
     assert not trainable.is_any
 
 
-def test_frozen_module_in_train_mode_is_trainable(trainable):
-    discriminator = Counted(requires_grad=False)
-    discriminator.training = True
-    assert trainable.is_trainable(discriminator)
-
-
 def test_trainable_module_is_checked_once(trainable):
     module = Counted()
     assert all(trainable.is_trainable(module) for _ in range(100))
-    assert module.checked == 1
-    assert trainable.is_any
-
-
-def test_trainable_module_stays_trainable(trainable):
-    module = Counted()
-    trainable.is_trainable(module)
     module._parameters["0"].requires_grad = False
     assert trainable.is_trainable(module)
-    assert trainable.was_trained(id(module))
-
-
-def test_unchecked_module_was_not_trained(trainable):
-    assert not trainable.was_trained(id(Counted()))
+    assert module.checked == 1
+    assert trainable.is_any
 
 
 def test_frozen_module_is_rechecked_now_and_then(trainable):

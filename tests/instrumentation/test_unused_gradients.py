@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
 
-from training_profiler.inspections import unused_gradients
+from training_profiler.inspections import unused
 
 STEPS = 30
 
@@ -58,7 +58,7 @@ def test_a_teacher_that_is_called_with_gradients_is_found(training):
 @pytest.mark.parametrize("watch", [BaseTorchFunctionMode, torch.autograd.profiler.profile])
 def test_a_profiler_or_mode_of_the_program_sees_nothing_of_the_looking(training, watch, monkeypatch):
     looked_at = []
-    monkeypatch.setattr(unused_gradients, "first_values", looked_at.append)
+    monkeypatch.setattr(unused, "first_values", looked_at.append)
     with watch():
         assert training.run() is None
     assert not looked_at
@@ -165,7 +165,7 @@ def test_16_bits_may_be_a_copy(training):
 
 
 def test_with_many_modules_nothing_is_known(training):
-    many = [layers() for _ in range(unused_gradients.MOST_MODULES)]
+    many = [layers() for _ in range(unused.MOST_MODULES)]
     assert training.run(target=lambda x: sum(each(x) for each in many)) is None
 
 

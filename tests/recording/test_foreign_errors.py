@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from training_profiler.recording.foreign_errors import reraise_if_foreign
+from training_profiler.recording.tracebacks import reraise_if_foreign
 from training_profiler.safety.fault_guard import FaultGuard
 
 

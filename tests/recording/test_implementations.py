@@ -369,15 +369,6 @@ def test_a_thread_finds_its_own_sections_after_others_have_ended(implementation,
     assert len(recorder.buffers) == 1
 
 
-def test_recorders_side_by_side_keep_to_themselves(implementation, clock):
-    first, second = (Recorder(clock=clock, implementation=implementation) for _ in range(2))
-    for _ in range(3):
-        with first.section("a"), second.section("b"):
-            pass
-    assert [len(recorder.buffer().events) for recorder in (first, second)] == [12, 12]
-    assert first.section("a") is not second.section("a")
-
-
 def test_without_the_recorder_in_c_python_serves_and_says_why(monkeypatch):
     monkeypatch.delitem(sys.modules, "training_profiler.recording._native", raising=False)
     monkeypatch.setattr(recording, "__path__", [])

@@ -35,55 +35,21 @@ def test_exception_ends_the_span_and_is_raised(recorder, clock):
     assert events_of(recorder) == [(1000, 1), (1003, -1)]
 
 
-def test_sections_recurse(recorder, clock):
-    def descend(depth):
-        with recorder.section("a"):
-            clock.advance_ns(1)
-            if depth:
-                descend(depth - 1)
-
-    descend(1)
-    assert events_of(recorder) == [(1000, 1), (1001, 1), (1002, -1), (1002, -1)]
-
-
-def test_same_name_gives_the_same_section(recorder):
-    assert recorder.section("a") is recorder.section("a")
-
-
-def test_threads_have_separate_events(recorder):
-    with recorder.section("a"):
-        pass
-    thread = threading.Thread(target=lambda: recorder.section("a").__enter__(), name="loader")
-    thread.start()
-    thread.join()
-    batch = recorder.drain()
-    assert [(thread.name, thread.events[1::2]) for thread in batch.threads] == [
-        ("MainThread", [1, -1]),
-        ("loader", [1]),
-    ]
-
-
 def test_ended_thread_is_drained_once_more_and_removed(recorder):
     def work():
         with recorder.section("a"):
             pass
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, name="loader")
     thread.start()
     thread.join()
     del thread
     gc.collect()
-    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is the calling thread
+    assert [(thread.name, thread.is_alive, thread.events[1::2]) for thread in recorder.drain().threads] == [
+        ("MainThread", True, []),
+        ("loader", False, [1, -1]),
+    ]
     assert [thread.is_alive for thread in recorder.drain().threads] == [True]
-
-
-def test_drain_removes_what_it_hands_out(recorder):
-    with recorder.section("a"):
-        pass
-    recorder.mark(STEP_END)
-    recorder.drain()
-    batch = recorder.drain()
-    assert (batch.threads[0].events, batch.marks) == ([], [])
 
 
 def test_marks_carry_kind_and_time(recorder, clock):
@@ -91,6 +57,7 @@ def test_marks_carry_kind_and_time(recorder, clock):
     clock.advance_ns(5)
     assert recorder.mark(STEP_END) == 1005
     assert recorder.drain().marks == [1000, EPOCH_BEGIN, 1005, STEP_END]
+    assert recorder.drain().marks == []
 
 
 def test_full_buffer_requests_a_drain(recorder, clock):
@@ -103,7 +70,7 @@ def test_full_buffer_requests_a_drain(recorder, clock):
 
 
 def test_full_buffer_without_session_is_emptied(recorder):
-    for _ in range(10 * FLUSH_AT_MOST):
+    for _ in range(2 * FLUSH_AT_MOST):
         with recorder.section("a"):
             pass
     assert len(recorder.buffers[0].events) < 2 * FLUSH_AT_MOST
@@ -176,15 +143,6 @@ def test_decorator_without_name_raises_with_example(recorder):
             pass
 
 
-def test_names_beyond_the_limit_share_one_row(recorder):
-    recorder.names.limit = 2
-    for name in ("a", "b", "c", "d"):
-        with recorder.section(name):
-            pass
-    shown = [recorder.names.names[code] for _, code in events_of(recorder) if code > 0]
-    assert shown == ["a", "b", "(other names)", "(other names)"]
-
-
 NAMED_LIKE_OURS = ["other", "(profiler)", "first_fetch", "(other names)", "(invalid name)", "user:other"]
 
 
@@ -231,22 +189,6 @@ def test_a_section_of_ours_has_the_recorders_clock_whatever_the_clock_of_the_thr
     with recorder.section("a"), recorder.own_section("(profiler)"):
         pass
     assert [at_ns - clock() for at_ns, _ in events_of(recorder)] == [1, 0, 0, 1]
-
-
-def test_section_disappears_while_dynamo_traces(clock, monkeypatch, implementation):
-    class Compiler:
-        @staticmethod
-        def is_dynamo_compiling():
-            return True
-
-    class Torch:
-        compiler = Compiler
-
-    monkeypatch.setitem(sys.modules, "torch", Torch)
-    recorder = Recorder(clock=clock, implementation=implementation)
-    with recorder.section("a"):
-        pass
-    assert events_of(recorder) == []
 
 
 def test_sections_ask_dynamo_only_while_it_may_trace(clock, monkeypatch, implementation):

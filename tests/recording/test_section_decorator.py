@@ -15,18 +15,12 @@ def spans_of(recorder) -> list[int]:
 def test_decorated_function_is_timed_at_each_call(recorder, clock):
     @recorder.section("a")
     def work(ns):
+        """Work."""
         clock.advance_ns(ns)
         return ns
 
     assert [work(3), work(4)] == [3, 4]
     assert spans_of(recorder) == [3, 4]
-
-
-def test_decorated_function_keeps_name_and_docstring(recorder):
-    @recorder.section("a")
-    def work():
-        """Work."""
-
     assert (work.__name__, work.__doc__) == ("work", "Work.")
 
 
@@ -42,30 +36,20 @@ def test_decorated_generator_is_timed_without_its_consumer(recorder, clock):
     assert spans_of(recorder) == [1, 2, 0]  # the last resumption reaches the end
 
 
-def test_decorated_generator_forwards_sent_and_returned_values(recorder):
+def test_decorated_generator_forwards_sent_thrown_and_returned_values(recorder):
     @recorder.section("a")
     def echo():
-        got = yield "ready"
-        return got
+        try:
+            got = yield "ready"
+            yield got
+        except KeyError:
+            return "caught"
 
     generator = echo()
-    assert next(generator) == "ready"
+    assert (next(generator), generator.send("hello")) == ("ready", "hello")
     with pytest.raises(StopIteration) as stop:
-        generator.send("hello")
-    assert stop.value.value == "hello"
-
-
-def test_decorated_generator_forwards_thrown_exceptions(recorder):
-    @recorder.section("a")
-    def survivor():
-        try:
-            yield "ready"
-        except KeyError:
-            yield "caught"
-
-    generator = survivor()
-    next(generator)
-    assert generator.throw(KeyError()) == "caught"
+        generator.throw(KeyError())
+    assert stop.value.value == "caught"
 
 
 def test_decorated_async_function_is_timed_from_call_to_return(recorder, clock):
@@ -95,56 +79,30 @@ def test_decorated_async_generator_is_timed_while_it_runs(recorder, clock):
     assert spans_of(recorder) == [1, 2, 0]
 
 
-def test_decorated_async_generator_forwards_sent_values(recorder):
+def test_decorated_async_generator_forwards_sent_and_thrown_values_and_its_end(recorder):
+    closed = []
+
     @recorder.section("a")
     async def echo():
-        got = yield "ready"
-        yield got
+        try:
+            try:
+                got = yield "ready"
+                yield got
+            except KeyError:
+                yield "caught"
+        finally:
+            closed.append(True)
 
     async def consume():
         generator = echo()
         first = await generator.asend(None)
         second = await generator.asend("hello")
+        third = await generator.athrow(KeyError())
+        assert closed == []
         await generator.aclose()
-        return first, second
+        return first, second, third
 
-    assert asyncio.run(consume()) == ("ready", "hello")
-
-
-def test_decorated_async_generator_forwards_thrown_exceptions(recorder):
-    @recorder.section("a")
-    async def survivor():
-        try:
-            yield "ready"
-        except KeyError:
-            yield "caught"
-
-    async def consume():
-        generator = survivor()
-        await generator.asend(None)
-        caught = await generator.athrow(KeyError())
-        await generator.aclose()
-        return caught
-
-    assert asyncio.run(consume()) == "caught"
-
-
-def test_closing_a_decorated_async_generator_closes_the_users(recorder):
-    closed = []
-
-    @recorder.section("a")
-    async def batches():
-        try:
-            yield 1
-        finally:
-            closed.append(True)
-
-    async def consume():
-        generator = batches()
-        await generator.asend(None)
-        await generator.aclose()
-
-    asyncio.run(consume())
+    assert asyncio.run(consume()) == ("ready", "hello", "caught")
     assert closed == [True]
 
 

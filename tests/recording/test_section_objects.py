@@ -4,7 +4,6 @@ import contextlib
 import copy
 import inspect
 import pickle
-import unittest
 
 import pytest
 
@@ -36,12 +35,6 @@ def test_with_and_exit_stack_enter_a_section_alike(section):
     assert type(section).__enter__(section) is None
     assert type(section).__exit__(section, None, None, None) is None
     assert section.__exit__() is None
-
-
-def test_test_case_enters_a_section(section):
-    case = unittest.TestCase()
-    assert case.enterContext(section) is None
-    case.doCleanups()
 
 
 def test_section_is_a_context_manager(section):

@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 
-from training_profiler.recording.stand_in import StandIn, stand_in
+from training_profiler.recording.timed_function import StandIn, stand_in
 
 
 class Like(StandIn):

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 
-from training_profiler.recording.stand_in import StandIn
-from training_profiler.recording.timed_function import timed
+from training_profiler.recording.timed_function import StandIn, timed
 from training_profiler.recording.tracebacks import hide_all_our_frames, hide_our_frames
 
 

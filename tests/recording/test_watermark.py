@@ -48,11 +48,6 @@ def test_batch_never_ends_before_the_last_one(held):
     assert held.drain().until_ns == 1010
 
 
-def test_future_watermark_releases_everything(held, clock):
-    held.watermark_ns = 2000
-    assert held.drain().until_ns == clock()
-
-
 def test_watermark_applies_to_all_threads(held, clock):
     alive = threading.Event()
     other = ThreadBuffer("other", weakref.ref(alive), held.implementation)

@@ -1,15 +1,36 @@
 import pytest
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.torch_capture.plan import CapturePlan
-from training_profiler.torch_capture.schedule import RecentStepTimes, Schedule
+from training_profiler.torch_capture.plan import CapturePlan, RecentStepTimes, Schedule
 
 
-def paced(steps: int) -> RecentStepTimes:
-    pace = RecentStepTimes()
-    for step in range(steps + 1):
-        pace.step_ended(100 * step)
+def paced(*durations_ns: int) -> RecentStepTimes:
+    pace, now_ns = RecentStepTimes(), 0
+    pace.step_ended(now_ns)
+    for duration_ns in durations_ns:
+        now_ns += duration_ns
+        pace.step_ended(now_ns)
     return pace
+
+
+@pytest.mark.parametrize(
+    ("durations_ns", "is_outlier"),
+    [
+        ([100] * 10 + [301], True),
+        ([100] * 10 + [300], False),  # three medians
+        ([100] * 9 + [10_000], False),  # too few are known
+        ([100] * 10 + [301, 100], False),
+    ],
+)
+def test_a_step_of_over_three_medians_is_an_outlier_once_ten_are_known(durations_ns, is_outlier):
+    assert paced(*durations_ns).is_outlier is is_outlier
+
+
+def test_interrupted_step_is_left_out():
+    pace = paced(100, 100)
+    pace.interrupt()
+    pace.step_ended(99_999)
+    assert (pace.steps, pace.median_ns, RecentStepTimes().median_ns) == (2, 100, None)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +46,7 @@ def paced(steps: int) -> RecentStepTimes:
 def test_a_plan_is_due_at_its_steps(plan, known, lengths):
     found = {}
     for step in range(2, 10):
-        schedule = Schedule(plan, paced(known))
+        schedule = Schedule(plan, paced(*[100] * known))
         length = schedule.due(step, now_ns=0)
         if length is not None:
             found[step] = length
@@ -33,7 +54,7 @@ def test_a_plan_is_due_at_its_steps(plan, known, lengths):
 
 
 def test_requested_window_is_due_after_five_steps():
-    early, late = Schedule(CapturePlan(), paced(4)), Schedule(CapturePlan(length=6), paced(5))
+    early, late = Schedule(CapturePlan(), paced(*[100] * 4)), Schedule(CapturePlan(length=6), paced(*[100] * 5))
     early.ask(2)
     late.ask(None)
     assert (early.due(9, 0), late.due(9, 0)) == (None, 6)

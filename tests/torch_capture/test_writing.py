@@ -66,21 +66,14 @@ def test_steps_of_the_programs_profiler_are_renamed(tmp_path, monkeypatch, cut):
     assert names[:3] == ["ProfilerStep#5", "program's ProfilerStep#7", "aten::mm"]
 
 
-def test_too_large_file_is_removed(tmp_path):
-    with pytest.raises(CaptureError, match="megabytes"):
-        written(raw_trace(tmp_path), tmp_path / "x.gz", [], most_bytes=1)
+@pytest.mark.parametrize(
+    ("limits", "has_marks", "why"),
+    [({"most_bytes": 1}, True, "megabytes"), ({"is_called_off": True}, True, "run ended"), ({}, False, "marks")],
+)
+def test_a_file_that_is_not_to_be_is_removed(tmp_path, limits, has_marks, why):
+    with pytest.raises(CaptureError, match=why):
+        written(raw_trace(tmp_path, has_marks), tmp_path / "x.gz", [], **limits)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
-
-
-def test_called_off_file_is_removed(tmp_path):
-    with pytest.raises(CaptureError, match="run ended"):
-        written(raw_trace(tmp_path), tmp_path / "x.gz", [], is_called_off=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
-
-
-def test_a_trace_without_marks_was_not_recorded(tmp_path):
-    with pytest.raises(CaptureError, match="marks"):
-        written(raw_trace(tmp_path, has_marks=False), tmp_path / "x.gz", [])
 
 
 def test_incomplete_trace_of_torch_is_an_error(tmp_path):

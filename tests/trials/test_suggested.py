@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.findings.finding import Finding
-from training_profiler.findings.losses import Losses
+from training_profiler.findings.finding import Finding, Losses
 from training_profiler.snapshot.machine import MachineStats
 from training_profiler.snapshot.program import (
     DDP,

@@ -4,14 +4,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.device.device_lanes import NS_PER_MS, DeviceLanes, HeldStep, PlacedSpan
-from training_profiler.device.event_clock import DeviceClock, DeviceEvent
+from training_profiler.device.device_lanes import NS_PER_MS, DeviceClock, DeviceEvent, DeviceLanes, PlacedSpan
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
@@ -206,29 +205,22 @@ ONE_QUEUE: Final = (
 )
 
 
-class SpanTotals(Protocol):
-    """The sums that device time is added to."""
-
-    def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
-        """Call ``to`` with all spans that count for averages from now on. None stops it."""
-
-    def add_device_time(self, id: int, ns: int) -> None:
-        """Add the device time of one span of section ``id``."""
-
-    def held_steps(self) -> Sequence[HeldStep]:
-        """Return the steps that may be written with their spans."""
-
-
 class DeviceTime:
     """Records device events around the sections of the training thread and attributes device time to them.
 
     Sections of other threads have host time only: their work may be on any stream.
+
+    Args:
+        accumulator: sends spans by ``send_spans``, has ``held_steps``, and takes times by ``add_device_time``.
+        spend: called with the cost on the training thread, in ns.
+        cuda_connections: queues of work to a CUDA device; None: as many as it has.
+        cpu_clock: of the calling thread. On a busy machine the wall time of others would switch the stamps off.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        accumulator: SpanTotals,
+        accumulator: Any,
         guard: Guard,
         spend: Callable[[int], None],
         cuda_connections: int | None = None,
@@ -237,10 +229,7 @@ class DeviceTime:
         self._recorder = recorder
         self._accumulator = accumulator
         self._guard = guard
-        self._spend = spend  # called with the cost on the training thread, in ns
-        # Of the calling thread. On a busy machine the wall time in which others ran would switch the stamps off.
-        self._cpu_clock = cpu_clock
-        self._cuda_connections = cuda_connections  # queues of work to a CUDA device; None: as many as it has
+        self._spend, self._cpu_clock, self._cuda_connections = spend, cpu_clock, cuda_connections
         self._is_serial = False  # events were left out because work of all streams goes through one queue
         self._timing = "host"
         self._buffer = recorder.buffer()  # the training thread's
@@ -279,19 +268,15 @@ class DeviceTime:
                 self._next_try_ns = now_ns + max(TRIES_NS, (now_ns - self._begin_ns) // 100)
                 self._guarded(self._begin)
         elif self._clock.error is not None:
-            self._guarded(self._raise)
+            self._guarded(self._raise_error)
         elif self._timing != "sync":
-            self._clock.switch(self._cost_ns() <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
+            recorded = 0 if self._pairing is None else self._pairing.recorded
+            cost_ns = (recorded + len(self._clock.stamps)) * (self._stamp_ns + ON_DEVICE_NS) + self._resolve_ns
+            self._clock.switch(cost_ns <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._clock is not None and self._clock.error is not None:
             raise self._clock.error
-
-    def _cost_ns(self) -> int:
-        assert self._clock is not None
-        assert self._pairing is not None
-        stamps = self._pairing.recorded + len(self._clock.stamps)
-        return stamps * (self._stamp_ns + ON_DEVICE_NS) + self._resolve_ns
 
     def _begin(self) -> None:
         accelerator = backends.find_accelerator()

@@ -10,8 +10,7 @@ from training_profiler.diagnosis.pauses import page_fault_time
 from training_profiler.diagnosis.places import in_python, places_text
 from training_profiler.diagnosis.program import is_on_cpu
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps, row_of
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ANOMALY
 from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot

@@ -5,8 +5,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
 from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.program import RowFacts
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.findings.finding import Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Fix
 from training_profiler.snapshot.lines import READ_BY_FUNCTION
 from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
 

@@ -17,8 +17,7 @@ from training_profiler.diagnosis.machine import (
     cpu_loss,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, claimed_in_steps_s, found, moves_with
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.snapshot import (
     OTHER,

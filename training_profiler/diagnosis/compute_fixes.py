@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from training_profiler.findings.finding import Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Fix
 from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.backends import CUDA

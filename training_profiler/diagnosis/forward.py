@@ -9,8 +9,7 @@ from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops,
 from training_profiler.diagnosis.program import is_on_cpu, per_step
 from training_profiler.diagnosis.registry import RULES, cost_of_steps
 from training_profiler.diagnosis.validation import RECORDING_COSTS
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.snapshot.program import RepeatFacts
 from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot, StepStats
 from training_profiler.tables.sections import (

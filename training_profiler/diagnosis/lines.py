@@ -10,8 +10,7 @@ from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
-from training_profiler.findings.finding import Evidence, Finding, Fix, joined
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding, Fix, joined
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.snapshot.program import LOADER, OPTIMIZER
 from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot

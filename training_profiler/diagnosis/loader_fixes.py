@@ -6,8 +6,7 @@ from typing import Final
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
-from training_profiler.findings.finding import Evidence, Fix, joined
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Fix, joined
 from training_profiler.model.loader_workers import LOCK, PHASES, SHARED_LOCK
 from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
 from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot

@@ -5,8 +5,7 @@ from typing import Final
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps
-from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.program import LOADER
 from training_profiler.snapshot.snapshot import OTHER, LoaderStats, Snapshot

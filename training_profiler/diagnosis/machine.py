@@ -14,8 +14,7 @@ from training_profiler.diagnosis.registry import (
     row_of,
     threshold_of,
 )
-from training_profiler.findings.finding import Evidence, Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding, Fix
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import THREADS

@@ -6,8 +6,7 @@ from typing import Final
 from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import RULES, cost_of_run, found, has_enough_steps
-from training_profiler.findings.finding import Finding
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.sampling.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, Snapshot

@@ -8,8 +8,7 @@ from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING_S
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, SAYS_MORE_FROM, found, has_enough_steps
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, MachineStats, Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS

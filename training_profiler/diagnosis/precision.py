@@ -5,8 +5,7 @@ from typing import Final
 from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.backends import CUDA
 from training_profiler.tables.peaks import peak_of

@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
 from training_profiler.diagnosis.shares import StepShare
-from training_profiler.findings.finding import Evidence, Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding, Fix
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.ranks import RankStats

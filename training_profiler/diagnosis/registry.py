@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Evidence, Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding, Fix
 from training_profiler.findings.registry import DEFAULTS, Registry, Rule, Saving
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WORKER_START

@@ -24,8 +24,7 @@ from training_profiler.diagnosis.registry import (
     row_of,
 )
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
-from training_profiler.findings.finding import Evidence, Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Finding, Fix
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.program import LOADER, OPTIMIZER
 from training_profiler.snapshot.snapshot import SectionStats, Snapshot

@@ -28,8 +28,7 @@ from training_profiler.diagnosis.registry import (
     moves_with,
     row_of,
 )
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.section_names import name_of
 from training_profiler.snapshot.program import LOADER

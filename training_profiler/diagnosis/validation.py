@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.units import duration_text, time_text
 from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
 from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
-from training_profiler.findings.finding import Finding, Fix, joined
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Finding, Fix, joined
 from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.program import LOADER
 from training_profiler.snapshot.snapshot import LoaderStats, SectionStats, Snapshot

@@ -4,8 +4,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Evidence, Fix
-from training_profiler.findings.losses import Change
+from training_profiler.findings.finding import Change, Evidence, Fix
 from training_profiler.model.loader_workers import IDLE, SHARED_LOCK
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
 from training_profiler.tables.framework_frames import SAMPLER

@@ -17,13 +17,12 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from training_profiler.inspections.flop_eligibility import plain_classes
+from training_profiler.inspections.inspection import plain_classes
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_MODULES: Final = 2_000  # of a module whose state is read
 MOST_OF_STATE: Final = 12_000  # numbers and strings
-VALUES: Final = 16  # of a tensor, which show a change that its version does not, such as one of ``p.data``
 DEPTH: Final = 3  # of the objects within objects whose attributes are read
 _CONTAINERS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset, deque)
 # Nothing that is computed depends on what is in them, but for functions that are replaced.
@@ -90,11 +89,6 @@ def state_of(module: Any, tensors: list[Any]) -> tuple[Any, ...]:
 def are_same(before: Sequence[ObjectIdentity], tensors: Sequence[Any]) -> bool:
     """Return whether these are the tensors from before."""
     return all(identity.matches(tensor) for identity, tensor in zip(before, tensors, strict=True))
-
-
-def first_values(tensor: Any) -> list[float] | None:
-    """Return the first values of a tensor; None where that would wait for a device."""
-    return tensor.detach().flatten()[:VALUES].tolist() if tensor.is_cpu else None
 
 
 def _of_modules(torch: Any, modules: list[Any], tensors: list[Any]) -> Iterator[Any]:

@@ -10,15 +10,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.base.units import NS_PER_S
-from training_profiler.inspections.flop_eligibility import is_profiled, mode_stack, why_not_counted
 from training_profiler.inspections.flop_operations import Operations, counting_mode
+from training_profiler.inspections.inspection import is_profiled, mode_stack, why_not_counted
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.model.interval import StepFlops
-from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
 COUNTED_BY: Final = 12  # complete steps after which counting ends
@@ -37,13 +35,8 @@ class Flops:
 
     def __init__(self, context: PatchContext) -> None:
         self.counted: StepFlops | None = None
-        self.operators = 0  # of torch, in the counted step
-        self.forward: ForwardFacts | None = None  # of the counted step
-        self.long_forward, self.long_backward = LongOperators(), LongOperators()
-        self.outside = OutsideModules()
-        self.nan_checks = NanChecks()
+        self.facts: dict[str, Any] = {}  # of the program, shown by the counted step
         self.why_not: str | None = None
-        self.uncounted = 0  # operators of a step up to the one after which they were too many to be counted
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
         self._counting: Counting | None = None
@@ -57,17 +50,14 @@ class Flops:
         detector = self._context.detector
         try:
             if counting is not None:
-                counting.end()
-                if counting.was_on:
+                if counting.end():
                     self._tries += 1
                     self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
                 if self.why_not == TOO_COSTLY:
-                    self.uncounted = counting.operators
-                if self.counted is not None:
-                    self.operators, self.forward = counting.operators, counting.forward
-                    self.long_forward, self.long_backward = counting.long()
-                    self.outside, self.nan_checks = counting.outside, counting.nan_checks
+                    self.facts = {"uncounted": counting.counts.operators}
+                elif self.counted is not None:
+                    self.facts = counting.counts.facts(counting.forward_ns)
             if self.is_over or detector is None:
                 return
             if steps >= COUNTED_BY - 1:
@@ -106,8 +96,8 @@ class Counting:
         self._shadow: Shadow | None = None
         self._torch = torch
         self._mode: Any = None
-        self._counts = Operations(torch, place_of)
-        self._forward_ns = self._begun_ns = 0  # time in counted forward passes; when the latest call began
+        self.counts = Operations(torch, place_of)
+        self.forward_ns = self._begun_ns = 0  # time in counted forward passes; when the latest call began
         self._open: list[object] = []  # counted calls and backward passes under way, outermost first
         self._why_not: str | None = None
         self._is_incomplete = False
@@ -134,15 +124,15 @@ class Counting:
 
         def counted_backward_begins() -> None:
             backward_begins()
-            if not self._counts.forward:
+            if not self.counts.flops[0]:
                 self._is_incomplete = True  # its forward pass was in the step before
             else:
-                self._counts.is_backward = True
+                self.counts.is_backward = True
                 opens(backward_ends, lambda: why_not_counted(self._torch))
 
         def counted_backward_ends() -> None:
             closes(backward_ends)
-            self._counts.is_backward = False
+            self.counts.is_backward = False
             backward_ends()
 
         self._shadow = Shadow(
@@ -153,45 +143,15 @@ class Counting:
             backward_ends=counted_backward_ends,
         )
 
-    def end(self) -> None:
-        """Restore the detector."""
+    def end(self) -> bool:
+        """Restore the detector; return whether any operation went through Python."""
         if self._shadow is not None:
             self._shadow.end()
         if self._open:
             self._is_incomplete = True
             self._open.clear()
             self._leave()
-
-    @property
-    def was_on(self) -> bool:
-        """Whether any operation went through Python."""
         return self._mode is not None
-
-    @property
-    def operators(self) -> int:
-        """The operations of torch so far."""
-        return self._counts.operators
-
-    @property
-    def forward(self) -> ForwardFacts:
-        """The operations of forward passes, and their time so far."""
-        counts = self._counts
-        forward_s, calls_s = counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S
-        return ForwardFacts(counts.in_forward, forward_s, calls_s, *counts.most_start_at)
-
-    @property
-    def outside(self) -> OutsideModules:
-        """What backward passes computed for operations that no module did."""
-        return self._counts.outside
-
-    @property
-    def nan_checks(self) -> NanChecks:
-        """What anomaly detection computed in backward passes."""
-        return self._counts.nan_checks
-
-    def long(self) -> tuple[LongOperators, LongOperators]:
-        """Return the operations that took much longer than others: of forward and of backward passes."""
-        return self._counts.long()
 
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
         """Return the counted FLOPs, or why they are unusable; two None to try another step.
@@ -199,17 +159,18 @@ class Counting:
         Calls in eval mode beside those in train mode may be an evaluation between two steps. If they occur up to the
         last try, they are taken as part of the step.
         """
-        counts = self._counts
+        counts = self.counts
         why_not = self._why_not or counts.why_not
         if why_not is not None:
             return None, why_not
-        if self._is_incomplete or not counts.forward or not counts.backward:
+        if self._is_incomplete or not all(counts.flops):
             return None, NOT_WHOLE if is_last else None
         if len(self._train_modes) > 1 and not is_last:
             return None, None
-        if counts.backward > MAX_BACKWARD_RATIO * counts.forward:
+        forward, backward = counts.flops
+        if backward > MAX_BACKWARD_RATIO * forward:
             return None, "much of the forward pass runs outside module calls"
-        return StepFlops(counts.forward + counts.backward, *counts.where()), None
+        return StepFlops(forward + backward, *counts.where()), None
 
     def _opens(self, span: object, why_not: Callable[[], str | None]) -> None:
         if self._open or self._is_incomplete or self._why_not is not None:
@@ -218,13 +179,13 @@ class Counting:
             if is_profiled(self._torch):
                 self._is_incomplete = True
                 return
-            self._why_not = TOO_COSTLY if self._counts.are_costly else why_not()
+            self._why_not = TOO_COSTLY if self.counts.are_costly else why_not()
             if self._why_not is None:
                 if self._mode is None:
-                    self._mode = counting_mode(self._counts)
+                    self._mode = counting_mode(self.counts)
                 self._mode.__enter__()
                 self._open.append(span)
-                self._counts.call_begins()
+                self.counts.call_begins()
                 self._begun_ns = time.perf_counter_ns()
         except Exception as error:
             self._why_not = f"{type(error).__name__}: {error}"
@@ -232,9 +193,9 @@ class Counting:
     def _closes(self, span: object) -> None:
         if self._open and self._open[-1] is span:
             self._open.pop()
-            self._counts.call_ends()
-            if not self._counts.is_backward:
-                self._forward_ns += time.perf_counter_ns() - self._begun_ns
+            self.counts.call_ends()
+            if not self.counts.is_backward:
+                self.forward_ns += time.perf_counter_ns() - self._begun_ns
             self._leave()
 
     def _leave(self) -> None:
@@ -243,4 +204,4 @@ class Counting:
             self._mode.__exit__(None, None, None)
         else:  # the program entered another mode and has not left it
             self._why_not = "another dispatch mode is active"
-            self._counts.is_over = True
+            self.counts.is_over = True

@@ -16,8 +16,8 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.inspections.flop_eligibility import plain_classes
-from training_profiler.snapshot.program import LongOperators, NanChecks, OutsideModules
+from training_profiler.inspections.inspection import plain_classes
+from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 from training_profiler.tables.backends import CUDA
 
 # Operations of other namespaces may do anything.
@@ -53,35 +53,22 @@ def _recurrent_layer(code: CodeType) -> str:
     return layer if is_layer and code.co_filename.endswith(RECURRENT_LAYERS) else ""
 
 
-def _long_ns(times_ns: Sequence[int], kinds: Sequence[Any], least_ns: float) -> list[int]:
-    """Return the times above ``least_ns``, but for those of a kind that usually takes less."""
-    by_kind: dict[Any, list[int]] = defaultdict(list)
-    for spent_ns, kind in zip(times_ns, kinds, strict=True):
-        by_kind[kind].append(spent_ns)
-    return [
-        spent_ns
-        for kind, its_ns in by_kind.items()
-        if kind is None or len(its_ns) < USUAL_FROM or median(its_ns) > least_ns
-        for spent_ns in its_ns
-        if spent_ns > least_ns
-    ]
-
-
 class Operations:
-    """Adds up FLOPs by pass, data type, device and attention kernel; never raises."""
+    """Adds up FLOPs by pass, data type, device and attention kernel; never raises.
+
+    Pairs are of forward and of backward passes.
+    """
 
     def __init__(self, torch: Any, place_of: Callable[[FrameType | None], str]) -> None:
-        self.forward = 0
-        self.backward = 0
+        self.flops = [0, 0]
         self.is_backward = False
         self.is_over = False
         self.why_not: str | None = None
-        self.spent_ns = 0  # in operations
         self._torch = torch
         self._place_of = place_of
-        self._forward_times_ns, self._backward_times_ns = array("q"), array("q")
-        self._forward_kinds: list[Any] = []
-        self._backward_kinds: list[Any] = []
+        self._spent_ns = 0  # in operations
+        self._times_ns = array("q"), array("q")
+        self._kinds: tuple[list[Any], list[Any]] = [], []
         self._graph = _GraphReader(torch)
         self._places: Counter[tuple[str, str]] = Counter()
         self._read_at = MANY + 1  # operations of forward passes
@@ -89,80 +76,30 @@ class Operations:
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
         self._attention: Counter[str] = Counter()  # kernel -> FLOPs
-        counter = _flop_counter()
-        self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
-        self._add_attention_on_cpu(counter)
-        self._add_lstm_on_cpu()
+        self._formulas = _formulas(torch.ops.aten)
         self.without_flops: set[Any] = set()  # nine of ten operations; looking them up here keeps them cheap
-
-    def _add_attention_on_cpu(self, counter: Any) -> None:
-        aten = self._torch.ops.aten
-
-        def forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-            return int(counter.sdpa_flop_count(query.shape, key.shape, value.shape))
-
-        def backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-            return int(counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
-
-        for name, formula in ((CPU_ATTENTION, forward), (CPU_ATTENTION + "_backward", backward)):
-            if hasattr(aten, name):
-                self._formulas.setdefault(getattr(aten, name), formula)
-
-    def _add_lstm_on_cpu(self) -> None:
-        """Each row of each time step is multiplied by both weights; the backward pass multiplies twice as often."""
-        aten = self._torch.ops.aten
-
-        def forward(rows: Any, of_input: Any, of_state: Any, *args: Any, **kwargs: Any) -> int:
-            return int(2 * (rows.numel() // rows.shape[-1]) * (of_input.numel() + of_state.numel()))
-
-        def backward(*args: Any, **kwargs: Any) -> int:
-            return 2 * forward(*args)
-
-        for name, formula in ((CPU_LSTM, forward), (CPU_LSTM + "_backward", backward)):
-            if hasattr(aten, name):
-                self._formulas.setdefault(getattr(aten, name), formula)
 
     def count_operator(self, spent_ns: int, kind: Any = None) -> None:
         """Count an operation that has run for so long; of one ``kind`` are those that have as much to do."""
         if self.is_over:
             return
-        self.spent_ns += spent_ns
+        self._spent_ns += spent_ns
+        self._times_ns[self.is_backward].append(spent_ns)
+        self._kinds[self.is_backward].append(kind)
         if self.is_backward:
-            self._backward_times_ns.append(spent_ns)
-            self._backward_kinds.append(kind)
             self._graph.ran(spent_ns)
-            return
-        self._forward_times_ns.append(spent_ns)
-        self._forward_kinds.append(kind)
-        if self.in_forward >= self._read_at:
+        elif len(self._times_ns[0]) >= self._read_at:
             self._read_at += self._random.randrange(1, 2 * READ_EACH)
             self._add_place(sys._getframe(1).f_back)
 
     def call_begins(self) -> None:
         """Note the begin of a counted forward pass, or of a backward pass."""
-        if self.is_backward:
-            self._graph.backward_begins()
-        else:
-            self._graph.call_begins()
+        self._graph.begins(self.is_backward)
 
     def call_ends(self) -> None:
         """Note its end."""
         if not self.is_backward:
             self._graph.call_ends()
-
-    @property
-    def outside(self) -> OutsideModules:
-        """What backward passes computed for operations that no module did; zeros where that is unknown."""
-        return self._graph.outside(sum(self._backward_times_ns))
-
-    @property
-    def nan_checks(self) -> NanChecks:
-        """What anomaly detection computed in backward passes."""
-        names = [kind and str(kind[0]) for kind in self._backward_kinds]
-        if NAN_CHECKS[1] not in names:
-            return NanChecks()
-        checks_ns = [ns for ns, name in zip(self._backward_times_ns, names, strict=True) if name in NAN_CHECKS]
-        return NanChecks(len(checks_ns), sum(checks_ns) / NS_PER_S, sum(self._backward_times_ns) / NS_PER_S)
 
     def _add_place(self, frame: FrameType | None) -> None:
         if frame is not None:  # a thread of autograd has none of Python
@@ -171,26 +108,32 @@ class Operations:
     @property
     def operators(self) -> int:
         """The operations so far."""
-        return self.in_forward + len(self._backward_times_ns)
+        return len(self._times_ns[0]) + len(self._times_ns[1])
 
     @property
     def are_costly(self) -> bool:
         """Whether counting takes long, and longer than the operations, as in a step with an agent's whole episode."""
-        return self.operators * COUNTING_NS > max(MOST_COUNTING_NS, self.spent_ns)
+        return self.operators * COUNTING_NS > max(MOST_COUNTING_NS, self._spent_ns)
 
-    @property
-    def in_forward(self) -> int:
-        """Those of forward passes."""
-        return len(self._forward_times_ns)
+    def facts(self, calls_ns: int = 0) -> dict[str, Any]:
+        """Return the facts of the program that the operations show; forward passes have taken ``calls_ns``."""
+        forward_s, backward_s = (sum(times) / NS_PER_S for times in self._times_ns)
+        names = [kind and str(kind[0]) for kind in self._kinds[1]]
+        checks_ns = [ns for ns, name in zip(self._times_ns[1], names, strict=True) if name in NAN_CHECKS]
+        checks = NanChecks(len(checks_ns), sum(checks_ns) / NS_PER_S, backward_s)
+        long_forward, long_backward = self._long()
+        graph = self._graph
+        return {
+            "operators": self.operators,
+            "forward": ForwardFacts(len(self._times_ns[0]), forward_s, calls_ns / NS_PER_S, *self._most_start_at()),
+            "long_forward": long_forward,
+            "long_backward": long_backward,
+            "outside": OutsideModules(graph.operators, graph.ns / NS_PER_S, backward_s, len(graph.of_parameters)),
+            "nan_checks": checks if NAN_CHECKS[1] in names else NanChecks(),
+        }
 
-    @property
-    def forward_ns(self) -> int:
-        """The time in operations of forward passes."""
-        return sum(self._forward_times_ns)
-
-    @property
-    def most_start_at(self) -> tuple[str, str]:
-        """The user's line that starts most operations of forward passes, and torch's layer.
+    def _most_start_at(self) -> tuple[str, str]:
+        """Return the user's line that starts most operations of forward passes, and torch's layer.
 
         "" where they are few, and where no line, or no layer of a kind, starts half of them.
         """
@@ -205,19 +148,26 @@ class Operations:
                 return "", layer
         return "", ""
 
-    def long(self) -> tuple[LongOperators, LongOperators]:
+    def _long(self) -> tuple[LongOperators, LongOperators]:
         """Return the operations that took much longer than half of all did: of forward and of backward passes.
 
         One that is usually short was delayed, by another program or a collection, and is left out.
         """
-        passes = self._forward_times_ns, self._backward_times_ns
-        least_ns = LONG * median([*passes[0], *passes[1]]) if self.operators else 0.0
-        kinds = self._forward_kinds, self._backward_kinds
-        forward, backward = (_long_ns(*of_pass, least_ns) for of_pass in zip(passes, kinds, strict=True))
-        return (
-            LongOperators(len(forward), sum(forward) / NS_PER_S, sum(passes[0]) / NS_PER_S),
-            LongOperators(len(backward), sum(backward) / NS_PER_S, sum(passes[1]) / NS_PER_S),
-        )
+        least_ns = LONG * median([*self._times_ns[0], *self._times_ns[1]]) if self.operators else 0.0
+
+        def of_pass(times_ns: Sequence[int], kinds: Sequence[Any]) -> LongOperators:
+            by_kind: dict[Any, list[int]] = defaultdict(list)
+            for spent_ns, kind in zip(times_ns, kinds, strict=True):
+                by_kind[kind].append(spent_ns)
+            usually_long = [
+                its_ns
+                for kind, its_ns in by_kind.items()
+                if kind is None or len(its_ns) < USUAL_FROM or median(its_ns) > least_ns
+            ]
+            long_ns = [spent_ns for its_ns in usually_long for spent_ns in its_ns if spent_ns > least_ns]
+            return LongOperators(len(long_ns), sum(long_ns) / NS_PER_S, sum(times_ns) / NS_PER_S)
+
+        return of_pass(self._times_ns[0], self._kinds[0]), of_pass(self._times_ns[1], self._kinds[1])
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Add an executed operation."""
@@ -235,10 +185,7 @@ class Operations:
             self.why_not = f"it uses tensors of class {others[0].__name__}"
         elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=out))
-            if self.is_backward:
-                self.backward += flops
-            else:
-                self.forward += flops
+            self.flops[self.is_backward] += flops
             self._by_kind[self._kind(packet, args, out)] += flops
             if ATTENTION in packet.__name__ and not self.is_backward:
                 self._attention[packet.__name__.strip("_").removeprefix(ATTENTION)] += flops
@@ -276,23 +223,22 @@ class _GraphReader:
     """Finds backward operations of what no module computed, by the order in which nodes were made."""
 
     def __init__(self, torch: Any) -> None:
+        self.operators = self.ns = 0  # of these
         self._node = getattr(torch._C, "_current_autograd_node", None)
         self._number = getattr(torch._C._autograd, "_get_sequence_nr", None)  # of the next node of this thread
         self._begins, self._ends = array("q"), array("q")  # numbers of the nodes of forward passes in modules
         self._backward_from = 0  # nodes from here on were made by the backward pass itself
-        self._operators = self._ns = 0
-        self._of_parameters: set[int] = set()  # nodes that take a parameter
+        self.of_parameters: set[int] = set()  # nodes that take a parameter
 
-    def call_begins(self) -> None:
-        if self._number is not None:
+    def begins(self, is_backward: bool) -> None:
+        if self._number is not None and is_backward:
+            self._backward_from = self._number()
+        elif self._number is not None:
             self._begins.append(self._number())
 
     def call_ends(self) -> None:
         if self._number is not None and len(self._ends) < len(self._begins):
             self._ends.append(self._number())
-
-    def backward_begins(self) -> None:
-        self._backward_from = 0 if self._number is None else self._number()
 
     def ran(self, spent_ns: int) -> None:
         """Note an operation of a backward pass; never raises."""
@@ -309,15 +255,12 @@ class _GraphReader:
         at = bisect_right(self._begins, number) - 1
         if at >= 0 and (at >= len(self._ends) or number < self._ends[at]):
             return
-        self._operators += 1
-        self._ns += spent_ns
-        if number not in self._of_parameters and OF_PENALTY.match(node.name()):
+        self.operators += 1
+        self.ns += spent_ns
+        if number not in self.of_parameters and OF_PENALTY.match(node.name()):
             inputs = (each for each, _ in node.next_functions if each is not None)
             if any(each.name().endswith(OF_PARAMETER) for each in inputs):
-                self._of_parameters.add(number)
-
-    def outside(self, all_ns: int) -> OutsideModules:
-        return OutsideModules(self._operators, self._ns / NS_PER_S, all_ns / NS_PER_S, len(self._of_parameters))
+                self.of_parameters.add(number)
 
 
 def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
@@ -341,6 +284,29 @@ def _flop_counter() -> Any:
         return importlib.import_module(log.name)
     finally:
         log.setLevel(before)
+
+
+def _formulas(aten: Any) -> dict[Any, Callable[..., int]]:
+    """Return torch's formulas, and ours of what has none there, by operation."""
+    counter = _flop_counter()
+
+    def lstm(rows: Any, of_input: Any, of_state: Any, *args: Any, **kwargs: Any) -> int:
+        """Each row of each time step is multiplied by both weights; the backward pass multiplies twice as often."""
+        return int(2 * (rows.numel() // rows.shape[-1]) * (of_input.numel() + of_state.numel()))
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+        return int(counter.sdpa_flop_count(query.shape, key.shape, value.shape))
+
+    def attention_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+        return int(counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+
+    ours: dict[str, Callable[..., int]] = {
+        CPU_LSTM: lstm,
+        f"{CPU_LSTM}_backward": lambda *args, **kwargs: 2 * lstm(*args),
+        CPU_ATTENTION: attention,
+        f"{CPU_ATTENTION}_backward": attention_backward,
+    }
+    return {getattr(aten, name): ours[name] for name in ours if hasattr(aten, name)} | dict(counter.flop_registry)
 
 
 def counting_mode(counts: Operations) -> Any:

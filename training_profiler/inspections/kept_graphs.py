@@ -1,23 +1,31 @@
-"""Finds graphs of earlier steps that something keeps, such as a list of losses: the graph of each loss is marked.
+"""Finds graphs of earlier steps that something keeps, such as a list of losses, and the lines that keep them.
 
+The graph of each loss is marked.
 A mark is a small object among the metadata of one node of autograd's graph, which torch keeps for anomaly detection. It
 lives as long as the node. A tensor that is weakly referenced would not do: ``total += loss`` keeps the graph alone.
 """
 
+import ast
 import contextlib
-import functools
+import re
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final
 
-from training_profiler.inspections.kept_losses import lines_that_keep
+from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.instrumentation.call_sites import CallSites
 from training_profiler.safety.fault_guard import BackgroundThread
+from training_profiler.safety.files import read_file
 from training_profiler.snapshot.program import CallSite, KeptGraphs
 
 MARKED: Final = 16  # steps whose graphs are marked
 AFTER: Final = 8  # steps later, a graph that is alive is kept
 DEPTH: Final = 8  # nodes behind the loss, where the graph of the model's output lies
 KEY: Final = "training_profiler"
+MOST_BYTES: Final = BYTES_PER_MIB  # of a source file
+MOST_LINES: Final = 3
+BACKWARD: Final = "backward"
+KEEPERS: Final = ("append", "appendleft", "add", "insert", "put")  # methods that keep an argument
 _LEAF: Final = "AccumulateGrad"  # a parameter's own node
 
 
@@ -44,13 +52,12 @@ class GraphMarks:
         return self._followed >= MARKED
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
-        """Mark the graph of a loss, if it is the first one since the last update. Does not raise."""
-        with contextlib.suppress(Exception):  # of tensors that are not torch's own
-            if self._followed + len(self._marks) < MARKED and (not self._marks or self._marks[-1][0] < self._updates):
-                marks = _marked(kwargs.get("tensors", args[0] if args else ()))
-                if marks:
-                    self._marks.append((self._updates, marks))
-                    self._site = self._site or self._calls.site(frame)
+        """Mark the graph of a loss, if it is the first one since the last update."""
+        if self._followed + len(self._marks) < MARKED and (not self._marks or self._marks[-1][0] < self._updates):
+            marks = _marked(kwargs.get("tensors", args[0] if args else ()))
+            if marks:
+                self._marks.append((self._updates, marks))
+                self._site = self._site or self._calls.site(frame)
 
     def update_ends(self, optimizer: Any) -> None:
         """Check whether a graph that is old by now is alive. Of several optimizers, the first one counts."""
@@ -62,18 +69,16 @@ class GraphMarks:
             _, marks = self._marks.pop(0)
             self._followed += 1
             self._kept += any(mark() is not None for mark in marks)
-            if self.is_over and self._kept:
-                self._look_for_lines()
+            if self.is_over and self._kept and self._site is not None:
+                self._look_for_lines(self._site)
 
-    def _look_for_lines(self) -> None:
-        """Read the program's source on a thread of its own: the disk that it is on may not respond."""
-        if self._site is not None:
-            work = functools.partial(self._name_lines, self._site)
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                BackgroundThread("kept losses", lambda thread: work(), lambda part, begin: begin(), "").start()
+    def _look_for_lines(self, site: CallSite) -> None:
+        def name_lines(thread: BackgroundThread) -> None:
+            self._place = lines_that_keep(site)
 
-    def _name_lines(self, site: CallSite) -> None:
-        self._place = lines_that_keep(site)
+        # On a thread of its own: the disk that the program's source is on may not respond.
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            BackgroundThread("kept losses", name_lines, lambda part, begin: begin(), "").start()
 
     def facts(self) -> KeptGraphs | None:
         """Return what was found so far; None where no graph is old enough."""
@@ -97,3 +102,76 @@ def _marked(tensors: Any) -> list[weakref.ref[_Mark]]:
             each.metadata[KEY] = mark = _Mark()
             marks.append(weakref.ref(mark))
     return marks
+
+
+def lines_that_keep(backward: CallSite) -> str:
+    """Return the lines, as reports name them, that keep the loss of this backward pass; "" if none is seen."""
+    with contextlib.suppress(Exception):
+        # Without escapes, some of which make Python 3.12 and newer warn; each keeps its place.
+        tree = ast.parse(re.sub(rb"\\[^\r\n]", b"__", read_file(backward.path, MOST_BYTES, follow=True)))
+        lines = kept_at(tree, backward.line)[:MOST_LINES]
+        return f"{backward.file}:{', '.join(map(str, lines))}" if lines else ""
+    return ""
+
+
+def kept_at(tree: ast.Module, line: int) -> list[int]:
+    """Return the lines of the same function that keep the loss of the backward pass at ``line``.
+
+    The loss is kept as it is, or in a sum: ``float(loss)``, ``loss.item()`` and ``loss.detach()`` keep no graph.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    within = [function for function in functions if _covers(function, line)]
+    nodes = list(ast.walk(max(within, key=lambda function: function.lineno, default=tree)))
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == BACKWARD and _covers(node, line)
+    ]
+    losses = {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)}
+    sums = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id in losses for to in node.targets)
+    ]
+    losses |= {name for value in sums for name in _bare(value)}  # both of ``loss = policy_loss + value_loss``
+    return sorted({getattr(node, "lineno", 0) for node in nodes if _keeps(node, losses)})
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
+    return first <= line <= (last or first)
+
+
+def _keeps(node: ast.AST, losses: set[str]) -> bool:
+    if isinstance(node, ast.AugAssign):
+        is_other = isinstance(node.op, ast.Add) and not losses & set(_bare(node.target))
+        return is_other and bool(losses & set(_bare(node.value)))
+    if isinstance(node, ast.Assign):
+        return any(_is_store(target, node.value, losses) for target in node.targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPERS:
+        return any(losses & set(_bare(argument)) for argument in node.args)
+    return False
+
+
+def _is_store(target: ast.expr, value: ast.expr, losses: set[str]) -> bool:
+    """Return whether an assignment keeps a loss: ``history[step] = loss``, or ``total = total + loss``."""
+    names = set(_bare(value))
+    if not losses & names:
+        return False
+    return isinstance(target, ast.Subscript) or (
+        isinstance(value, ast.BinOp) and bool(set(_bare(target)) & (names - losses))
+    )
+
+
+def _bare(value: ast.expr) -> Iterator[str]:
+    """Yield the names whose own values are part of this one, through arithmetic and containers, but no call."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.BinOp):
+        yield from (name for side in (value.left, value.right) for name in _bare(side))
+    elif isinstance(value, (ast.List, ast.Tuple)):
+        yield from (name for element in value.elts for name in _bare(element))
+    elif isinstance(value, ast.UnaryOp):
+        yield from _bare(value.operand)
+    elif isinstance(value, ast.Attribute):  # self.total
+        yield ast.unparse(value)

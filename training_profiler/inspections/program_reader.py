@@ -7,8 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from training_profiler.inspections.convolutions import convolutions_of
-from training_profiler.inspections.flop_eligibility import is_watched
+from training_profiler.inspections.inspection import is_watched
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
@@ -20,8 +19,10 @@ from training_profiler.snapshot.program import ConvolutionFacts, EmbeddingFacts,
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
 EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")
 LARGE: Final = 1_000_000  # numbers in a table
-MOST_MODULES: Final = 2_000  # among which one is looked for
+MOST_MODULES: Final = 2_000  # among which one is looked for, and convolutions
 ROWS_READ: Final = 20_000  # of its gradient
+CONVOLUTIONS: Final = ("Conv2d", "ConvTranspose2d")
+DIMENSIONS: Final = 4
 
 
 class ProgramReader:
@@ -34,8 +35,8 @@ class ProgramReader:
         self._autocast = ""
         self._finds_anomalies = False
         self._embedding: EmbeddingFacts | None = None
-        self._table: Callable[[], Any] = _nothing  # the module of the largest one
-        self._convolutions: ConvolutionFacts | None = None  # of the module with most of them
+        self._table: Callable[[], Any] = lambda: None  # the module of the largest one
+        self._convolutions = (0, 0, False)  # see ConvolutionFacts; of the module with most of them
         self._seen: set[int] = set()  # modules in which these were looked for
         self._numbers: dict[int, int] = {}  # that each optimizer updates
         self._updated = 0  # numbers in that table
@@ -77,7 +78,7 @@ class ProgramReader:
     def stop(self) -> None:
         """Restore the detector."""
         self._is_done = True  # a later thread's is not shadowed
-        self._table = _nothing
+        self._table = lambda: None
         if self._shadow is not None:
             self._shadow.end()
 
@@ -102,10 +103,21 @@ class ProgramReader:
                 self._table = weakref.ref(inner)  # of the weight itself it would forbid torch.utils.swap_tensors
 
     def _look_for_convolutions(self, torch: Any, module: Any) -> None:
-        detector = self._context.detector
-        found = convolutions_of(torch, module, detector is not None and detector.input_sizes.are_channels_last)
-        if found is not None and (self._convolutions is None or _count(found) > _count(self._convolutions)):
-            self._convolutions = found
+        """Read the order of the weights of dense convolutions on images.
+
+        The order of a weight with one input channel, or with a kernel of one pixel, is not defined: it is left out.
+        """
+        first = last = 0
+        for inner in islice(modules_within(module), MOST_MODULES):
+            weight = inner._parameters.get("weight") if type(inner).__name__ in CONVOLUTIONS else None
+            if weight is None or weight.dim() != DIMENSIONS or inner.groups != 1 or not weight.requires_grad:
+                continue
+            is_last = weight.is_contiguous(memory_format=torch.channels_last)
+            if is_last != weight.is_contiguous():
+                first, last = first + (not is_last), last + is_last
+        if first + last > sum(self._convolutions[:2]):
+            detector = self._context.detector
+            self._convolutions = first, last, detector is not None and detector.input_sizes.are_channels_last
 
     def _read_embedding(self, optimizer: Any) -> None:
         table = self._table()
@@ -114,7 +126,7 @@ class ProgramReader:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._numbers[id(optimizer)] = sum(each.numel() for each in parameters)
         weight = _dense_weight(table)
-        if weight is None or weight.grad is None or weight.grad.is_sparse or is_watched(sys.modules["torch"]):
+        if weight is None or weight.grad is None or weight.grad.is_sparse or is_watched():
             return
         if any(each is weight for each in parameters):
             read = weight.grad[:: max(1, len(weight) // ROWS_READ)]
@@ -137,16 +149,8 @@ class ProgramReader:
             created_graphs=self._context.created_graphs,
             finds_anomalies=self._finds_anomalies,
             embedding=embedding,
-            convolutions=self._convolutions,
+            convolutions=ConvolutionFacts(*self._convolutions) if any(self._convolutions) else None,
         )
-
-
-def _count(facts: ConvolutionFacts) -> int:
-    return facts.channels_first + facts.channels_last
-
-
-def _nothing() -> None:
-    return None
 
 
 def _dense_weight(module: Any) -> Any:

@@ -23,6 +23,7 @@ OF_FUNCTIONS: Final = frozenset(
     )
 )
 OF_CLASSES: Final = ("random", "augment", "jitter", "mixup", "cutmix", "cutout", "noise", "erasing")
+_PLAIN: Final = ("torch", "builtins", "typing", "collections")
 _LIBRARIES: Final = ("albumentations", "imgaug", "audiomentations", "volumentations", "kornia", "torch_audiomentations")
 
 
@@ -53,12 +54,9 @@ def _is_random(value: Any) -> bool:
     if kind.__module__.partition(".")[0] in _LIBRARIES or any(word in kind.__name__.lower() for word in OF_CLASSES):
         return True
     names = ("__getitem__", "__iter__", "__call__", "__getitems__", "forward", "transform")
-    methods = [vars(base).get(name) for base in kind.__mro__ if not _is_of_torch(base) for name in names]
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in _PLAIN]
+    methods = [vars(base).get(name) for base in own for name in names]
     return any(isinstance(method, FunctionType) and _is_random(method) for method in methods)
-
-
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("torch", "builtins", "typing", "collections")
 
 
 def _held(value: Any) -> Iterator[Any]:

@@ -2,13 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
+from training_profiler.inspections.inspection import Inspection, SeenCall, UserProgram
 from training_profiler.instrumentation.loop_detection.modules import modules_within
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import RecurrentFacts
 
@@ -20,8 +20,6 @@ MOST_NODES: Final = 1_000  # of autograd's graph, from an input on
 
 class _Layer:
     """A recurrent layer and its calls; nothing of the program is kept alive."""
-
-    __slots__ = ("calls", "first", "kind", "length", "made_by", "ns", "place", "sequences", "work")
 
     def __init__(self, module: Any, inputs: tuple[Any, ...], place: str) -> None:
         self.kind = type(module).__name__
@@ -67,94 +65,86 @@ class _Layer:
         return False
 
 
-class RecurrentSteps:
+class RecurrentSteps(Inspection):
     """Hooks of torch for all modules, within the outermost calls of a few steps of models with recurrent layers.
 
     An input is known before the sequence begins if autograd's graph does not lead from it to an earlier output of the
     layer, and if what has no gradient, such as tokens, is a part of the same tensor in each call.
-
-    Args:
-        place_of: returns the user's line of a stack, "" if unknown.
-        may_be_compiled: whether hooks could make dynamo compile a module again.
     """
 
-    def __init__(self, place_of: Callable[[Any], str], may_be_compiled: Callable[[Any], bool]) -> None:
-        self._place_of = place_of
-        self._may_be_compiled = may_be_compiled
+    def __init__(self, program: UserProgram) -> None:
+        self._program = program
         self._has_recurrent: dict[int, bool] = {}  # by the id of an outermost module
         self._layers: dict[int, _Layer] = {}  # by id
         self._parts_of: dict[tuple[int, int], ObjectIdentity] = {}  # by module and input: what has no gradient
         self._handles: list[Any] = []
-        self._thread = 0
-        self._call: ModuleCall | None = None
+        self._thread = 0  # of the call under way; 0 without any
         self._sequence: _Layer | None = None  # whose call was the latest
-        self._is_next, self._is_known, self._is_over = False, True, False
-        self._began_ns = self._layer_began_ns = self._loop_began_ns = self._loop_ended_ns = 0
+        self._is_known, self._is_over = True, False
+        self._layer_began_ns = self._loop_began_ns = self._loop_ended_ns = 0
+        self._reading_ns = 0  # for looking up lines, in the call under way
         self._calls_in_call = self._steps = self._step = 0
         self._all_ns = self._loop_ns = 0
         self._has_calls = False  # in this step
 
-    def begins(self, module: Any, step: int) -> None:
-        """Handle an outermost call with gradients that is about to begin. Does not raise."""
-        self._is_next = False
-        with contextlib.suppress(Exception):  # of modules with methods of their own
-            if self._is_over or self._call is not None:
-                return
-            if step != self._step:
-                self._steps += self._has_calls
-                self._step, self._has_calls = step, False
-                for layer in self._layers.values():
-                    layer.end_sequence()
-                if self._steps >= LOOKED_AT:
-                    self.stop()
-                    return
-            self._is_next = True
-            if id(module) not in self._has_recurrent:
-                self._has_recurrent[id(module)] = _has_recurrent(module) and not self._may_be_compiled(module)
-            if self._has_recurrent[id(module)]:
-                hooks = sys.modules["torch"].nn.modules.module
-                self._handles.append(hooks.register_module_forward_pre_hook(self._enters))
-                self._handles.append(hooks.register_module_forward_hook(self._leaves))
+    def begins(self, seen: SeenCall) -> bool | None:
+        """Add hooks for the call of a module with recurrent layers."""
+        module, step = seen.module, seen.counts.steps
+        if self._is_over or not seen.has_grad:
+            return None
+        if step != self._step:
+            self._steps += self._has_calls
+            self._step, self._has_calls = step, False
+            for layer in self._layers.values():
+                layer.end_sequence()
+            if self._steps >= LOOKED_AT:
+                self.stop()
+                return None
+        if id(module) not in self._has_recurrent:
+            self._has_recurrent[id(module)] = _has_recurrent(module) and not self._program.may_be_compiled(module)
+        if self._has_recurrent[id(module)]:
+            hooks = sys.modules["torch"].nn.modules.module
+            self._handles.append(hooks.register_module_forward_pre_hook(self._enters))
+            self._handles.append(hooks.register_module_forward_hook(self._leaves))
+        return True
 
-    def begun(self, call: ModuleCall) -> None:
-        """Take the call that was about to begin; one whose inner calls are recorded, too, may be a trainer's."""
-        is_next, self._is_next = self._is_next, False
-        if not is_next or call.is_explored:
-            if self._call is None:
-                self._unhook()
-            return
-        self._call, self._thread, self._calls_in_call = call, get_ident(), 0
-        self._began_ns = perf_counter_ns()
-
-    def ends(self, call: ModuleCall) -> None:
-        """Handle the end of an outermost call."""
-        if self._call is not call:
-            return
-        now_ns, self._call = perf_counter_ns(), None
+    def is_explored(self, of_call: bool) -> None:
+        """Remove the hooks."""
         self._unhook()
-        self._all_ns += now_ns - self._began_ns
+
+    def begun(self, of_call: bool) -> bool:
+        """Expect calls of layers on this thread."""
+        self._thread, self._calls_in_call, self._reading_ns = get_ident(), 0, 0
+        return of_call
+
+    def ends(self, of_call: bool, module: Any, spent_ns: int) -> None:
+        """Add the call, and the part of it from its first step to the last."""
+        self._unhook()
+        spent_ns -= self._reading_ns
+        self._all_ns += spent_ns
         if self._calls_in_call == 1:  # a step of a loop around the module
-            self._loop_ns += now_ns - self._began_ns
+            self._loop_ns += spent_ns
         elif self._calls_in_call:  # what is before the first call and after the last is as long as between two others
             calls = self._calls_in_call
             loop_ns = (self._loop_ended_ns - self._loop_began_ns) * calls // (calls - 1)
-            self._loop_ns += min(loop_ns, now_ns - self._began_ns)
+            self._loop_ns += min(loop_ns, spent_ns)
 
     def stop(self) -> None:
         """Look at no more calls."""
         if not self._is_over:
             self._steps += self._has_calls
-            self._is_over, self._call, self._sequence = True, None, None
+            self._is_over, self._sequence = True, None
             self._unhook()
             self._parts_of.clear()
 
     def _unhook(self) -> None:
+        self._thread = 0
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _enters(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        if self._call is None or get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         with contextlib.suppress(Exception):  # of modules with methods of their own
             if _is_single_step(module, inputs):
@@ -166,8 +156,8 @@ class RecurrentSteps:
         layer = self._layers.get(id(module))
         if layer is None:
             reading_ns = perf_counter_ns()
-            layer = self._layers[id(module)] = _Layer(module, inputs, self._place_of(frame))
-            self._began_ns += perf_counter_ns() - reading_ns  # the first time takes milliseconds
+            layer = self._layers[id(module)] = _Layer(module, inputs, self._program.place_of(frame))
+            self._reading_ns += perf_counter_ns() - reading_ns  # the first time takes milliseconds
         states = [value for value in _tensors(inputs[1:]) if value.grad_fn is not None]
         if not layer.length or not any(map(layer.made, states)):
             layer.begin_sequence()
@@ -190,7 +180,7 @@ class RecurrentSteps:
 
     def _leaves(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
         now_ns = perf_counter_ns()
-        if self._call is None or get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         with contextlib.suppress(Exception):
             layer = self._layers.get(id(module))
@@ -199,10 +189,10 @@ class RecurrentSteps:
                 self._loop_ended_ns, self._has_calls = now_ns, True
                 self._calls_in_call += 1
 
-    def facts(self) -> RecurrentFacts | None:
+    def facts(self, steps: int) -> RecurrentFacts | None:
         """Return the layers with a call for each step; None where there are none."""
         layers = [layer for layer in self._layers.values() if layer.calls >= LEAST * layer.sequences]
-        steps = self._steps + (self._has_calls and not self._is_over)
+        steps = self._steps + (self._has_calls and not self._is_over)  # of those with recurrent layers
         if not layers or not self._all_ns or not steps:
             return None
         most = max(layers, key=lambda layer: layer.ns)

@@ -1,35 +1,35 @@
-"""Finds modules that are called again with the same input, so that one call would do."""
+"""Finds modules that are called again with the same input, or with one part of a batch after another.
+
+One call would do: with that input, or with the whole batch.
+"""
 
 import contextlib
-import random
 import sys
-import time
 import weakref
-from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.compared_values import are_same, input_values, state_of
-from training_profiler.inspections.flop_eligibility import is_watched
-from training_profiler.instrumentation.loop_detection.modules import is_bare, modules_within, parameters_within
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.inspections.inspection import (
+    Counts,
+    Inspection,
+    SeenCall,
+    UserProgram,
+    generator_state,
+    plain_classes,
+)
+from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import RepeatFacts
+from training_profiler.snapshot.program import RepeatFacts, SliceFacts
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
 MOST_KEPT: Final = 32  # calls that later ones are compared with
 PARAMETERS: Final = 8  # of a module that are trained, whose versions show an update
 MOST_GRADIENTS: Final = 64  # of a module, which show that a backward pass went through it
 MOST_SEEN: Final = 2_000  # parameters among which they are looked for
-
-
-class Counts(NamedTuple):
-    """What the training has done so far."""
-
-    backwards: int
-    updates: int
-    steps: int
+MOSTLY: Final = 0.9  # of the calls get a part of a batch
+_PLAIN: Final = (int, float, str, bool, type(None))
 
 
 class _Call(NamedTuple):
@@ -39,8 +39,8 @@ class _Call(NamedTuple):
     parameters: tuple[Any, ...]
     counts: Counts  # before it
     has_grad: bool
-    spent_ns: int
-    trained: tuple[Any, ...] = ()  # where parameters are whose gradients show a backward pass
+    trained: tuple[Any, ...]  # where parameters are whose gradients show a backward pass
+    spent_ns: int = 0
     buffers: tuple[int, ...] = ()  # after it: their versions
 
 
@@ -48,135 +48,99 @@ class _Open(NamedTuple):
     """A call under way; ``earlier`` is the same call before it."""
 
     key: tuple[Any, ...]
-    ended: _Call
-    earlier: _Call | None
-    generator: tuple[Any, ...] | None  # the state of torch's generators before a repeated call; None: taken for random
-    place: str
-    call: ModuleCall | None = None
-    began_ns: int = 0
+    now: _Call
+    earlier: _Call | None = None
+    generator: tuple[Any, ...] | None = None  # before a repeated call; None: it is taken for random
+    place: str = ""
 
 
-class RepeatedForward:
+class RepeatedForward(Inspection):
     """Compares the outermost calls of some steps.
 
     Nothing of the program is kept alive: inputs and states are recognized by weak references and the versions of their
     tensors.
-
-    Args:
-        place_of: returns the user's line of a stack, "" if unknown.
     """
 
-    def __init__(self, place_of: Callable[[Any], str]) -> None:
-        self._place_of = place_of
+    def __init__(self, program: UserProgram) -> None:
+        self._program = program
         self._count = self._without_grad = self._after_update = self._random = self._ns = 0
         self._steps_with: set[int] = set()  # in which calls were repeated
         self._place = ""
-        self._open: _Open | None = None
         self._ended: dict[tuple[Any, ...], _Call] = {}
         self._gradients: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # of ended calls, before a backward pass
 
     def stop(self) -> None:
         """Compare no more calls, and forget the inputs."""
-        self._open = None
         self._ended.clear()
         self._gradients.clear()
 
     def backward_begins(self, is_seen: bool) -> None:
-        """Handle the begin of a backward pass; ``is_seen``: it adds to the gradients of parameters. Does not raise."""
-        with contextlib.suppress(Exception):
-            self._gradients.clear()
-            for key, call in list(self._ended.items()):
-                if not call.trained:
-                    continue
-                if is_seen and not any(owner.is_gone for owner in call.tensors):
-                    self._gradients.append((key, _gradients(call.trained)))
-                else:
-                    self._ended[key] = call._replace(trained=())
+        """Handle the begin of a backward pass; ``is_seen``: it adds to the gradients of parameters."""
+        self._gradients.clear()
+        for key, call in list(self._ended.items()):
+            if not call.trained:
+                continue
+            if is_seen and not any(owner.is_gone for owner in call.tensors):
+                self._gradients.append((key, _gradients(call.trained)))
+            else:
+                self._ended[key] = call._replace(trained=())
 
     def backward_ends(self) -> None:
-        """Remember which calls the backward pass went through: their graphs are used. Does not raise."""
-        with contextlib.suppress(Exception):
-            for key, before in self._gradients:
-                call = self._ended.get(key)
-                if call is not None and before != _gradients(call.trained):
-                    self._ended[key] = call._replace(trained=())
-            self._gradients.clear()
+        """Remember which calls the backward pass went through: their graphs are used."""
+        for key, before in self._gradients:
+            call = self._ended.get(key)
+            if call is not None and before != _gradients(call.trained):
+                self._ended[key] = call._replace(trained=())
+        self._gradients.clear()
 
-    def begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:
-        """Handle an outermost call that is about to begin. Does not raise."""
-        with contextlib.suppress(Exception):  # of tensors that are not torch's own
-            if self._open is None and not (is_bare(module) or is_watched(sys.modules["torch"])):
-                self._begins(module, inputs, has_grad, caller, counts)
-
-    def _begins(self, module: Any, inputs: tuple[Any, ...], has_grad: bool, caller: Any, counts: Counts) -> None:
-        tensors: list[Any] = []
-        values = tuple(islice(input_values(inputs, tensors), MOST_VALUES + 1))
+    def begins(self, seen: SeenCall) -> _Open | None:
+        """Compare the call with earlier ones; return what is to be kept of it."""
+        module, tensors = seen.module, list[Any]()
+        if seen.is_bare or seen.is_watched:
+            return None
+        values = tuple(islice(input_values(seen.inputs, tensors), MOST_VALUES + 1))
         if not tensors or len(values) > MOST_VALUES:
-            return
+            return None
         key = (id(module), values, state_of(module, tensors))
         owners = [ObjectIdentity(tensor) for tensor in tensors]
-        now = _Call(owners, _versions(module), counts, has_grad, 0, _trained(module) if has_grad else ())
+        now = _Call(owners, _versions(module), seen.counts, seen.has_grad, _trained(module) if seen.has_grad else ())
         earlier = self._ended.get(key)
-        if earlier is not None and not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now)):
-            earlier = None
-        if earlier is not None and earlier.buffers != _buffers(module):
-            earlier = None  # something has changed them since, such as a mask
-        if earlier is None:
-            self._open = _Open(key, now, None, None, "")
-        else:
-            is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
-            generator = None if is_random else generator_state()
-            self._open = _Open(key, now, earlier, generator, self._place_of(caller))
+        if (
+            earlier is None
+            or not (are_same(earlier.tensors, tensors) and _is_repeated(earlier, now))
+            or earlier.buffers != _buffers(module)  # something has changed them since, such as a mask
+        ):
+            return _Open(key, now)
+        is_random = _has_dropout(module) or not all(tensor.is_cpu or tensor.is_cuda for tensor in tensors)
+        return _Open(key, now, earlier, None if is_random else generator_state(), self._program.place_of(seen.caller))
 
-    def begun(self, call: ModuleCall) -> None:
-        """Take the call that was about to begin; one whose inner calls are recorded, too, may be a trainer's."""
-        if self._open is not None and self._open.call is None:
-            is_trainer = call.is_explored
-            self._open = None if is_trainer else self._open._replace(call=call, began_ns=time.perf_counter_ns())
-
-    def ends(self, call: ModuleCall, module: Any) -> None:
-        """Handle the end of an outermost call. Does not raise."""
-        repeat = self._open
-        if repeat is None or repeat.call is not call:
-            return
-        self._open = None
-        with contextlib.suppress(Exception):  # of a generator that cannot be read
-            self._ends(repeat, module, time.perf_counter_ns() - repeat.began_ns)
-
-    def _ends(self, repeat: _Open, module: Any, spent_ns: int) -> None:
-        earlier = repeat.earlier
-        ended = repeat.ended._replace(spent_ns=spent_ns, buffers=_buffers(module))
+    def ends(self, of_call: _Open, module: Any, spent_ns: int) -> None:
+        """Keep the call, and count it where it repeats an earlier one."""
+        key, earlier = of_call.key, of_call.earlier
+        ended = of_call.now._replace(spent_ns=spent_ns, buffers=_buffers(module))
         if earlier is None:
             if len(self._ended) >= MOST_KEPT:
                 del self._ended[next(iter(self._ended))]
-            self._ended[repeat.key] = ended
+            self._ended[key] = ended
             return
         # A third call repeats the second one, whose graph may be used by then.
         latest = ended if ended.has_grad else earlier._replace(buffers=ended.buffers)
-        self._ended[repeat.key] = latest._replace(spent_ns=min(spent_ns, earlier.spent_ns))
-        is_random = repeat.generator is None or repeat.generator != generator_state()
+        self._ended[key] = latest._replace(spent_ns=min(spent_ns, earlier.spent_ns))
+        is_random = of_call.generator is None or of_call.generator != generator_state()
         self._count += 1
-        self._steps_with.add(repeat.ended.counts.steps)
+        self._steps_with.add(ended.counts.steps)
         self._ns += min(spent_ns, earlier.spent_ns)
-        self._without_grad += not (repeat.ended.has_grad and earlier.has_grad)
-        self._after_update += repeat.ended.parameters != earlier.parameters
+        self._without_grad += not (ended.has_grad and earlier.has_grad)
+        self._after_update += ended.parameters != earlier.parameters
         self._random += is_random
-        self._place = repeat.place or self._place
+        self._place = of_call.place or self._place
 
     def facts(self, steps: int) -> RepeatFacts | None:
         """Return the repeated calls of so many steps; None where no call was repeated."""
         if not self._count:
             return None
-        return RepeatFacts(
-            steps,
-            self._count,
-            self._ns / NS_PER_S,
-            self._without_grad,
-            self._after_update,
-            self._random,
-            self._place,
-            len(self._steps_with),
-        )
+        seconds, pairs = self._ns / NS_PER_S, (self._without_grad, self._after_update, self._random)
+        return RepeatFacts(steps, self._count, seconds, *pairs, self._place, len(self._steps_with))
 
 
 def _is_repeated(earlier: _Call, now: _Call) -> bool:
@@ -247,16 +211,86 @@ def _rate(module: Any, name: str) -> float | None:
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
-def generator_state() -> tuple[Any, ...]:
-    """Return the state of the generators that random numbers come from, the device's too. It waits for no device."""
-    torch, numpy_random = sys.modules["torch"], sys.modules.get("numpy.random")
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.default_generators[torch.cuda.current_device()].get_state())
-    others = () if numpy_random is None else _numpys(numpy_random)
-    return random.getstate(), *others, *(state.numpy().tobytes() for state in states)
+class _Part(NamedTuple):
+    """What a call gets of a batch."""
+
+    whole: Any
+    offset: int
+    rows: int
+    module: tuple[Any, ...]  # the module, the step, and the state before the call
+    tensors: list[Any]  # of that state
+    caller: Any
 
 
-def _numpys(numpy_random: Any) -> tuple[Any, ...]:
-    _, key, position, *_ = numpy_random.get_state()
-    return key.tobytes(), position
+class SlicedBatches(Inspection):
+    """Looks at the outermost calls of some steps, by the shapes of their inputs.
+
+    A batch counts if one module got all of its rows in one step, in one part after another. One row of a sequence,
+    without the dimension of rows, may be a moment of time. A call that gets anything else, such as a second tensor, may
+    need the one before it, as a recurrent cell does, and so may one of a module that keeps a state.
+    """
+
+    def __init__(self, program: UserProgram) -> None:
+        self._program = program
+        self._calls = self._slices = self._rows = self._of_rows = 0
+        self._whole: ObjectIdentity | None = None  # the batch whose parts are seen
+        self._module: tuple[Any, ...] = ()  # that got them, the step, and its state before the last of them
+        self._tensors: list[ObjectIdentity] = []  # of that state
+        self._seen: set[int] = set()  # offsets of its parts
+        self._seen_rows = 0
+        self._place = ""
+
+    def begins(self, seen: SeenCall) -> tuple[_Part | None] | None:
+        """Return the part of a batch that the call gets, if any; None for a call that does not count."""
+        if seen.is_bare or not seen.has_grad:
+            return None
+        with contextlib.suppress(Exception):  # of tensors that are not torch's own, or a state that cannot be compared
+            others = [value for value in seen.inputs if type(value) not in _PLAIN]
+            if len(others) == 1 and type(others[0]) in plain_classes(sys.modules["torch"]):
+                return (_part(seen, others[0]),)
+        return (None,)
+
+    def begun(self, of_call: tuple[_Part | None]) -> None:
+        """Add the part to the batch that it belongs to, and keep nothing of it."""
+        self._calls += 1
+        if of_call[0] is not None:
+            self._add(of_call[0])
+
+    def _add(self, part: _Part) -> None:
+        if (
+            self._whole is None
+            or not self._whole.matches(part.whole)
+            or self._module != part.module
+            or not are_same(self._tensors, part.tensors)
+        ):
+            self._whole, self._module, self._seen_rows = ObjectIdentity(part.whole), part.module, 0
+            self._tensors = [ObjectIdentity(tensor) for tensor in part.tensors]
+            self._seen.clear()
+        if part.offset in self._seen:
+            return
+        self._seen.add(part.offset)
+        self._seen_rows += part.rows
+        if self._seen_rows == part.whole.shape[0]:
+            self._slices += len(self._seen)
+            self._rows += self._seen_rows
+            self._of_rows = self._seen_rows
+            self._whole = None
+            self._place = self._place or self._program.place_of(part.caller)
+
+    def facts(self, steps: int) -> SliceFacts | None:
+        """Return the slices of so many steps; None without any, or where most calls have something else."""
+        if not self._slices or self._slices < MOSTLY * self._calls:
+            return None
+        return SliceFacts(steps, self._slices, self._rows / self._slices, self._of_rows, self._place)
+
+
+def _part(seen: SeenCall, tensor: Any) -> _Part | None:
+    """Return the part of a batch that a call gets; None where its input is none."""
+    whole, rows = tensor._base, tensor.shape[0] if tensor.dim() else 0
+    if whole is None or not rows or tensor.dim() != whole.dim() or tensor.shape[1:] != whole.shape[1:]:
+        return None
+    if 2 * rows > whole.shape[0] or whole.storage_offset() or tensor.stride() != whole.stride():
+        return None
+    tensors: list[Any] = []
+    module = (seen.counts.steps, id(seen.module), *state_of(seen.module, tensors))
+    return _Part(whole, tensor.storage_offset(), rows, module, tensors, seen.caller)

@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from training_profiler.base.text import printable
 from training_profiler.model.loader_workers import WorkerSums
-from training_profiler.recording.section import Section, ThreadBuffer
-from training_profiler.recording.stand_in import StandIn, stand_in
+from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section import Section
+from training_profiler.recording.timed_function import StandIn, stand_in
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.tables.sections import DATA_LOADING
 
@@ -27,39 +28,11 @@ WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batc
 _loader_ids = itertools.count(1)
 
 
-class PassCounts(Protocol):
-    """Counts the batches of one pass over a loader."""
-
-    @property
-    def phase(self) -> str | None:
-        """``TRAIN`` or ``VAL``; None while unknown."""
-
-    @property
-    def batches(self) -> int:
-        """Number of batches fetched."""
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples in all batches; None if unknown."""
-
-    @property
-    def made(self) -> "MadeBatches":
-        """Batches that the training made itself."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the program left it after its first batch."""
-
-
 class MadeBatches(NamedTuple):
     """Batches that the training process made itself and whose CPU time was measured."""
 
     number: int = 0
     cpu_ns: int = 0  # of all threads of the process
-
-    def plus(self, others: "MadeBatches") -> "MadeBatches":
-        """Return these batches and others."""
-        return MadeBatches(self.number + others.number, self.cpu_ns + others.cpu_ns)
 
 
 NONE_MADE: Final = MadeBatches()
@@ -79,19 +52,18 @@ class PhaseCounts:
         self.cut_passes = 0  # left after their first batch
 
     def add(
-        self,
-        batches: int,
-        samples: int | None,
-        wait_ns: int = 0,
-        made: MadeBatches = NONE_MADE,
-        cut_passes: int = 0,
+        self, batches: int, samples: int | None, wait_ns: int = 0, made: MadeBatches = NONE_MADE, cut_passes: int = 0
     ) -> None:
         """Add batches with so many samples in all (None: unknown)."""
         self.batches += batches
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.wait_ns += wait_ns
-        self.made = self.made.plus(made)
+        self.made = MadeBatches(self.made.number + made.number, self.made.cpu_ns + made.cpu_ns)
         self.cut_passes += cut_passes
+
+    def add_pass(self, loader_pass: Any) -> None:
+        """Add a pass over the loader in this phase."""
+        self.add(loader_pass.batches, loader_pass.samples, 0, loader_pass.made, loader_pass.is_cut)
 
 
 class LoaderArguments(NamedTuple):
@@ -121,7 +93,7 @@ class LoaderCounts:
         self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
         self.workers: WorkerSums | None = None  # None: it has none, or they were not observed
         self.by_phase = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
-        self.passes: list[PassCounts] = []  # under way, and not yet part of ``by_phase``
+        self.passes: list[Any] = []  # found by a patch, under way, and not yet part of ``by_phase``
 
     def use_arguments(self, arguments: LoaderArguments | None) -> None:
         """Remember the arguments of the loader; None keeps those known."""
@@ -142,9 +114,7 @@ class LoaderCounts:
         counts.add(ended.batches, ended.samples, ended.wait_ns, ended.made, ended.cut_passes)
         for loader_pass in list(self.passes):
             if loader_pass.phase == phase and loader_pass.batches:
-                counts.add(
-                    loader_pass.batches, loader_pass.samples, made=loader_pass.made, cut_passes=loader_pass.is_cut
-                )
+                counts.add_pass(loader_pass)
         return counts
 
     @property
@@ -163,14 +133,12 @@ class LoaderCounts:
         """Time of profile_dataloader's fetches in both phases."""
         return sum(counts.wait_ns for counts in self.by_phase.values())
 
-    def end_pass(self, loader_pass: PassCounts) -> None:
+    def end_pass(self, loader_pass: Any) -> None:
         """Add the counts of a pass that is over. A pass of unknown phase is dropped."""
         if loader_pass in self.passes:
             self.passes.remove(loader_pass)
             if loader_pass.phase is not None and loader_pass.batches:
-                self.by_phase[loader_pass.phase].add(
-                    loader_pass.batches, loader_pass.samples, made=loader_pass.made, cut_passes=loader_pass.is_cut
-                )
+                self.by_phase[loader_pass.phase].add_pass(loader_pass)
 
 
 def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
@@ -247,13 +215,8 @@ class LoaderRegistry:
 
     def drain_interval(self) -> tuple[int | None, int | None]:
         """Return (batches, samples) of training since the last call; None if no loader, or its samples, are known."""
-        batches_before, samples_before = self._drained
-        batches, samples = self._drained = self._training()
-        if not self._counts:
-            return None, None
-        if samples is None or samples_before is None:
-            return batches - batches_before, None
-        return batches - batches_before, samples - samples_before
+        before, self._drained = self._drained, self._training()
+        return self._since(before) if self._counts else (None, None)
 
     def begin_epoch(self) -> None:
         """Start counting for ``epoch_counts``."""
@@ -261,12 +224,13 @@ class LoaderRegistry:
 
     def epoch_counts(self) -> tuple[int | None, int | None]:
         """Return (batches, samples) of training since ``begin_epoch``; None if unknown."""
-        batches, samples = self._training()
-        batches_before, samples_before = self._at_epoch
-        if batches == batches_before:
-            return None, None
-        known = samples is not None and samples_before is not None
-        return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
+        batches, samples = self._since(self._at_epoch)
+        return (batches, samples) if batches else (None, None)
+
+    def _since(self, before: tuple[int, int | None]) -> tuple[int, int | None]:
+        (batches, samples), (batches_before, samples_before) = self._training(), before
+        is_known = samples is not None and samples_before is not None
+        return batches - batches_before, samples - samples_before if is_known else None  # type: ignore[operator]
 
     def _training(self) -> tuple[int, int | None]:
         training = [counts.of(TRAIN) for counts in self.all]
@@ -282,42 +246,35 @@ class FetchTimer:
 
     Args:
         counts: of the loader.
-        section: returns the section of a name on the calling thread.
-        creation: returns the section on the calling thread that adds time without counting.
-        clock: of the recorder.
+        recorder: whose sections and clock are used.
         is_training: whether batches are for training just now.
-        buffer: returns the buffer of the calling thread.
         again: is given another loader, and returns it profiled under the same name.
     """
 
     def __init__(
         self,
         counts: LoaderCounts,
-        section: Callable[[str], Any],
-        creation: Callable[[str], Any],
-        clock: Callable[[], int],
+        recorder: Recorder,
         is_training: Callable[[], bool],
-        buffer: Callable[[], ThreadBuffer],
         again: tuple[Any, ...] = (),
     ) -> None:
         self.again = again
         self._counts = counts
-        self._section, self._creation = section, creation
-        self._clock = clock
+        self._recorder = recorder
         self._is_training = is_training
-        self._buffer = buffer
 
     def create(self, loader: Iterable[Batch]) -> tuple[Iterator[Batch], int]:
         """Return the loader's own iterator, and how long that took in ns."""
-        buffer, begin_ns = self._buffer(), self._clock()
+        recorder = self._recorder
+        buffer, begin_ns = recorder.buffer(), recorder.clock()
         buffer.record_loader(self._counts.loader_id, begin_ns)
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
-            with self._creation(DATA_LOADING):
+            with recorder.time_only_section(DATA_LOADING):
                 iterator = iter(loader)
         finally:
             buffer.is_fetching = was_fetching
-        return iterator, self._clock() - begin_ns
+        return iterator, recorder.clock() - begin_ns
 
     def fetch(self, iterator: Iterator[Batch], waited_ns: int) -> Batch:
         """Return the next batch; the training has waited ``waited_ns`` for it before.
@@ -325,8 +282,9 @@ class FetchTimer:
         Raises:
             StopIteration: the loader is empty.
         """
-        section, buffer = self._section(DATA_LOADING), self._buffer()
-        begin_ns = self._clock()
+        recorder = self._recorder
+        section, buffer = recorder.section(DATA_LOADING), recorder.buffer()
+        begin_ns = recorder.clock()
         buffer.record_loader(self._counts.loader_id, begin_ns)
         section.__enter__()
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
@@ -341,7 +299,7 @@ class FetchTimer:
         finally:
             buffer.is_fetching = was_fetching
         section.__exit__(None, None, None)
-        wait_ns = waited_ns + self._clock() - begin_ns
+        wait_ns = waited_ns + recorder.clock() - begin_ns
         self._counts.add(batch_size(batch), wait_ns, self._is_training())
         return batch
 

@@ -1,5 +1,6 @@
 """Attributes that the recorder in C reads and sets without a look-up by name (native/usual_calls.h)."""
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from training_profiler.base.switch import refuses_native
@@ -14,14 +15,9 @@ class SlotFields:
     __slots__ = tuple(f"at{at}" for at in range(FIELDS))
 
 
-def _native_fields() -> Any:
-    try:
-        return None if refuses_native() else native_module().Fields
-    except Exception:  # without the recorder in C; a setting that cannot be read is reported elsewhere
-        return None
-
-
-_NATIVE: Final = _native_fields()
+_NATIVE: Any = None
+with contextlib.suppress(Exception):  # without the recorder in C; a setting that cannot be read is reported elsewhere
+    _NATIVE = None if refuses_native() else native_module().Fields
 
 if TYPE_CHECKING or _NATIVE is None:
 

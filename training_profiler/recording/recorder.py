@@ -8,7 +8,7 @@ from functools import update_wrapper
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from training_profiler.recording.dynamo import tracing_test
+from training_profiler.recording.context_type import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END, time_only
 from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.implementation import Implementation, best_implementation
@@ -22,11 +22,24 @@ from training_profiler.recording.section import (
     make_section,
 )
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.recording.step_count import StepCount
 
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
 NO_LIMIT = 1 << 62  # of a number of steps
 MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bounds memory and journal lines
+
+
+class StepCount(Fields):
+    """The number of finished steps, which the recorder counts while the session has nothing to do at their ends."""
+
+    steps: int = field(0)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def end_step(self) -> int:
+        """Count a step; return how many have ended."""
+        self.steps += 1
+        return self.steps
 
 
 class ThreadEvents(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from training_profiler.recording.context_type import SectionBase
 from training_profiler.recording.event_codes import LOADER
+from training_profiler.recording.implementation import Clock as Clock
 from training_profiler.recording.implementation import Implementation
-from training_profiler.recording.python_recorder import Clock as Clock
 from training_profiler.recording.timed_function import timed
 
 F = TypeVar("F", bound=Callable[..., Any])

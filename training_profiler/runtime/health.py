@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
-from training_profiler.recording.implementation import Implementation
-from training_profiler.recording.python_recorder import Clock
+from training_profiler.recording.implementation import Clock, Implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.fault_guard import SHARE, FaultGuard

@@ -39,8 +39,8 @@ from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
-from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.tracebacks import reraise_if_foreign
 from training_profiler.safety.fault_guard import warn
 from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
@@ -177,13 +177,7 @@ class Instrumentation:
         if detector is not None:
             self.context.later_optimizers.find_main(detector.primary_optimizer, detector.updates)
         facts = self.program.facts()._replace(
-            operators=self.flops.operators,
-            uncounted=self.flops.uncounted,
-            forward=self.flops.forward,
-            long_forward=self.flops.long_forward,
-            long_backward=self.flops.long_backward,
-            outside=self.flops.outside,
-            nan_checks=self.flops.nan_checks,
+            **self.flops.facts,
             calls=self.context.calls.facts(),
             passes_before=self._passes_before if detector is None else detector.phases.first_evaluations.facts(),
             threads=0 if torch is None else torch.get_num_threads(),

@@ -17,9 +17,8 @@ from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.implementation import best_implementation, python_implementation
-from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.recorder import Recorder, StepCount
 from training_profiler.recording.section import Clock
-from training_profiler.recording.step_count import StepCount
 from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation

@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.recording.foreign_errors import code_of_handler, is_from_signal_handler
+from training_profiler.recording.tracebacks import code_of_handler, is_from_signal_handler
 from training_profiler.safety import own_folder as descriptors
 from training_profiler.safety.fault_guard import library_of_greenlets
 from training_profiler.safety.own_folder import Descriptor, identity, raised

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from training_profiler.base.text import PREFIX
 from training_profiler.base.units import NS_PER_S
-from training_profiler.recording.foreign_errors import reraise_if_foreign
+from training_profiler.recording.tracebacks import reraise_if_foreign
 from training_profiler.safety.stream_room import takes_a_line
 
 log: Final = logging.getLogger("training_profiler")

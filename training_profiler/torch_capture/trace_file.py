@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from training_profiler.model.location import Sample
 from training_profiler.tables.sections import CLOCK_MARK, SAMPLED_LINE
@@ -74,17 +74,11 @@ def meet(marks: Iterable[tuple[int, int]], found: dict[int, Marked]) -> Pair | N
     return None if lower is None or upper is None else Pair(at_ns, at_ns + (lower + upper) // 2)
 
 
-class ClockMap:
-    """Converts the recorder's times to the trace's, linearly between the two ends of the window."""
-
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._first, self._last = pairs[0], pairs[-1]
-
-    def trace_ns(self, own_ns: int) -> int:
-        """Return the trace's time, in ns."""
-        (begin, at), (end, until) = self._first, self._last
-        drift_ns = (until - end) - (at - begin)
-        return own_ns + (at - begin) + (drift_ns * (own_ns - begin) // (end - begin) if end > begin else 0)
+def on_trace_clock(pairs: Sequence[Pair], own_ns: int) -> int:
+    """Return the trace's time, in ns, of one of the recorder's: linear between the two ends of the window."""
+    (begin, at), (end, until) = pairs[0], pairs[-1]
+    drift_ns = (until - end) - (at - begin)
+    return own_ns + (at - begin) + (drift_ns * (own_ns - begin) // (end - begin) if end > begin else 0)
 
 
 MOST_SPANS: Final = 200_000  # of a window; later spans are left out of the trace
@@ -103,31 +97,6 @@ class SampledLine(NamedTuple):
 
     line: str
     at_ns: int
-
-
-class SlowedSteps(Protocol):
-    """Records the steps, counted from 1, that a window slows."""
-
-    def begin(self, step: int) -> None:
-        """Record ``step`` as the first slowed step."""
-
-    def end(self, last: int) -> None:
-        """Record ``last`` as the last slowed step."""
-
-
-class SpanSource(Protocol):
-    """Sends the spans and sampled lines of the training thread."""
-
-    def send_every_span(
-        self,
-        to: Callable[[Any, Any, Any, int], None] | None,
-        samples_to: Callable[[Sequence[Sample]], None] | None = None,
-    ) -> None:
-        """Call these with all spans and samples of the training thread from now on. None stops it."""
-
-    @property
-    def slowed_by_capture(self) -> "SlowedSteps":
-        """The record of the steps that windows slow."""
 
 
 class CapturedSpans:
@@ -226,7 +195,7 @@ def write_trace(
     pairs = [pair for pair in (meet(group, found) for group in marks) if pair is not None]
     if not pairs:
         raise CaptureError("torch's trace does not have our marks: the window was not recorded")
-    head = _events(added, ClockMap(pairs), next(iter(found.values())))
+    head = _events(added, pairs, next(iter(found.values())))
     part = raw.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -287,15 +256,15 @@ def _with(added: bytes, raw: Path) -> Iterator[bytes]:
         yield held
 
 
-def _events(added: Sequence[WrittenSpan | SampledLine], clocks: ClockMap, mark: Marked) -> bytes:
+def _events(added: Sequence[WrittenSpan | SampledLine], pairs: Sequence[Pair], mark: Marked) -> bytes:
     place = f'"pid":{mark.pid.decode()},"tid":{mark.tid.decode()}'
     lines = []
     for event in added:
         if isinstance(event, SampledLine):
-            at = f'"ts":{_us(clocks.trace_ns(event.at_ns))},"s":"t"'
+            at = f'"ts":{_us(on_trace_clock(pairs, event.at_ns))},"s":"t"'
             lines.append(f'{{"ph":"i","cat":"{SAMPLED_LINE}","name":{_json(event.line)},{place},{at}}},\n')
             continue
-        begin_ns, end_ns = clocks.trace_ns(event.begin_ns), clocks.trace_ns(event.end_ns)
+        begin_ns, end_ns = on_trace_clock(pairs, event.begin_ns), on_trace_clock(pairs, event.end_ns)
         lines.append(
             f'{{"ph":"X","cat":"user_annotation","name":{_json(event.name)},{place},"ts":{_us(begin_ns)},'
             f'"dur":{_us(end_ns - begin_ns)},"args":{{}}}},\n'

@@ -14,12 +14,13 @@ from training_profiler.safety.files import make_inner_folder
 from training_profiler.safety.own_folder import place_of
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
-from training_profiler.torch_capture.schedule import CALLED_OFF
 from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, WrittenSpan, check_whole, write_trace
 from training_profiler.torch_capture.window import Window, free_name
 
 CHECK_S: Final = 0.25  # between two checks of the limits
 POLL_S: Final = 0.05
+PART: Final = "capture"
+CALLED_OFF: Final = "the run ended before it was written"
 
 
 class OutputLocation(NamedTuple):
@@ -28,9 +29,6 @@ class OutputLocation(NamedTuple):
     run_folder: str | None  # None: not known yet
     rank: int
     attempt: int
-
-
-PART: Final = "capture"
 
 
 class TraceWriter:
@@ -44,7 +42,7 @@ class TraceWriter:
         guard: Guard,
         median_ns: float | None = None,
     ) -> None:
-        self.thread = BackgroundThread("capture", self._run, guard, PART)
+        self.thread = BackgroundThread(PART, self._run, guard, PART)
         self.window, self.plan = window, plan
         self.path: Path | None = None  # of the written file
         self.bytes = 0
@@ -54,7 +52,6 @@ class TraceWriter:
         self.stop_s = 0.0
         self.median_ns = median_ns  # of the steps outside
         self.error: str | None = None
-        self.cleared_s: float | None = None  # duration of gc.collect() afterwards; None if not called
         self.must_report = True  # whether the result must still be reported
         self.why_dropped: str | None = None
         self._ring = ring
@@ -82,15 +79,6 @@ class TraceWriter:
         """Stop writing."""
         self._is_called_off = True
         self._is_over.set()
-
-    def add_cleanup(self, seconds: float) -> None:
-        """Record the duration of the garbage collection after the window."""
-        self.cleared_s = seconds
-
-    def explain_missing_file(self) -> None:
-        """Set the end of the run as the reason for a missing file unless there is another."""
-        if self.path is None and self.error is None:
-            self.error = CALLED_OFF
 
     def _run(self, thread: BackgroundThread) -> None:
         try:
@@ -156,14 +144,14 @@ class TraceWriter:
             if self._is_called_off:
                 raise CaptureError(CALLED_OFF)
 
-    def line(self) -> str:
-        """Return the message on a window that was written or failed."""
+    def line(self, cleared_s: float | None = None) -> str:
+        """Return the message on a window that was written or failed; ``gc.collect()`` took ``cleared_s`` afterwards."""
         window = self.window
         if self.why_dropped is not None:
             return f"a capture window was dropped: {self.why_dropped}"
         steps = _steps(window.first, window.first + len(window.ends_ns) - 1)
         if self.path is None:
-            return f"capture of {steps} failed, the training goes on: {self.error}"
+            return f"capture of {steps} failed, the training goes on: {self.error or CALLED_OFF}"
         length_s = (window.ends_ns[-1] - window.begin_ns) / NS_PER_S
         parts = [f"captured {steps} in {length_s:.3f} s"]
         if window.must_end is not None:
@@ -173,8 +161,8 @@ class TraceWriter:
             parts.append(f"steps took {ratio:.2f} times the median outside")
         parts.append(f"start {self.begin_s:.3f} s, stop {self.stop_s:.3f} s")
         parts.append(f"export {self.export_s:.3f} s (other Python code held for {self.held_s:.3f} s of it)")
-        if self.cleared_s is not None:
-            parts.append(f"clearing memory {self.cleared_s:.3f} s")
+        if cleared_s is not None:
+            parts.append(f"clearing memory {cleared_s:.3f} s")
         parts.append(f"{self.bytes / 1e6:.2f} MB")
         left_out = window.spans.left_out if window.spans is not None else 0
         if left_out:

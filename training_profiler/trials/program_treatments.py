@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from training_profiler.diagnosis.compute_fixes import can_fuse
-from training_profiler.findings.losses import Change, Losses
+from training_profiler.findings.finding import Change, Losses
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.snapshot.program import DDP, OPTIMIZER, THREADS, ZERO_GRAD, CallFacts

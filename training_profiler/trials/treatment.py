@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from training_profiler.findings.losses import Change, Losses
+from training_profiler.findings.finding import Change, Losses
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts, OptimizerFacts
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot

@@ -5,8 +5,7 @@ from typing import Final
 
 from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
-from training_profiler.findings.finding import Finding
-from training_profiler.findings.losses import Losses
+from training_profiler.findings.finding import Finding, Losses
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.trials import loader_treatments, program_treatments
 from training_profiler.trials.treatment import Edit, Treatment, TrialFacts, facts_of

@@ -1,0 +1,179 @@
+"""What the inspections of early steps have in common, and what they ask of torch and of the program."""
+
+import importlib
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.instrumentation.patches.module_call import is_compiled
+from training_profiler.recording.object_identity import ObjectIdentity
+from training_profiler.snapshot.program import COMPILE
+
+DEFAULT_DEVICE: Final = "DeviceContext"  # the class behind torch.set_default_device and "with torch.device(...)"
+VALUES: Final = 16  # of a tensor, which show a change that its version does not, such as one of ``p.data``
+DEPTH: Final = 3  # of inputs within inputs
+MOST_MODULES: Final = 64  # of which it is remembered that they have no compiled ones
+
+
+class Counts(NamedTuple):
+    """What the training has done so far."""
+
+    backwards: int
+    updates: int
+    steps: int
+
+
+class SeenCall(NamedTuple):
+    """An outermost call of a module that is about to begin."""
+
+    module: Any
+    inputs: tuple[Any, ...]
+    has_grad: bool
+    caller: Any  # the frame that makes it
+    counts: Counts
+    is_bare: bool  # the module has no parameters, as far as it is known
+    is_watched: bool  # by the program, see below
+
+
+class Inspection:
+    """Looks at the outermost calls of early steps, of which two are never under way at once.
+
+    ``EarlySteps`` suppresses what these methods raise.
+    """
+
+    def begins(self, seen: SeenCall) -> Any:
+        """Handle a call that is about to begin; return what is to be remembered, None to see no more of it."""
+
+    def is_explored(self, of_call: Any) -> None:
+        """Handle that inner calls are recorded, too: the module may be a trainer, and the call counts no more."""
+
+    def begun(self, of_call: Any) -> Any:
+        """Return what ``ends`` is to get; None to see no end of the call."""
+        return of_call
+
+    def ends(self, of_call: Any, module: Any, spent_ns: int) -> None:
+        """Handle the end of a call."""
+
+    def stop(self) -> None:
+        """Look at no more calls, decide what was found, and forget the program's objects."""
+
+    def facts(self, steps: int) -> Any:
+        """Return what was found in so many steps; None for nothing."""
+
+
+class UserProgram:
+    """What inspections ask about the program."""
+
+    def __init__(self, context: PatchContext) -> None:
+        self.optimizers = context.optimizers  # all that the program has made so far and that are alive
+        self.place_of = context.calls.place  # the user's line of a stack, "" if unknown
+        self._calls = context.calls
+        self._plain: dict[int, ObjectIdentity] = {}  # modules without compiled ones in them, by their ids
+
+    def trained(self) -> set[int]:
+        """Return the ids of the parameters that optimizers have."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def may_be_compiled(self, module: Any) -> bool:
+        """Return whether hooks inside a call could make dynamo compile again; looks through a module once."""
+        if is_compiled(module) or any(call.kind == COMPILE for call in self._calls.facts()):
+            return True
+        known = self._plain.get(id(module))
+        if known is not None and known.matches(module):
+            return False
+        if any(map(is_compiled, modules_within(module))):
+            return True
+        if len(self._plain) >= MOST_MODULES:
+            self._plain.clear()
+        self._plain[id(module)] = ObjectIdentity(module)
+        return False
+
+
+def plain_classes(torch: Any) -> tuple[type, ...]:
+    """Return the tensor classes without behaviour of their own."""
+    return (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+
+
+def mode_stack() -> list[Any]:
+    """Return the active dispatch modes of this thread, outermost first."""
+    stack: list[Any] = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode_stack()
+    return stack
+
+
+def is_profiled(torch: Any) -> bool:
+    """Return whether torch's own profiler is active; it would record each operation twice."""
+    return bool(torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())
+
+
+def is_watched() -> bool:
+    """Return whether the program may watch the operations of this thread, by a profiler or a mode of torch.
+
+    It would see those of ours. A default device is a mode, too, which only chooses where new tensors are.
+    """
+    torch = sys.modules["torch"]
+    try:
+        functions = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+        others = any(type(each).__name__ != DEFAULT_DEVICE for each in functions)
+        return others or is_profiled(torch) or bool(mode_stack())
+    except Exception:  # private: any of this may be gone
+        return True
+
+
+def why_not_counted(torch: Any, module: Any = None) -> str | None:
+    """Return what would break under a dispatch mode, or bypass it; None for nothing."""
+    if mode_stack():
+        return "another dispatch mode is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func is in use"
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # private: any of this may be gone
+    backends = {} if frames is None else getattr(frames, "cached_backends", None)
+    if backends is None or any(backend is not None for backend in backends.values()):
+        return "torch.compile is in use"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    for inner in () if module is None else modules_within(module):
+        if isinstance(inner, torch.jit.ScriptModule):
+            return "it calls modules compiled by torch.jit"
+        if isinstance(inner, torch.nn.DataParallel):
+            return "DataParallel computes on other threads"
+        if inner._compiled_call_impl is not None:
+            return "the model is compiled"
+        for tensor in (*inner._parameters.values(), *inner._buffers.values()):
+            if tensor is not None and type(tensor) not in plain_classes(torch):
+                return f"it uses tensors of class {type(tensor).__name__}"
+    return None
+
+
+def first_values(tensor: Any) -> list[float] | None:
+    """Return the first values of a tensor; None where that would wait for a device."""
+    return tensor.detach().flatten()[:VALUES].tolist() if tensor.is_cpu else None
+
+
+def tensors_within(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """Yield the tensors among inputs."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, (list, tuple)):
+        inner = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, sys.modules["torch"].Tensor):
+        yield value
+    for each in inner if depth else ():
+        yield from tensors_within(each, depth - 1)
+
+
+def generator_state() -> tuple[Any, ...]:
+    """Return the state of the generators that random numbers come from, the device's too. It waits for no device."""
+    torch, numpy_random = sys.modules["torch"], sys.modules.get("numpy.random")
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.default_generators[torch.cuda.current_device()].get_state())
+    of_numpy: tuple[Any, ...] = ()
+    if numpy_random is not None:
+        _, key, position, *_ = numpy_random.get_state()
+        of_numpy = key.tobytes(), position
+    return random.getstate(), *of_numpy, *(state.numpy().tobytes() for state in states)

@@ -44,8 +44,8 @@ ARROWS = {
         "comparison settings ranks"
     ),
     "runtime": (
-        "bootstrap base tables snapshot recording safety instrumentation inspections sampling "
-        "device torch_capture aggregation diagnosis settings reports sinks ranks storage"
+        "bootstrap base tables snapshot recording safety instrumentation inspections sampling device "
+        "torch_capture aggregation diagnosis settings reports sinks ranks storage"
     ),
     "api_disabled": "base snapshot recording",
     "api": "base tables snapshot recording safety sampling settings sinks runtime",
@@ -110,8 +110,8 @@ MAY_BE_ASSIGNED = {
     ("aggregation", "self.totals.sections"),
     ("aggregation", "totals"),
     ("api", "counts"),
-    ("component_benchmark.capture", "call"),
-    ("component_benchmark.capture", "node"),
+    ("component_benchmark.subject", "call"),
+    ("component_benchmark.subject", "node"),
     ("runtime.pipeline", "totals"),
     ("storage", "totals.coupling"),
     # Objects of Python, ctypes, torch and protobuf.

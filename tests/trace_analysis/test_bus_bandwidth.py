@@ -4,24 +4,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.traces import Trace, gpu
+from tests.trace_analysis.test_figures import collectives
 from training_profiler.tables.peaks import link_of
 
-H100 = "NVIDIA H100 80GB HBM3"
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
-
-
-def collective(trace, name, sent, received, dur, size=8, ranks=None, dtype="BFloat16", **args):
-    given = {"In msg nelems": sent, "Out msg nelems": received, "Group size": size, "dtype": dtype}
-    given["Process Group Ranks"] = str(list(range(size)) if ranks is None else ranks)
-    return trace.kernel("ncclDevKernel_X", 0, dur, stream=9, **{"Collective name": name}, **(given | args))
-
-
-def node(devices=8, name=H100):
-    return Trace(deviceProperties=[gpu(name)] * devices)
-
-
-# 64 MiB of bfloat16 on 8 devices in 1 ms: 67.1 GB/s of the message.
 
 
 @pytest.mark.parametrize(
@@ -59,9 +45,9 @@ def test_links_are_known_by_the_name_of_the_device(name, gb_s):
     )
 )
 def test_rows_add_up_to_all_communication_and_no_mean_exceeds_the_best(tmp_path, runs):
-    trace = node()
+    trace = collectives()
     for name, elements, size, dur in runs:
-        collective(trace, name, elements, elements, dur, 2, **{"Group size": size})
+        trace.events += collectives((name, elements, elements, dur), size=2, **{"Group size": size}).events
     found = trace.analysed(tmp_path).bus_bandwidths
     assert sum(row.total_ns for row in found) == sum(dur for *_, dur in runs) * 1000
     assert sum(row.count for row in found) == len(runs)

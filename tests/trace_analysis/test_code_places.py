@@ -79,15 +79,6 @@ def test_parts_add_up_whatever_overlaps(tmp_path, frames, works):
         assert idle_ns == sum(gap.gap.length_ns for gap in found.gaps)
 
 
-def test_the_order_of_events_in_the_file_does_not_matter(tmp_path):
-    trace = Trace().kernel("a", 0, 10, launched=(0, 2)).kernel("b", 300, 10, launched=(250, 2))
-    for number in range(5):
-        frame(trace, f"nn.Module: M_{number % 2}", 40 * number, 60)
-    found = trace.analysed(tmp_path).code
-    trace.events.reverse()
-    assert trace.analysed(tmp_path).code == found
-
-
 def test_lines_that_a_capture_sampled_name_its_gaps(tmp_path):
     trace = Trace().kernel("a", 0, 10, launched=(0, 2)).kernel("b", 1000, 100, launched=(900, 10))
     trace.mark(f"{CLOCK_MARK} 0", 0, 0.01).mark(f"{CLOCK_MARK} 2000000", 2000, 0.01)

@@ -1,17 +1,7 @@
 import pytest
 
-from tests.support.traces import LOOP, Trace
-from training_profiler.trace_analysis.gaps import CAUSES
-
-
-def between(*host, launched=(95, 2), length=90, **kwargs):
-    """Return a trace with a gap from 10 to 10 + length us; ``host`` are the host events during it."""
-    trace = Trace().step(1, 0, 500).kernel("k", 0, 10, launched=(0, 1))
-    for category, name, ts, dur, *tid in host:
-        trace.event(category, name, ts, dur, tid=tid[0] if tid else LOOP)
-    trace.kernel("k", 10 + length, 10, launched=launched, **kwargs)
-    return trace.op("the last", 490, 5)
-
+from tests.support.traces import Trace
+from tests.trace_analysis.test_figures import between
 
 CASES = {
     "data loader": between(
@@ -42,7 +32,3 @@ CASES = {
 @pytest.mark.parametrize("cause", CASES)
 def test_gap_cause_is_the_activity_of_the_host(cause, tmp_path):
     assert cause in [place.gap.cause for place in CASES[cause].analysed(tmp_path).gaps]
-
-
-def test_every_cause_has_a_case():
-    assert set(CASES) == set(CAUSES)

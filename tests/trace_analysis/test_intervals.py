@@ -22,26 +22,20 @@ def ints(*values):
 
 
 @given(SPANS)
-def test_union_covers_exactly_the_moments_of_its_intervals(spans):
+def test_union_has_exactly_the_moments_of_its_intervals_sorted_and_disjoint(spans):
     found = union(*arrays(spans))
-    assert found.total_ns == len(moments(spans))
     assert {t for b, e in zip(found.begin_ns, found.end_ns, strict=True) for t in range(b, e)} == moments(spans)
-
-
-@given(SPANS)
-def test_intervals_of_a_union_are_sorted_and_disjoint(spans):
-    found = union(*arrays(spans))
+    assert found.total_ns == len(moments(spans))
     assert (found.begin_ns[1:] > found.end_ns[:-1]).all()
+    if len(found.begin_ns):
+        assert found.total_ns + gaps(found).total_ns == found.end_ns[-1] - found.begin_ns[0]
 
 
 @given(SPANS, SPANS)
-def test_together_is_the_union_of_both(first, second):
-    assert together(union(*arrays(first)), union(*arrays(second))).total_ns == len(moments(first) | moments(second))
-
-
-@given(SPANS, SPANS)
-def test_overlap_is_the_intersection(first, second):
-    assert overlap(union(*arrays(first)), union(*arrays(second))) == len(moments(first) & moments(second))
+def test_together_is_the_union_of_both_and_overlap_the_intersection(first, second):
+    one, other = union(*arrays(first)), union(*arrays(second))
+    assert together(one, other).total_ns == len(moments(first) | moments(second))
+    assert overlap(one, other) == len(moments(first) & moments(second))
 
 
 @given(SPANS, SPANS)
@@ -50,13 +44,6 @@ def test_covered_is_the_overlap_with_each_window(spans, windows):
     inside = moments(spans)
     expected = [len(inside & set(range(b, e))) for b, e in zip(begins, ends, strict=True)]
     assert covered(union(*arrays(spans)), begins, ends).tolist() == expected
-
-
-@given(SPANS)
-def test_gaps_and_intervals_add_up_to_the_span(spans):
-    found = union(*arrays(spans))
-    if len(found.begin_ns):
-        assert found.total_ns + gaps(found).total_ns == found.end_ns[-1] - found.begin_ns[0]
 
 
 def test_touching_intervals_are_merged():

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load import chunks, reader
-from training_profiler.trace_analysis.load.chunks import NoPiecesError, pieces_of
+from training_profiler.trace_analysis.load import reader
 from training_profiler.trace_analysis.load.columns import CATEGORIES
-from training_profiler.trace_analysis.load.reader import read_events, read_parts
+from training_profiler.trace_analysis.load.reader import NoPiecesError, pieces_of, read_events, read_parts
 from training_profiler.trace_analysis.load.table import columns_of, read_columns
 
 MANY = Trace(distributedInfo={"rank": 3, "world_size": 8})
@@ -71,8 +70,8 @@ WRITTEN = {
 @pytest.fixture
 def small(monkeypatch):
     """Files are read in chunks of 1 kB, and cut near the end of each."""
-    monkeypatch.setattr(chunks, "_CHUNK", 1000)
-    monkeypatch.setattr(chunks, "_NEAR_END", 500)
+    monkeypatch.setattr(reader, "_CHUNK", 1000)
+    monkeypatch.setattr(reader, "_NEAR_END", 500)
 
 
 def assert_same(found, expected):
@@ -126,8 +125,8 @@ def test_events_of_any_category_are_the_same_in_pieces(kinds):
     for i, (kind, phase, keys) in enumerate(kinds):
         events.append(event(kind, phase, i, {key: ARGUMENTS[key] for key in keys}))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(chunks, "_CHUNK", 1000)
-        patch.setattr(chunks, "_NEAR_END", 500)
+        patch.setattr(reader, "_CHUNK", 1000)
+        patch.setattr(reader, "_NEAR_END", 500)
         in_pieces_and_at_once(events, Path(folder, "a.json"))
 
 
@@ -167,7 +166,7 @@ def test_objects_in_arguments_that_look_like_events_do_not_change_what_is_read(s
 
 
 def test_file_without_a_place_for_a_cut_is_read_at_once(small, monkeypatch, tmp_path):
-    monkeypatch.setattr(chunks, "MOST_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(reader, "MOST_PIECE_BYTES", 10_000)
     first, *others = MANY.events
     events = [first, *({"cat": event.get("cat")} | event for event in others)]
     path = tmp_path / "a.json"

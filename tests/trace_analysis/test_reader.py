@@ -8,7 +8,7 @@ import pytest
 from tests.support.traces import Trace
 from training_profiler.base.errors import TraceError
 from training_profiler.cli import main
-from training_profiler.trace_analysis.load import chunks
+from training_profiler.trace_analysis.load import reader
 from training_profiler.trace_analysis.load.reader import read_events
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.trace import analyse
@@ -109,24 +109,19 @@ def test_damaged_or_foreign_file_is_refused_in_one_line(case, tmp_path, capsys):
     assert found == message or (message is None and found.startswith("PATH is cut off"))
 
 
-def test_missing_file_is_refused(tmp_path, capsys):
-    message = refusal(tmp_path / "a.json", capsys)
-    assert message == "PATH does not exist; example: training-profiler trace runs/20261121-142530/captures"
-
-
-def test_folder_without_traces_is_refused(tmp_path, capsys):
+def test_paths_without_a_file_are_refused_without_waiting(tmp_path, capsys):
+    assert refusal(tmp_path / "a.json", capsys) == (
+        "PATH does not exist; example: training-profiler trace runs/20261121-142530/captures"
+    )
     (tmp_path / "notes.txt").write_text("hello")
     assert refusal(tmp_path, capsys) == "PATH holds no trace (*.pt.trace.json or *.pt.trace.json.gz)"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe", capsys) == "PATH is not a file; write the trace to a file first"
 
 
 def test_folder_is_not_a_trace(tmp_path):
     with pytest.raises(TraceError, match=r"is a folder; give a file in it, such as \*\.pt\.trace\.json\.gz$"):
         read_events(tmp_path)
-
-
-def test_pipe_is_refused_without_waiting(tmp_path, capsys):
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe", capsys) == "PATH is not a file; write the trace to a file first"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
@@ -137,7 +132,7 @@ def test_unreadable_file_is_refused(tmp_path, capsys):
 
 
 def test_gzip_bomb_is_refused_before_unpacking(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(chunks, "PACKED_FREELY_BYTES", 1 << 20)
+    monkeypatch.setattr(reader, "PACKED_FREELY_BYTES", 1 << 20)
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     size = path.stat().st_size
@@ -156,11 +151,11 @@ def test_trace_over_the_limit_is_refused(name, tmp_path):
 @pytest.mark.parametrize("length", [1, 7, 100, 5000])
 @pytest.mark.parametrize("empties", [0, 1, 3])
 def test_any_chain_of_gzip_files_is_one_trace(tmp_path, length, empties, monkeypatch):
-    monkeypatch.setattr(chunks, "_CHUNK", 37)  # so that ends of files fall on all places of a chunk
+    monkeypatch.setattr(reader, "_CHUNK", 37)  # so that ends of files fall on all places of a chunk
     path, empty = tmp_path / "t.gz", gzip.compress(b"") * empties
     parts = (gzip.compress(WHOLE[at : at + length]) for at in range(0, len(WHOLE), length))
     path.write_bytes(empty + empty.join(parts) + empty)
-    assert b"".join(chunks.chunks_of(path, 1 << 20)) == WHOLE
+    assert b"".join(reader.chunks_of(path, 1 << 20)) == WHOLE
 
 
 class Unpacked:
@@ -185,16 +180,16 @@ class Unpacked:
 @pytest.mark.parametrize("content", [b"", b" "])
 def test_many_tiny_gzip_files_are_unpacked_in_proportion(tmp_path, monkeypatch, content):
     counted, members = Unpacked(), 20_000
-    monkeypatch.setattr(chunks, "zlib", counted)
+    monkeypatch.setattr(reader, "zlib", counted)
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(WHOLE) + gzip.compress(content) * members)
-    pieces = list(chunks.chunks_of(path, 1 << 20))
+    pieces = list(reader.chunks_of(path, 1 << 20))
     assert pieces == [WHOLE + content * members]  # not one for each file
     assert counted.given <= (members + 1) * 4096
 
 
 def test_a_chain_of_millions_of_gzip_files_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(chunks, "MOST_MEMBERS", 1000)
+    monkeypatch.setattr(reader, "MOST_MEMBERS", 1000)
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(WHOLE) + gzip.compress(b"") * 999)
     assert main(["trace", str(path)]) == 0
@@ -203,26 +198,8 @@ def test_a_chain_of_millions_of_gzip_files_is_refused(tmp_path, capsys, monkeypa
     assert refusal(path, capsys) == ("PATH consists of over 1000 gzip files: no trace does, so it is not read")
 
 
-def test_concatenated_gzip_files_are_one_trace(tmp_path):
-    path = tmp_path / "a.json.gz"
-    path.write_bytes(gzip.compress(WHOLE[:40]) + gzip.compress(WHOLE[40:]))
-    assert len(read_events(path).events) == 2
-
-
-def test_plain_list_of_events_is_a_trace(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(Trace().op("a", 0, 1).events))
-    assert analyse(path).events == 1
-
-
 def read(trace, tmp_path):
     return read_columns(trace.write(tmp_path))
-
-
-def test_unordered_events_are_sorted(tmp_path):
-    columns = read(Trace().op("b", 10, 5).op("a", 1, 2), tmp_path)
-    assert [columns.names[i] for i in columns.name] == ["a", "b"]
-    assert columns.end_ns.tolist() == [3000, 15_000]
 
 
 def test_process_ids_of_different_types_are_distinct(tmp_path):
@@ -296,11 +273,6 @@ def test_names_are_kept_but_for_what_a_terminal_would_obey(tmp_path, capsys):
     assert max(map(len, out.splitlines())) < 200
 
 
-def test_arguments_of_unexpected_types_are_unknown(tmp_path):
-    found = Trace().kernel("k", 0, 1, bytes="many", **{"est. achieved occupancy %": "high"}).analysed(tmp_path)
-    assert found.kernels.rows[0].occupancy is None
-
-
 @pytest.mark.parametrize("damage", [b"1e999", b'"\xff"'])
 def test_devices_that_cannot_be_read_are_unknown(damage, tmp_path):
     path = tmp_path / "a.json"
@@ -363,13 +335,14 @@ def test_bidirectional_marks_in_names_are_visible(mark, tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [10**400, 1e308, -(10**400), "many", None, [1]])
 def test_number_that_cannot_be_added_up_is_unknown(number, tmp_path):
-    trace = Trace().kernel("k", 0, 10, **{"blocks per SM": 2.0}).kernel("k", 20, 10, **{"blocks per SM": number})
+    of_both = {"blocks per SM": number, "est. achieved occupancy %": number}
+    trace = Trace().kernel("k", 0, 10, **{"blocks per SM": 2.0}).kernel("k", 20, 10, **of_both)
     if isinstance(number, list):
         with pytest.raises(TraceError, match="is not a trace"):
             trace.analysed(tmp_path)
         return
     (kernel,) = trace.analysed(tmp_path).kernels.rows
-    assert kernel.blocks_per_sm == 2.0
+    assert (kernel.blocks_per_sm, kernel.occupancy) == (2.0, None)
 
 
 def test_events_of_unknown_categories_are_said_where_they_are_many(tmp_path):

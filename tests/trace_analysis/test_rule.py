@@ -6,9 +6,8 @@ import pytest
 
 from tests.support.golden import assert_golden
 from tests.support.traces import AUTOGRAD, Trace, gpu
-from training_profiler.trace_analysis.report.figures import saving_ms
 from training_profiler.trace_analysis.report.views import render_view
-from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.rules.findings import recommendations, saving_ms
 from training_profiler.trace_analysis.rules.registry import RULES
 
 GIB = 2**30

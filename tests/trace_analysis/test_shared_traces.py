@@ -57,34 +57,21 @@ def test_figure_equals_independent_analysis(name, key):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_parts_of_each_step_add_up_exactly(name):
-    for steps in (analysed(name).steps, *(device.steps for device in analysed(name).devices)):
+def test_figures_of_each_trace_add_up_and_little_is_unknown(name):
+    found, figures = analysed(name), data(name)
+    for steps in (found.steps, *(device.steps for device in found.devices)):
         for step in steps:
             parts = (step.compute_ns, step.exposed_communication_ns, step.exposed_copies_ns, step.idle_ns)
             assert sum(parts) == step.end_ns - step.begin_ns
             assert min(parts) >= 0
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_busy_time_and_gaps_add_up_to_the_span(name):
-    found = analysed(name)
     assert found.device.busy.total_ns + sum(found.gap_lengths_ns) == found.span_ns
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_under_5_percent_of_gaps_have_an_unknown_cause(name):
-    causes = data(name)["gap_causes_ms"]
+    causes = figures["gap_causes_ms"]
     assert causes.get("unknown", 0) < 0.05 * sum(causes.values())
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_under_2_percent_of_kernel_time_is_unclassified(name):
-    assert data(name)["unclassified_pct"] < 2
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_json_data_has_only_finite_numbers(name):
-    json.dumps(data(name), allow_nan=False)
+    assert figures["unclassified_pct"] < 2
+    assert not [rate for rate in found.roofline.rates if rate.is_above_roof]
+    assert found.roofline.rated_ns <= found.roofline.kernel_ns
+    assert found.doubts == ()
+    json.dumps(figures, allow_nan=False)
 
 
 def test_more_workers_remove_the_wait_for_data_and_raise_utilization():
@@ -132,12 +119,6 @@ def test_rates_equal_sums_over_the_file():
     assert (rate.bound, round(rate.share_of_roof, 3)) == ("compute", 0.617)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_rates_are_below_the_roof(name):
-    assert not [rate for rate in analysed(name).roofline.rates if rate.is_above_roof]
-    assert analysed(name).roofline.rated_ns <= analysed(name).roofline.kernel_ns
-
-
 def test_cause_of_gaps_is_the_loader_before_and_the_host_after():
     before, after = (data(f"v100_resnet50_workers{count}.pt.trace.json.gz")["gap_causes_ms"] for count in (0, 4))
     assert next(iter(before)) == "data loader"
@@ -177,11 +158,6 @@ def test_trace_with_launches_alone_is_incomplete():
     found = data("launches_without_kernels.pt.trace.json.gz")
     assert found["doubts"][0]["message"].startswith("77 of 77 kernel launches have no kernel")
     assert "gpu-idle" not in [finding["code"] for finding in found["recommendations"]]
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_whole_traces_are_not_doubted(name):
-    assert analysed(name).doubts == ()
 
 
 BEHIND = {"mi300x_resnet_ddp.pt.trace.json.gz", "h100_qwen_inference.pt.trace.json.gz"}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.report.figures import gap_causes, saving_ms, trace_data
+from training_profiler.trace_analysis.report.figures import gap_causes, trace_data
 from training_profiler.trace_analysis.report.views import render_view
-from training_profiler.trace_analysis.rules.recommendations import not_checked, recommendations
+from training_profiler.trace_analysis.rules.findings import not_checked, recommendations, saving_ms
 from training_profiler.trace_analysis.rules.registry import RULES
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)

@@ -84,8 +84,7 @@ def traceback_text(error: BaseException) -> str:
 def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     # These import torch, which the other commands do not need.
     from training_profiler.component_benchmark.measure import Options, measure
-    from training_profiler.component_benchmark.report import components_as_data, render_components
-    from training_profiler.component_benchmark.result import TorchStopwatch
+    from training_profiler.component_benchmark.result import TorchStopwatch, components_as_data, render_components
     from training_profiler.component_benchmark.subject import read_subject
 
     subject = read_subject(arguments.source)

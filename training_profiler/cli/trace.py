@@ -16,22 +16,24 @@ from training_profiler.findings.registry import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
 from training_profiler.storage.run_folder import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
-from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.load.chunks import keep_memory
+from training_profiler.trace_analysis.load.reader import keep_memory
 from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
-from training_profiler.trace_analysis.report.comparison import comparison_data, render_comparison
-from training_profiler.trace_analysis.report.critical_path import render_path_over_ranks
 from training_profiler.trace_analysis.report.figures import path_data, trace_data
-from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
-from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
-from training_profiler.trace_analysis.report.tables import OVER_RANKS, TABLES, over_ranks_rows, render_traces
-from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
+from training_profiler.trace_analysis.report.files import OVER_RANKS, TABLES, annotated, over_ranks_rows, render_traces
+from training_profiler.trace_analysis.report.several import are_ranks, comparison_data, render_comparison, render_ranks
+from training_profiler.trace_analysis.report.views import (
+    CRITICAL_PATH,
+    VIEWS,
+    render_path_over_ranks,
+    render_snapshot,
+    render_view,
+)
+from training_profiler.trace_analysis.rules.findings import THRESHOLDS
 from training_profiler.trace_analysis.trace import Trace, analyse
 
 PATTERNS: Final = ("*.json", "*.json.gz")
@@ -110,11 +112,7 @@ def _is_written(arguments: argparse.Namespace) -> bool:
 
 
 def _written(arguments: argparse.Namespace) -> str:
-    """Write the chosen files, and return a line for each.
-
-    Raises:
-        TraceError: a trace cannot be read, a file cannot be written, or it is the trace itself.
-    """
+    """Write the chosen files, and return a line for each."""
     paths = _files(arguments.trace)
     given = {path.resolve() for path in paths}
     contents: dict[Path, bytes] = {}
@@ -130,7 +128,15 @@ def _written(arguments: argparse.Namespace) -> str:
             page = render_traces(traces, thresholds, ranks, joined)
             contents[arguments.html] = page.encode("utf-8", "replace")
         if arguments.csv is not None:
-            contents |= _csv_files(traces, ranks, joined, arguments.csv)
+            tables = {"over_ranks": over_ranks_rows(ranks)} | {name: of(joined) for name, of in OVER_RANKS.items()}
+            for trace in traces:
+                of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
+                tables |= {f"{of}{name}": table_of(trace) for name, table_of in TABLES.items()}
+            contents |= {
+                arguments.csv / f"{name}.csv": table.csv().encode("utf-8", "replace")
+                for name, table in tables.items()
+                if table.rows
+            }
     for path, content in contents.items():
         if path.resolve() in given:
             raise TraceError(f"{path} is the trace that is read; write to another file")
@@ -140,18 +146,6 @@ def _written(arguments: argparse.Namespace) -> str:
         except OSError as error:
             raise TraceError(f"{path} cannot be written ({error.strerror})") from None
     return "".join(f"{path}\n" for path in contents)
-
-
-def _csv_files(
-    traces: Sequence[Trace], ranks: Sequence[RankCollective], joined: Graph | str | None, folder: Path
-) -> dict[Path, bytes]:
-    tables = {"over_ranks": over_ranks_rows(ranks)} | {name: of(joined) for name, of in OVER_RANKS.items()}
-    for trace in traces:
-        of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
-        tables |= {f"{of}{name}": table_of(trace) for name, table_of in TABLES.items()}
-    return {
-        folder / f"{name}.csv": table.csv().encode("utf-8", "replace") for name, table in tables.items() if table.rows
-    }
 
 
 def _text(arguments: argparse.Namespace) -> str:
@@ -194,9 +188,8 @@ def prepare_process() -> None:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Pause garbage collection, which would scan millions of objects that are all in use."""
     was_enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # it would scan millions of objects that are all in use
     try:
         yield
     finally:
@@ -235,7 +228,16 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
         extra: dict[str, Any] = {
-            "communication_over_ranks": [_rank_data(collective) for collective in ranks],
+            "communication_over_ranks": [
+                {
+                    "kind": collective.kind,
+                    "count": collective.count,
+                    "transfer_us": collective.transfer_ns / 1e3,
+                    "waiting_us": collective.waiting_ns / 1e3,
+                    "waited_for_rank": collective.latest_rank,
+                }
+                for collective in ranks
+            ],
             "late_ranks_share_of_waiting": {collective.kind: dict(collective.late) for collective in ranks},
             "critical_path_over_ranks": path_data(_joined_graph(traces)),
         }
@@ -326,13 +328,3 @@ def _joined_graph(traces: Sequence[Trace]) -> Graph | str | None:
 
 def _line(data: dict[str, Any]) -> str:
     return json.dumps(printable_data(data), allow_nan=False) + "\n"
-
-
-def _rank_data(collective: RankCollective) -> dict[str, Any]:
-    return {
-        "kind": collective.kind,
-        "count": collective.count,
-        "transfer_us": collective.transfer_ns / 1e3,
-        "waiting_us": collective.waiting_ns / 1e3,
-        "waited_for_rank": collective.latest_rank,
-    }

@@ -13,17 +13,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from training_profiler.base.errors import BenchmarkError
-from training_profiler.component_benchmark.capture import (
+from training_profiler.component_benchmark.result import ComponentBenchmark, MeasuredModule, Stopwatch, Timing
+from training_profiler.component_benchmark.subject import (
     Call,
     Node,
+    Subject,
     capture,
     copied,
     is_compiled,
     shapes_text,
+    tensors_in,
     without_compiler,
 )
-from training_profiler.component_benchmark.result import ComponentBenchmark, MeasuredModule, Stopwatch, Timing
-from training_profiler.component_benchmark.subject import Subject, tensors_in
 from training_profiler.tables.backends import ready_backends
 
 
@@ -34,7 +35,17 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> It
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # a module may replace a buffer
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     optimizer_state = copy.deepcopy(optimizer.state_dict()) if optimizer is not None else None
-    generators = _generators()
+    numpy = sys.modules.get("numpy")
+    generators = {
+        "cpu": torch.get_rng_state(),
+        "devices": {
+            ready.kind: ready.module.get_rng_state_all()
+            for ready in ready_backends(torch)
+            if hasattr(ready.module, "get_rng_state_all")
+        },
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state() if numpy is not None else None,
+    }
     for parameter, _ in gradients:
         parameter.grad = None
     try:
@@ -49,35 +60,17 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> It
             parameter.grad = gradient
         if optimizer is not None and optimizer_state is not None:
             optimizer.load_state_dict(optimizer_state)
-        _restore(generators)
+        torch.set_rng_state(generators["cpu"])
+        for kind, of_devices in generators["devices"].items():
+            getattr(torch, kind).set_rng_state_all(of_devices)
+        random.setstate(generators["python"])
+        if generators["numpy"] is not None:
+            sys.modules["numpy"].random.set_state(generators["numpy"])
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     yield from model.parameters()
     yield from model.buffers()
-
-
-def _generators() -> dict[str, Any]:
-    numpy = sys.modules.get("numpy")
-    return {
-        "cpu": torch.get_rng_state(),
-        "devices": {
-            ready.kind: ready.module.get_rng_state_all()
-            for ready in ready_backends(torch)
-            if hasattr(ready.module, "get_rng_state_all")
-        },
-        "python": random.getstate(),
-        "numpy": numpy.random.get_state() if numpy is not None else None,
-    }
-
-
-def _restore(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["cpu"])
-    for kind, of_devices in states["devices"].items():
-        getattr(torch, kind).set_rng_state_all(of_devices)
-    random.setstate(states["python"])
-    if states["numpy"] is not None:
-        sys.modules["numpy"].random.set_state(states["numpy"])
 
 
 WITH_A_COPY = "changes its input: timed with a copy of it"
@@ -93,16 +86,8 @@ class CallTiming:
     note: str | None = None
 
 
-def time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> CallTiming:
-    """Repeat a call and return its times. If the module raises when called alone, return the error as a note."""
-    try:
-        return _time_call(call, what, stopwatch, has_backward)
-    except Exception as error:
-        words = " ".join(str(error).split())[:120]
-        return CallTiming(note=f"not measured: called alone it raises {type(error).__name__}: {words}")
-
-
 def _time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> CallTiming:
+    """Repeat a call and return its times."""
     module, arguments, keywords = call.module, call.arguments, call.keywords
 
     def run() -> Any:
@@ -217,30 +202,31 @@ def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> Compone
     """
     model = subject.model
     with kept(model, subject.optimizer), torch.set_grad_enabled(options.has_backward):
-        captured = capture(subject)
+        root, never_called = capture(subject)
         passes, notes = _time_passes(subject, stopwatch, options.has_backward)
         timings: dict[str, CallTiming] = {}
         if not is_compiled(model):
-            timings[captured.root.call.key] = CallTiming(passes[FORWARD], passes.get(BACKWARD))
+            timings[root.call.key] = CallTiming(passes[FORWARD], passes.get(BACKWARD))
         with without_compiler(model):
-            _time_components(captured.root, 0, timings, stopwatch, options)
+            _time_components(root, 0, timings, stopwatch, options)
         if BACKWARD in passes:
             notes += _time_update(subject, passes, stopwatch)  # last, because it changes the weights
     first = next(iter(model.parameters()), None)
+    modes = {module.training for module in model.modules()}
     return ComponentBenchmark(
         source=subject.source,
         kind=type(model).__name__,
         parameters=_parameters(model),
         device="cpu" if first is None else str(first.device),
         dtype=str(torch.get_default_dtype() if first is None else first.dtype).removeprefix("torch."),
-        mode=_mode(model),
+        mode="mixed" if len(modes) > 1 else "train" if modes == {True} else "eval",
         threads=options.threads,
         torch=str(torch.__version__),
         passes=passes,
         loss=subject.loss_in_words,
-        root=component_of(captured.root, timings),
+        root=component_of(root, timings),
         optimizer=type(subject.optimizer).__name__ if subject.optimizer is not None else "AdamW",
-        never_called=captured.never_called,
+        never_called=never_called,
         notes=tuple([COMPILED] if is_compiled(model) else []) + tuple(notes),
     )
 
@@ -358,7 +344,12 @@ def _time_components(
     node: Node, depth: int, timings: dict[str, CallTiming], stopwatch: Stopwatch, options: Options
 ) -> None:
     if node.call.key not in timings:
-        timings[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
+        try:
+            timing = _time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
+        except Exception as error:  # of a module that is called alone
+            words = " ".join(str(error).split())[:120]
+            timing = CallTiming(note=f"not measured: called alone it raises {type(error).__name__}: {words}")
+        timings[node.call.key] = timing
     if options.depth is None or depth < options.depth:
         for inner in node.children.values():
             _time_components(inner, depth + 1, timings, stopwatch, options)
@@ -366,8 +357,3 @@ def _time_components(
 
 def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _mode(model: nn.Module) -> str:
-    modes = {module.training for module in model.modules()}
-    return "mixed" if len(modes) > 1 else "train" if modes == {True} else "eval"

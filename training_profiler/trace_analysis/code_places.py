@@ -90,16 +90,6 @@ class CodePlaces:
     lines: TracedPlaces
     sampled: SampledLines
 
-    @property
-    def gap_modules(self) -> Sequence[GapPlace]:
-        """The module of each gap; empty if the trace has no modules."""
-        return self.modules.of_gaps
-
-    @property
-    def gap_lines(self) -> Sequence[GapPlace]:
-        """The line of each gap; empty if the trace has neither stacks nor samples."""
-        return self.lines.of_gaps or self.sampled.of_gaps
-
 
 def code_places(events: TracedEvents, gaps: Sequence[Gap], is_counted: Bools) -> CodePlaces:
     """Return the places of the code, as far as the trace has annotations, modules and stacks.
@@ -107,16 +97,23 @@ def code_places(events: TracedEvents, gaps: Sequence[Gap], is_counted: Bools) ->
     All ``gaps``, in order of time, have a place; those of ``is_counted`` are in the sums of the places.
     """
     columns, launches = events.columns, events.launches
-    device_ns = _device_ns(columns)
+    ns = np.zeros(len(columns.begin_ns), np.int64)
+    works = columns.is_gpu()
+    for device in distinct(columns.device[works]).tolist():
+        np.add.at(ns, *timeline_of(columns, works & (columns.device == device)).spent())
+    device_ns = ns
 
     def places(labels: Sequence[str], label: Ints) -> TracedPlaces:
         return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, is_counted, device_ns)
 
     is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
     of_sections = np.where(is_section(columns) & ~is_mark, columns.name, NONE)
+    names = [name.removeprefix(_MODULE) if name.startswith(_MODULE) else "" for name in columns.names]
+    of_script = columns.script_modules
+    modules = _numbered_of_functions(columns, names) or _numbered(of_script.texts, of_script.index)
     return CodePlaces(
         places(columns.names, of_sections),
-        places(*_modules(columns)),
+        places(*modules),
         places(*_lines(columns)),
         _sampled(columns, launches, gaps, is_counted),
     )
@@ -152,16 +149,7 @@ def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tup
     return begin_ns, np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
 
 
-def _modules(columns: Columns) -> tuple[list[str], Ints]:
-    """Return the names of modules, and that of each event; -1 for none."""
-    names = [name.removeprefix(_MODULE) if name.startswith(_MODULE) else "" for name in columns.names]
-    return _numbered_of_functions(columns, names) or _numbered(
-        columns.script_modules.texts, columns.script_modules.index
-    )
-
-
 def _lines(columns: Columns) -> tuple[list[str], Ints]:
-    """Return the lines of the program, and that of each event; -1 for none."""
     found = _numbered_of_functions(columns, [line_of(name) for name in columns.names])
     if found is not None:
         return found
@@ -199,15 +187,6 @@ def _numbered(texts: Sequence[str], text: Ints) -> tuple[list[str], Ints]:
     labels, index = numbered(texts)
     index = np.where([bool(label) for label in labels], np.arange(len(labels)), NONE)[index] if len(labels) else index
     return labels, np.append(index, NONE)[text]
-
-
-def _device_ns(columns: Columns) -> Ints:
-    """Return how long each work is the newest on its device: the sum is the time in which devices are busy."""
-    ns = np.zeros(len(columns.begin_ns), np.int64)
-    works = columns.is_gpu()
-    for device in distinct(columns.device[works]).tolist():
-        np.add.at(ns, *timeline_of(columns, works & (columns.device == device)).spent())
-    return ns
 
 
 def _places(
@@ -248,8 +227,6 @@ def _places(
 
 
 class _Stacks:
-    """The innermost place that is open on a thread at a time."""
-
     def __init__(self, columns: Columns, which: Bools) -> None:
         self._columns = columns
         self._main = main_thread(columns)
@@ -308,7 +285,6 @@ def _idle(
 
 
 def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints, Ints]:
-    """Return the pieces of gaps: the index of the gap, the row of the place, and the length."""
     end_ns, device, following = (
         np.array([(gap.end_ns, gap.device, gap.next_row) for gap in gaps], np.int64).reshape(-1, 3).T
     )

@@ -12,9 +12,9 @@ import numpy as np
 from training_profiler.base.units import NS_PER_S
 from training_profiler.tables.peaks import DeviceLink, link_of
 from training_profiler.trace_analysis.events import TracedEvents
+from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS, OPTIMIZER
 from training_profiler.trace_analysis.launches import nearest
 from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints, distinct
-from training_profiler.trace_analysis.phases import BACKWARD, MARKS, OPTIMIZER
 from training_profiler.trace_analysis.timeline import covered
 
 _KINDS: Final = (
@@ -78,7 +78,6 @@ def collectives(events: TracedEvents) -> tuple[Collective, ...]:
 
 
 def _grouped(events: TracedEvents, key_of: Callable[[int], K]) -> dict[K, Ints]:
-    """Return the rows of what communicates, in order of time, by the key of each."""
     rows_of: dict[K, list[int]] = {}
     for row in np.flatnonzero(events.communicates).tolist():
         rows_of.setdefault(key_of(row), []).append(row)
@@ -149,7 +148,6 @@ def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective
 
 
 def _matched(runs: Sequence[Runs]) -> Ints | None:
-    """Return the places of the runs that all ranks have, one row a rank; None if they cannot be matched."""
     numbers = [run.sequence for run in runs]
     if all((number != NONE).all() and len(distinct(number)) == len(number) for number in numbers):
         common = reduce(np.intersect1d, numbers)
@@ -161,7 +159,6 @@ def _matched(runs: Sequence[Runs]) -> Ints | None:
 
 
 def _over_groups(kind: str, groups: Sequence[tuple[list[int], Ints]]) -> RankCollective:
-    """Return waiting and transfer over process groups; each table of runs has one row a rank."""
     ranks = sorted({rank for members, _ in groups for rank in members})
     place = {rank: i for i, rank in enumerate(ranks)}
     waited, caused, count = (np.zeros(len(ranks), np.int64) for _ in range(3))
@@ -175,21 +172,16 @@ def _over_groups(kind: str, groups: Sequence[tuple[list[int], Ints]]) -> RankCol
         count[at] += table.shape[1]
         np.add.at(caused, at[table.argmin(axis=0)], waiting.sum(axis=0))
     each = int(count.sum())
+    total = int(caused.sum())
+    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused.tolist(), strict=True) if total]
     return RankCollective(
         kind,
         round(each / len(ranks)),
         transfer_ns / each,
         int(waited.sum()) / each,
         ranks[int((waited / count).argmin())],
-        _late(ranks, caused),
+        tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1])),
     )
-
-
-def _late(ranks: Sequence[int], caused_ns: Ints) -> tuple[tuple[int, float], ...]:
-    """Return the ranks that were last in runs with a tenth of all waiting or more, the one with most first."""
-    total = int(caused_ns.sum())
-    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused_ns.tolist(), strict=True) if total]
-    return tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1]))
 
 
 def kind_of(columns: Columns, row: int) -> str:
@@ -257,7 +249,14 @@ def bus_bandwidths(events: TracedEvents) -> tuple[BusBandwidth, ...]:
 
     def key_of(row: int) -> tuple[str, int | None, int | None, DeviceLink | None]:
         kind, size = kind_of(columns, row), _group_size(columns, row)
-        return kind, _message(columns, row, kind, size), size, _link(columns, row)
+        sent, received = int(columns.messages.sent_bytes[row]), int(columns.messages.received_bytes[row])
+        if kind == "all_gather":
+            message = received if received > 0 else sent * (size or 0)
+        elif kind in ("all_reduce", "reduce_scatter", "all_to_all"):
+            message = sent
+        else:
+            message = max(sent, received)
+        return kind, (message if message > 0 else None), size, _link(columns, row)
 
     found = []
     for (kind, message, size, link), rows in _grouped(events, key_of).items():
@@ -281,20 +280,7 @@ def _group_size(columns: Columns, row: int) -> int | None:
     return size if size > 1 else None
 
 
-def _message(columns: Columns, row: int, kind: str, size: int | None) -> int | None:
-    """Return the bytes of the message as nccl-tests counts them."""
-    sent, received = int(columns.messages.sent_bytes[row]), int(columns.messages.received_bytes[row])
-    if kind == "all_gather":
-        message = received if received > 0 else sent * (size or 0)
-    elif kind in ("all_reduce", "reduce_scatter", "all_to_all"):
-        message = sent
-    else:
-        message = max(sent, received)
-    return message if message > 0 else None
-
-
 def _ranks(columns: Columns, row: int) -> list[int] | None:
-    """Return the ranks of the group; None if the trace does not have them, or not all of them."""
     written = columns.messages.group_ranks
     return _decoded(written.texts[written.index[row]].strip('"'))
 

@@ -9,8 +9,9 @@ import numpy as np
 from training_profiler.base.errors import TraceError
 from training_profiler.base.units import counted
 from training_profiler.tables.sections import CLOCK_MARK
-from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.events import StepParts, TracedEvents
+from training_profiler.trace_analysis.host_activity import step_of_each
 from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.load.columns import (
     NONE,
@@ -22,8 +23,6 @@ from training_profiler.trace_analysis.load.columns import (
     numbered,
     ranked,
 )
-from training_profiler.trace_analysis.phases import launched_at
-from training_profiler.trace_analysis.timeline import step_at
 from training_profiler.trace_analysis.trace import Trace
 
 Key = tuple[str, str]  # a name, and the shapes of inputs or ""
@@ -41,107 +40,73 @@ class PerStep:
 PerStepOf = Mapping[Key, PerStep]
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """The work of a trace by several keys. Device work belongs to the step that launched it."""
+def step_work(events: TracedEvents) -> dict[str, PerStepOf]:
+    """Return the work per step by table; of the whole recording if no steps are marked.
 
-    kinds: PerStepOf  # kernels by kind
-    kernels: PerStepOf
-    operators: PerStepOf  # device time of what they launched themselves
-    shapes: PerStepOf  # the same by input shapes; empty without recorded shapes
-    host_operators: PerStepOf  # self time on the host
-    host_shapes: PerStepOf
-
-
-def step_work(events: TracedEvents) -> StepWork:
-    """Return the work per step; of the whole recording if no steps are marked."""
+    Device work belongs to the step that launched it. Tables by shape are empty without recorded shapes.
+    """
     columns, nesting, launches = events.columns, events.nesting, events.launches
-    times = _Times(_step_of_each(events), len(events.scope.parts))
+    step, steps = step_of_each(events), len(events.scope.parts)
     kernels = np.flatnonzero(columns.is_of("kernel"))
-    length_ns = columns.length_ns
-    kinds, kind = numbered([kernel_names.kind_of(name) for name in columns.names])
+    kinds, kind = numbered([known_names.kind_of(name) for name in columns.names])
     names = [(name, "") for name in columns.names]
     works = np.flatnonzero(launches.operator != NONE)
     operator = launches.operator[works]
     on_host = np.flatnonzero(columns.is_of("cpu_op"))
     pairs, pair = numbered((columns.name * (len(columns.shape_texts) + 1) + columns.shapes + 1).tolist())
     texts = ("", *columns.shape_texts)
-    with_shapes = [(columns.names[key // len(texts)], texts[key % len(texts)]) for key in pairs]
+    shapes = [(columns.names[key // len(texts)], texts[key % len(texts)]) for key in pairs]
     has_shapes = any(columns.shape_texts)
-    return StepWork(
-        kinds=times.by(kernels, kind[columns.name[kernels]], [(name, "") for name in kinds], length_ns),
-        kernels=times.by(kernels, columns.name[kernels], names, length_ns),
-        operators=times.by(works, columns.name[operator], names, length_ns),
-        shapes=times.by(works, pair[operator], with_shapes, length_ns) if has_shapes else {},
-        host_operators=times.by(on_host, columns.name[on_host], names, nesting.self_ns),
-        host_shapes=times.by(on_host, pair[on_host], with_shapes, nesting.self_ns) if has_shapes else {},
-    )
+
+    def by(rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
+        is_within = step[rows] != NONE
+        return _means_by_group(step[rows[is_within]], steps, group[is_within], labels, values_ns[rows[is_within]])
+
+    return {
+        "kernel_kinds": by(kernels, kind[columns.name[kernels]], [(name, "") for name in kinds], columns.length_ns),
+        "kernels": by(kernels, columns.name[kernels], names, columns.length_ns),
+        "operators": by(works, columns.name[operator], names, columns.length_ns),
+        "operators_by_shape": by(works, pair[operator], shapes, columns.length_ns) if has_shapes else {},
+        "host_operators": by(on_host, columns.name[on_host], names, nesting.self_ns),
+        "host_operators_by_shape": by(on_host, pair[on_host], shapes, nesting.self_ns) if has_shapes else {},
+    }
 
 
-def _step_of_each(events: TracedEvents) -> Ints:
-    """Return the step of each event, of device work that of its launch; -1 for none.
-
-    Without marked steps all is one: the call that launched the first work precedes it.
-    """
-    if not events.steps:
-        return np.zeros(len(events.columns.begin_ns), np.int64)
-    return step_at(events.steps, launched_at(events, np.arange(len(events.columns.begin_ns))))
-
-
-class _Times:
-    """Adds up times by step and group."""
-
-    def __init__(self, step: Ints, steps: int) -> None:
-        self._step, self._steps = step, steps
-
-    def by(self, rows: Ints, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
-        """Return the means of each group that has ``rows``."""
-        is_within = self._step[rows] != NONE
-        rows, group = rows[is_within], group[is_within]
-        if not len(rows):
-            return {}
-        keys, number = numbered(labels)  # names that were cut can be the same
-        group = number[group]
-        cells, cell = ranked(group * self._steps + self._step[rows])
-        in_step_ns = np.bincount(cell, values_ns[rows])
-        of, which = ranked(cells // self._steps)
-        counts = np.bincount(which, np.bincount(cell)) / self._steps
-        mean_ns = np.bincount(which, in_step_ns) / self._steps
-        errors: list[float | None] = [None] * len(of)
-        if self._steps > 1:
-            # Steps without the group are zeros: each adds the square of the mean.
-            missing = self._steps - np.bincount(which)
-            squares = np.bincount(which, (in_step_ns - mean_ns[which]) ** 2) + missing * mean_ns**2
-            errors = (squares / (self._steps - 1) / self._steps).tolist()
-        return {
-            keys[label]: PerStep(*numbers)
-            for label, *numbers in zip(of.tolist(), counts.tolist(), mean_ns.tolist(), errors, strict=True)
-        }
+def _means_by_group(step: Ints, steps: int, group: Ints, labels: Sequence[Key], values_ns: Ints) -> PerStepOf:
+    """Return the means of each group that has rows; ``step`` and ``group`` are those of each row."""
+    if not len(step):
+        return {}
+    keys, number = numbered(labels)  # names that were cut can be the same
+    cells, cell = ranked(number[group] * steps + step)
+    in_step_ns = np.bincount(cell, values_ns)
+    of, which = ranked(cells // steps)
+    counts = np.bincount(which, np.bincount(cell)) / steps
+    mean_ns = np.bincount(which, in_step_ns) / steps
+    errors: list[float | None] = [None] * len(of)
+    if steps > 1:
+        # Steps without the group are zeros: each adds the square of the mean.
+        missing = steps - np.bincount(which)
+        squares = np.bincount(which, (in_step_ns - mean_ns[which]) ** 2) + missing * mean_ns**2
+        errors = (squares / (steps - 1) / steps).tolist()
+    rows = zip(of.tolist(), counts.tolist(), mean_ns.tolist(), errors, strict=True)
+    return {keys[label]: PerStep(*numbers) for label, *numbers in rows}
 
 
 CallPath = tuple[str, ...]  # names, the outermost first
 _TRANSPARENT: Final = (STEP_NAME, CLOCK_MARK)  # each has a number of its own in its name
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """All calls with one path; per step. A total is the self time with that of all paths that begin with this one."""
+def call_tree(events: TracedEvents) -> Mapping[CallPath, Sequence[PerStep]]:
+    """Return the branches of the tree, each after the one around it: the calls with one path, per step.
 
-    host_self: PerStep  # with the calls of the runtime
-    host_total: PerStep
-    device_self: PerStep  # of the work that they launched themselves
-    device_total: PerStep
-
-
-def call_tree(events: TracedEvents) -> Mapping[CallPath, Branch]:
-    """Return the branches of the tree, each after the one around it; device work belongs to the step that launched it.
-
+    Of each, that is the self time on the host (with the calls of the runtime), that with all paths that begin with it,
+    and both on the device, for the work that they launched. That belongs to the step that launched it.
     A step is not a part of a path. Operators of the backward pass run on a thread of their own and begin a path there.
     """
     columns, operator = events.columns, events.launches.operator
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation"))
     paths, parent, branch = _paths(columns, nesting)
-    step, steps = _step_of_each(events), len(events.scope.parts)
+    step, steps = step_of_each(events), len(events.scope.parts)
     calls = np.flatnonzero((branch != NONE) & (step != NONE))
     works = np.flatnonzero((operator != NONE) & (step != NONE))
     works = works[branch[operator[works]] != NONE]
@@ -151,11 +116,10 @@ def call_tree(events: TracedEvents) -> Mapping[CallPath, Branch]:
     named = calls[~_is_transparent(columns)[calls]]
     count = np.bincount(branch[named], minlength=len(paths)) / steps
     columns_of = [_means(count, own) for own in (host, _total(host, parent), device, _total(device, parent))]
-    return {path: Branch(*parts) for path, *parts in zip(paths, *columns_of, strict=True)}
+    return {path: parts for path, *parts in zip(paths, *columns_of, strict=True)}
 
 
 def _is_transparent(columns: Columns) -> Bools:
-    """Return which events belong to the path around them."""
     return columns.named(lambda name: name.startswith(_TRANSPARENT))
 
 
@@ -178,7 +142,6 @@ def _paths(columns: Columns, nesting: Nesting) -> tuple[list[CallPath], list[int
 
 
 def _total(own: Ints, parent: list[int]) -> Ints:
-    """Return the sum over each branch and all within it; a branch comes after the one around it."""
     total = own.copy()
     for branch in reversed(range(len(parent))):
         if parent[branch] != NONE:
@@ -200,8 +163,6 @@ BAND_OF_MANY: Final = 3.0  # in tables of many rows; exceeded by chance by fewer
 STEP: Final = "step"
 RECORDING: Final = "recording"
 _ABSENT: Final = PerStep(0.0, 0.0, 0.0)
-_NO_BRANCH: Final = Branch(_ABSENT, _ABSENT, _ABSENT, _ABSENT)
-_PARTS: Final = ("host_self", "host_total", "device_self", "device_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +262,7 @@ def compare(before: Trace, after: Trace) -> TraceComparison:
 
 
 def _unit(before: Trace, after: Trace) -> str:
-    """Return what both traces can be divided into.
-
-    Raises:
-        TraceError: only one of them has marked steps.
-    """
+    """Return what both traces can be divided into; they cannot be compared if only one has marked steps."""
     if before.steps and after.steps:
         return STEP
     if before.steps or after.steps:
@@ -320,7 +277,6 @@ def _unit(before: Trace, after: Trace) -> str:
 
 
 def _repetitions(analysis: Trace, unit: str) -> int:
-    """Return how many units (steps, or repetitions) a window holds."""
     return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
 
 
@@ -333,29 +289,20 @@ def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> T
 
 
 def _band(errors: float, before: float, after: float) -> float:
-    """Return so many standard errors of a difference of means with unequal variances (Welch 1947).
-
-    ``before`` and ``after`` are the squared standard errors of the two means.
-    """
+    """Return so many standard errors of a difference of means (Welch 1947), from the squared errors of both."""
     return errors * float(np.sqrt(before + after))
 
 
 def _work(before: Trace, after: Trace, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
-    """Return the tables of operators, shapes and kernels."""
     old, new = step_work(before), step_work(after)
-    tables = {"host_operators": (old.host_operators, new.host_operators)}
-    if not (before.has_gpu and after.has_gpu):
-        tables["host_operators_by_shape"] = (old.host_shapes, new.host_shapes)
-    else:
-        tables = {
-            "kernel_kinds": (old.kinds, new.kinds),
-            "kernels": (old.kernels, new.kernels),
-            "operators": (old.operators, new.operators),
-            "operators_by_shape": (old.shapes, new.shapes),
-        } | tables
-    tables = {name: sides for name, sides in tables.items() if all(sides) or not name.endswith("by_shape")}
+    has_gpu = before.has_gpu and after.has_gpu
+    shown = [name for name in old if (name != "host_operators_by_shape" if has_gpu else name.startswith("host"))]
     each = _each(before, after, unit)
-    return {name: _differences(*sides, each) for name, sides in tables.items()}
+    return {
+        name: _differences(old[name], new[name], each)
+        for name in shown
+        if not name.endswith("by_shape") or (old[name] and new[name])
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,12 +314,10 @@ class _Each:
     has_band: bool
 
     def difference(self, name: str, old: PerStep, new: PerStep) -> TraceDifference:
-        """Return the difference of two means."""
         band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if self.has_band else None
         return TraceDifference(name, old.mean_ns / self.before, new.mean_ns / self.after, band)
 
     def counts(self, old: PerStep, new: PerStep) -> tuple[float, float]:
-        """Return the counts on either side."""
         return old.count / self.before, new.count / self.after
 
 
@@ -392,14 +337,13 @@ def _differences(before: PerStepOf, after: PerStepOf, each: _Each) -> tuple[Work
 
 
 def _tree(before: Trace, after: Trace, unit: str) -> tuple[BranchDifference, ...]:
-    """Return the branches of both trees, each after the one around it."""
     each = _each(before, after, unit)
     trees = call_tree(before), call_tree(after)
     rows = []
     for path in sorted(trees[0].keys() | trees[1].keys()):
-        old, new = (tree.get(path, _NO_BRANCH) for tree in trees)
-        parts = (each.difference(path[-1], getattr(old, part), getattr(new, part)) for part in _PARTS)
-        rows.append(BranchDifference(path, each.counts(old.host_self, new.host_self), *parts))
+        old, new = (tree.get(path, (_ABSENT,) * 4) for tree in trees)
+        parts = (each.difference(path[-1], *both) for both in zip(old, new, strict=True))
+        rows.append(BranchDifference(path, each.counts(old[0], new[0]), *parts))
     return tuple(rows)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
-from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.host_activity import TO_HOST
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, is_launched_before, without_work
@@ -48,7 +48,7 @@ def unseen_at_begin(events: TracedEvents) -> Intervals:
     columns, launches = events.columns, events.launches
     rows = np.flatnonzero(columns.is_gpu())
     first_ns = int(columns.begin_ns[rows[0]])
-    waits = columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
+    waits = columns.named(known_names.SYNCHRONIZE.search, columns.is_of("cuda_runtime"))
     is_read = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy")) & (launches.call != NONE)
     waits[launches.call[is_read]] = True
     call = launches.call[rows[0]]
@@ -84,32 +84,33 @@ class Doubt:
 
 def doubts_of(events: TracedEvents, unseen: Intervals) -> tuple[Doubt, ...]:
     """Return what speaks against the figures about the device; nothing for a trace that is whole."""
-    found = (
-        _lost_kernels(events),
-        _empty_graphs(events),
-        _lost_halves(events.columns),
-        _longer_than_step(events),
-        _before_launch(events),
-        _unseen_work(unseen, events.scope),
-        _captures(events),
-        _excerpt(events.columns),
-        _hole(events.columns),
-    )
-    return tuple(doubt for doubt in found if doubt is not None)
+    halves, unseen_ns = events.columns.lost_halves, events.scope.within(unseen)
+    found = {
+        "lost-kernels": _lost_kernels(events),
+        "graphs-without-kernels": _empty_graphs(events),
+        "lost-halves": f"{counted(halves, 'piece')} of device work with only a begin or only an end" if halves else "",
+        "kernel-longer-than-step": _longer_than_step(events),
+        "work-before-launch": _before_launch(events),
+        "work-not-recorded": not_recorded(unseen_ns) if _is_much(unseen_ns, events.scope) else "",
+        "graphs-captured": _captures(events),
+        "excerpt": _excerpt(events.columns),
+        "clock-jump": _hole(events.columns),
+    }
+    return tuple(Doubt(code, message) for code, message in found.items() if message)
 
 
-def _lost_kernels(events: TracedEvents) -> Doubt | None:
+def _lost_kernels(events: TracedEvents) -> str:
     """The last launches may be few: their kernels can have been long."""
     calls, lost = events.lost.calls, events.lost.lost
     since_ns = events.lost.since_ns(events.columns)
     if not len(lost) or (len(lost) < LEAST_LOST * len(calls) and not _is_long_without(events, since_ns)):
-        return None
+        return ""
     message = f"{len(lost)} of {len(calls)} kernel launches have no kernel"
     if not events.has_gpu:
         message += ": the work of the device was not recorded"
     elif since_ns is not None:
         message += ", all of them the last ones: the buffer was full, or the recording ended before the device"
-    return Doubt("lost-kernels", message)
+    return message
 
 
 def _is_long_without(events: TracedEvents, since_ns: int | None) -> bool:
@@ -125,23 +126,13 @@ def _is_much(unseen_ns: int, scope: Scope) -> bool:
     return unseen_ns >= LEAST_UNSEEN_NS and unseen_ns > MOST_UNSEEN * scope.wall_ns
 
 
-def _empty_graphs(events: TracedEvents) -> Doubt | None:
+def _empty_graphs(events: TracedEvents) -> str:
     calls, lost = without_work(events.columns, events.launches, is_graph_launch(events.columns))
-    if not len(lost):
-        return None
-    message = f"{len(lost)} of {counted(len(calls), 'graph replay')} have no kernels: graphs were not traced"
-    return Doubt("graphs-without-kernels", message)
+    said = f"{len(lost)} of {counted(len(calls), 'graph replay')} have no kernels: graphs were not traced"
+    return said if len(lost) else ""
 
 
-def _lost_halves(columns: Columns) -> Doubt | None:
-    if not columns.lost_halves:
-        return None
-    return Doubt(
-        "lost-halves", f"{counted(columns.lost_halves, 'piece')} of device work with only a begin or only an end"
-    )
-
-
-def _longer_than_step(events: TracedEvents) -> Doubt | None:
+def _longer_than_step(events: TracedEvents) -> str:
     """The host can be ahead of the device, so a kernel may outlast its step, though not by much in each of several.
 
     A collective may wait for other ranks, and the only step may end before its work: these are compared with all that
@@ -150,39 +141,32 @@ def _longer_than_step(events: TracedEvents) -> Doubt | None:
     columns, steps, duration = events.columns, events.steps, events.columns.length_ns
     host = ~columns.is_gpu()
     if not steps or not host.any():
-        return None
+        return ""
     longest_ns = max(step.wall_ns for step in steps)
     all_ns = int(columns.end_ns[host].max() - columns.begin_ns[host].min())
     most_ns = MOST_STEPS * longest_ns if len(steps) > 1 else all_ns
     is_long = duration > np.where(events.communicates, max(all_ns, most_ns), most_ns)
     rows = np.flatnonzero(columns.is_of("kernel") & is_long)
     if not len(rows):
-        return None
+        return ""
     row = int(rows[duration[rows].argmax()])
-    return Doubt(
-        "kernel-longer-than-step",
+    return (
         f"{counted(len(rows), 'kernel')} cannot be as long as recorded: {duration[row] / NS_PER_MS:.1f} ms in steps of "
-        f"at most {longest_ns / NS_PER_MS:.1f} ms ({columns.name_of(row)[:60]})",
+        f"at most {longest_ns / NS_PER_MS:.1f} ms ({columns.name_of(row)[:60]})"
     )
 
 
-def _before_launch(events: TracedEvents) -> Doubt | None:
+def _before_launch(events: TracedEvents) -> str:
     begin_ns, call = events.columns.begin_ns, events.launches.call
     rows = np.flatnonzero(call != NONE)
     early_ns = begin_ns[call[rows]] - begin_ns[rows]
     count = int((early_ns > EARLIER_NS).sum())
     if not count or count < LEAST_EARLIER * len(rows):
-        return None
-    return Doubt(
-        "work-before-launch",
+        return ""
+    return (
         f"{count} of {len(rows)} pieces of device work begin before their launch, by up to "
-        f"{early_ns.max() / NS_PER_MS:.3f} ms: the clocks of host and device do not agree",
+        f"{early_ns.max() / NS_PER_MS:.3f} ms: the clocks of host and device do not agree"
     )
-
-
-def _unseen_work(unseen: Intervals, scope: Scope) -> Doubt | None:
-    unseen_ns = scope.within(unseen)
-    return Doubt("work-not-recorded", not_recorded(unseen_ns)) if _is_much(unseen_ns, scope) else None
 
 
 def not_recorded(unseen_ns: int) -> str:
@@ -193,44 +177,39 @@ def not_recorded(unseen_ns: int) -> str:
     )
 
 
-def _captures(events: TracedEvents) -> Doubt | None:
+def _captures(events: TracedEvents) -> str:
     share = events.scope.within(union(*captures_of(events.columns))) / max(1, events.scope.wall_ns)
     if share <= MOST_CAPTURED:
-        return None
-    message = f"graphs are captured for {share:.0%} of {events.scope.time}: what is captured does not run then"
-    return Doubt("graphs-captured", message)
+        return ""
+    return f"graphs are captured for {share:.0%} of {events.scope.time}: what is captured does not run then"
 
 
-def _excerpt(columns: Columns) -> Doubt | None:
+def _excerpt(columns: Columns) -> str:
     """Torch numbers operators one after another as they begin; a tool that filters a trace leaves their numbers."""
     number = columns.external[columns.is_of("cpu_op") & (columns.external > 0)]
     if len(number) < 2 or (np.diff(number) > 0).mean() < LEAST_ASCENDING:
-        return None
+        return ""
     kept, numbered = len(distinct(number)), int(number.max() - number.min()) + 1
     if numbered - kept < LEAST_LEFT_OUT or kept >= LEAST_KEPT * numbered:
-        return None
-    return Doubt(
-        "excerpt",
-        f"{kept:,} operators are left of {numbered:,} events that torch numbered: the others are not in this file",
-    )
+        return ""
+    return f"{kept:,} operators are left of {numbered:,} events that torch numbered: the others are not in this file"
 
 
-def _hole(columns: Columns) -> Doubt | None:
+def _hole(columns: Columns) -> str:
     """Return that nothing is recorded for long. What is around other events, as a step is, says nothing of the time."""
     begin_ns, end_ns = int(columns.begin_ns.min()), int(columns.end_ns.max())
     if end_ns - begin_ns < HOLE_NS:
-        return None
+        return ""
     inner = ~_is_around(columns)
     ends = np.array([begin_ns, end_ns])  # the last step can end long after the recording
     empty = gaps(union(np.append(columns.begin_ns[inner], ends), np.append(columns.end_ns[inner], ends)))
     longest = int((empty.end_ns - empty.begin_ns).max(initial=0))
     rest = end_ns - begin_ns - longest
     if longest < HOLE_NS or longest < HOLE_TO_REST * rest:
-        return None
-    return Doubt(
-        "clock-jump",
+        return ""
+    return (
         f"nothing is recorded for {longest / NS_PER_S:.1f} s, and all else takes {rest / NS_PER_S:.3f} s: "
-        "a clock jumped, recordings were joined, the recording had ended, or the program slept",
+        "a clock jumped, recordings were joined, the recording had ended, or the program slept"
     )
 
 

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from training_profiler.trace_analysis.gaps import IN_GRAPH
+from training_profiler.trace_analysis.host_activity import PHASES
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints, distinct
 from training_profiler.trace_analysis.path_graph import (
     GRAPH_LAUNCH,
@@ -29,8 +30,6 @@ from training_profiler.trace_analysis.path_links import (
     OUTSIDE,
     SYNCHRONIZE,
 )
-from training_profiler.trace_analysis.phases import PHASES
-from training_profiler.trace_analysis.timeline import covered, union
 
 K = TypeVar("K", bound=Hashable)
 
@@ -95,14 +94,13 @@ def _sums(times_ns: Iterable[tuple[K, int]]) -> dict[K, int]:
     return dict(sums.most_common())
 
 
-@dataclass(frozen=True, slots=True)
-class PathSpan:
-    """A part of the path, on one side of the graph. What the host does there is in its pieces."""
+class PathSpan(NamedTuple):
+    """A part of the path, on one side of the graph."""
 
     side: int
     begin_ns: int
     end_ns: int
-    kind: str  # "" for time of the host
+    kind: str
     name: str
     thread: int  # of the host; -1 otherwise
 
@@ -112,17 +110,11 @@ def critical_path(graph: Graph) -> Path:
     """Return the path of the recorded steps. That of the latest graph is kept: its tables need it one after another."""
     sums: Counter[tuple[int, str, str]] = Counter()
     jumps: Counter[tuple[str, int, int]] = Counter()
-    on_host: dict[int, list[tuple[int, int, int]]] = {}  # by side: thread, begin, end
     begin_ns = end_ns = max(graph.at_ns[end] for end in graph.ends)
     for span in _walk(graph, jumps):
+        sums[span.side, span.kind, span.name] += span.end_ns - span.begin_ns
         begin_ns = span.begin_ns
-        if span.kind:
-            sums[span.side, span.kind, span.name] += span.end_ns - span.begin_ns
-        else:
-            on_host.setdefault(span.side, []).append((span.thread, span.begin_ns, span.end_ns))
-    for side, spans in on_host.items():
-        sums.update({(side, *of): ns for of, ns in _of_host(graph, spans).items()})
-    links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items() if ns]
+    links = [Link(kind, name, ns, graph.sides[side].rank) for (side, kind, name), ns in sums.items()]
     links.sort(key=lambda link: (-link.ns, link.rank, link.kind, link.name))
     met = tuple(Jump(*between, count) for between, count in jumps.most_common())
     earlier_ns, recording_ns = (max(getattr(side, key) for side in graph.sides) for key in _BEFORE)
@@ -131,10 +123,7 @@ def critical_path(graph: Graph) -> Path:
 
 def spans_of(graph: Graph) -> list[PathSpan]:
     """Return the path in order of time, with what the host does in pieces of their own; they add up to it."""
-    spans = []
-    for span in _walk(graph, Counter()):
-        spans += [span] if span.kind else _pieces_of(graph, span)[::-1]
-    return spans[::-1]
+    return list(_walk(graph, Counter()))[::-1]
 
 
 def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSpan]:
@@ -147,46 +136,49 @@ def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSp
     at_ns = graph.at_ns
     item = max(graph.ends, key=lambda end: at_ns[end])
     until, collective = at_ns[item], ""
-    while until > (begin_ns := graph.begin_of(item)):
-        side = int(graph.side[item])
+    while until > (begin_ns := graph.sides[side := int(graph.side[item])].begin_ns):
         if graph.length_ns[item]:
             # It may end after what waits for it has begun.
             begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
             if begin < until:
-                yield PathSpan(side, begin, until, *_of_work(graph, item - graph.points), NONE)
+                work = item - graph.points
+                yield PathSpan(side, begin, until, work_kind(graph, work), graph.names[graph.work_name[work]], NONE)
             until = begin
         if item in graph.waiting:
             collective = graph.names[graph.work_name[item - graph.points]]
         earlier, why = _waited_for(graph, item, last[item])
         if earlier == NONE:  # nothing is known to come before it
             if begin_ns < until:
-                yield PathSpan(side, begin_ns, until, "", "", graph.sides[side].main)
+                yield from _pieces_of(graph, PathSpan(side, begin_ns, until, OUTSIDE, "", graph.sides[side].main))
             return
         if graph.side[earlier] != side:
             jumps[collective, graph.sides[side].rank, graph.sides[int(graph.side[earlier])].rank] += 1
         begin = min(until, max(begin_ns, at_ns[earlier]))
-        kind, name = _of_wait(graph, item, why) if why else ("", "")
-        if begin < until:
-            yield PathSpan(side, begin, until, kind, name, NONE if why else int(graph.thread[item]))
+        if begin < until and not why:
+            yield from _pieces_of(graph, PathSpan(side, begin, until, OUTSIDE, "", int(graph.thread[item])))
+        elif begin < until:
+            name = graph.call_names.get(item, "") if why == RETURN else why if why == HANDOVER else ""
+            yield PathSpan(side, begin, until, {RETURN: SYNCHRONIZE, HANDOVER: OUTSIDE}.get(why, why), name, NONE)
         item, until = earlier, begin
 
 
-def _pieces_of(graph: Graph, span: PathSpan) -> list[PathSpan]:
-    """Return what the host does in a part of the path, in order of time."""
+def _pieces_of(graph: Graph, span: PathSpan) -> Iterator[PathSpan]:
+    """Yield what the host does in a part of the path, the last first."""
     pieces, of = graph.pieces, graph.pieces.of(span.thread)
     first = max(0, int(np.searchsorted(pieces.begin_ns[of], span.begin_ns, side="right")) - 1)
     end = int(np.searchsorted(pieces.begin_ns[of], span.end_ns))
-    found, at_ns = [], span.begin_ns
-    for i in range(of.start + first, of.start + end):
-        begin_ns, end_ns = max(at_ns, int(pieces.begin_ns[i])), min(span.end_ns, int(pieces.end_ns[i]))
+    until_ns = span.end_ns
+    for i in reversed(range(of.start + first, of.start + end)):
+        begin_ns, end_ns = max(span.begin_ns, int(pieces.begin_ns[i])), min(until_ns, int(pieces.end_ns[i]))
         if end_ns <= begin_ns:
             continue
-        if begin_ns > at_ns:
-            found.append(replace(span, begin_ns=at_ns, end_ns=begin_ns, kind=OUTSIDE))
+        if end_ns < until_ns:
+            yield span._replace(begin_ns=end_ns, end_ns=until_ns)
         name = "" if pieces.name[i] == NONE else graph.names[pieces.name[i]]
-        found.append(replace(span, begin_ns=begin_ns, end_ns=end_ns, kind=KINDS[pieces.kind[i]], name=name))
-        at_ns = end_ns
-    return found if at_ns == span.end_ns else [*found, replace(span, begin_ns=at_ns, kind=OUTSIDE)]
+        yield span._replace(begin_ns=begin_ns, end_ns=end_ns, kind=KINDS[pieces.kind[i]], name=name)
+        until_ns = begin_ns
+    if span.begin_ns < until_ns:
+        yield span._replace(end_ns=until_ns)
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:
@@ -204,33 +196,6 @@ def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:
 def work_kind(graph: Graph, work: int) -> str:
     """Return what a work is."""
     return COMMUNICATION if graph.communicates[work] else COPY if graph.is_copy[work] else KERNEL
-
-
-def _of_work(graph: Graph, work: int) -> tuple[str, str]:
-    return work_kind(graph, work), graph.names[graph.work_name[work]]
-
-
-def _of_wait(graph: Graph, item: int, why: str) -> tuple[str, str]:
-    if why == RETURN:
-        return SYNCHRONIZE, graph.call_names.get(item, "")
-    return (OUTSIDE, why) if why == HANDOVER else (why, "")
-
-
-def _of_host(graph: Graph, spans: list[tuple[int, int, int]]) -> Counter[tuple[str, str]]:
-    """Return the time of the host by what it did; the time outside of its events is outside of operators."""
-    sums: Counter[tuple[str, str]] = Counter()
-    pieces = graph.pieces
-    for thread in {thread for thread, _, _ in spans}:
-        begins, ends = np.array([span[1:] for span in spans if span[0] == thread], np.int64).T
-        of = pieces.of(thread)
-        ns: Ints = covered(union(begins, ends), pieces.begin_ns[of], pieces.end_ns[of])
-        for i in np.flatnonzero(ns).tolist():
-            name = int(pieces.name[of][i])
-            sums[KINDS[pieces.kind[of][i]], "" if name == NONE else graph.names[name]] += int(ns[i])
-        outside = int((ends - begins).sum() - ns.sum())
-        if outside:
-            sums[OUTSIDE, ""] += outside
-    return sums
 
 
 MOST_EACH: Final = 3  # operators and kernels that changes are computed for
@@ -270,18 +235,19 @@ def outcomes(graph: Graph, path: Path) -> list[WhatIf]:
 
 def changes_for(graph: Graph, path: Path) -> list[TimeChange]:
     """Return a change for each thing of which much of the path consists."""
-    changes = [TimeChange("the host is twice as fast", host_saved=HALF)]
     kinds = path.kinds_ns
-    if len(graph.works.row):
-        changes.append(TimeChange("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL))
-    if kinds.get(DATA_LOADING):
-        changes.append(TimeChange("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING))
-    if kinds.get(ALLOCATION):
-        changes.append(TimeChange("allocations take no time", host_saved=1.0, host_kind=ALLOCATION))
-    if graph.removable:
-        changes.append(TimeChange("the host never waits for the device", without_waits=True))
-    if kinds.get(COMMUNICATION):
-        changes.append(TimeChange("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION))
+    offers: list[tuple[object, TimeChange]] = [
+        (True, TimeChange("the host is twice as fast", host_saved=HALF)),
+        (len(graph.works.row), TimeChange("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL)),
+        (kinds.get(DATA_LOADING), TimeChange("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING)),
+        (kinds.get(ALLOCATION), TimeChange("allocations take no time", host_saved=1.0, host_kind=ALLOCATION)),
+        (graph.removable, TimeChange("the host never waits for the device", without_waits=True)),
+        (
+            kinds.get(COMMUNICATION),
+            TimeChange("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION),
+        ),
+    ]
+    changes = [change for is_offered, change in offers if is_offered]
     kernels, operators = (
         list(dict.fromkeys(link.name for link in path.links if link.kind == kind))[:MOST_EACH]
         for kind in (KERNEL, OPERATOR)
@@ -292,7 +258,6 @@ def changes_for(graph: Graph, path: Path) -> list[TimeChange]:
 
 
 def _changes_of_ranks(graph: Graph, path: Path) -> list[TimeChange]:
-    """Return a perfect balance, and changes on the ranks that the path leads through."""
     changes = [TimeChange("the ranks are in perfect balance", is_balanced=True)]
     phases = [name for i, name in enumerate(PHASES) if (graph.phase == i).any()]
     for rank, ns in list(path.ranks_ns.items())[:MOST_EACH]:
@@ -323,7 +288,6 @@ def outcome(graph: Graph, change: TimeChange) -> WhatIf:
 
 
 def _mean_wall_ns(graph: Graph, ends: Sequence[int]) -> int:
-    """Return the mean over ranks of the time that each takes."""
     last: dict[int, int] = {}
     for item in graph.ends:
         side = int(graph.side[item])
@@ -351,39 +315,28 @@ def _host(graph: Graph, change: TimeChange) -> tuple[list[int], list[tuple[Edge,
         saved = np.where(is_changed[of], pieces.end_ns[of] - pieces.begin_ns[of], 0)
         before = np.diff(_passed(pieces.begin_ns[of], saved, at[points]), prepend=0)
         own[points] -= (before * change.host_saved).astype(np.int64)
-        waits = _launch_waits(graph, thread)
-        begins_ns, ends_ns = np.array([(wait.begin_ns, wait.end_ns) for wait in waits], np.int64).reshape(-1, 2).T
+        items, places, begins_ns, ends_ns = np.array(_launch_waits(graph, thread), np.int64).reshape(-1, 4).T
         of_call = _passed(pieces.begin_ns[of], saved, ends_ns) - _passed(pieces.begin_ns[of], saved, begins_ns)
-        for wait, ns in zip(waits, (of_call * change.host_saved).astype(np.int64).tolist(), strict=True):
-            edges[wait.item] = wait.shorter(edges[wait.item], ns)
+        shorter_ns = (of_call * change.host_saved).astype(np.int64).tolist()
+        for item, place, ns in zip(items.tolist(), places.tolist(), shorter_ns, strict=True):
+            point, delay, why = edges[item][place]
+            edges[item] = (*edges[item][:place], (point, delay - ns, why), *edges[item][place + 1 :])
     fixed = np.array([*graph.fixed], np.int64)
     own[fixed] = np.array(graph.own_ns, np.int64)[fixed]
     return [max(0, ns) if i < graph.points else ns for i, ns in enumerate(own.tolist())], edges
 
 
-@dataclass(frozen=True, slots=True)
-class _LaunchWait:
-    """A work that waits for the call that launched it, from its begin to its end or to that of the work's delay."""
+def _launch_waits(graph: Graph, thread: int) -> list[tuple[int, int, int, int]]:
+    """Return works that wait for the call that launched them: item, edge, and begin and end of that wait.
 
-    item: int
-    edge: int
-    begin_ns: int
-    end_ns: int
-
-    def shorter(self, edges: tuple[Edge, ...], ns: int) -> tuple[Edge, ...]:
-        """Return the edges of the work with a launch that takes less time."""
-        point, delay, why = edges[self.edge]
-        return (*edges[: self.edge], (point, delay - ns, why), *edges[self.edge + 1 :])
-
-
-def _launch_waits(graph: Graph, thread: int) -> list[_LaunchWait]:
-    """Return the works of a thread whose launch lasts for the whole call, and those with which a graph begins."""
+    These are the works of a thread whose launch lasts for the whole call, and those with which a graph begins.
+    """
     found, works = [], graph.works
     for work in np.flatnonzero((works.thread == thread) & (works.call_ns > 0)).tolist():
         item, called_ns, call_ns = graph.points + work, int(works.called_ns[work]), int(works.call_ns[work])
-        for edge, (_, delay, why) in enumerate(graph.edges[item]):
+        for place, (_, delay, why) in enumerate(graph.edges[item]):
             if why == GRAPH_LAUNCH or (why == LAUNCH and delay >= call_ns):
-                found.append(_LaunchWait(item, edge, called_ns, called_ns + min(delay, call_ns)))
+                found.append((item, place, called_ns, called_ns + min(delay, call_ns)))
     return found
 
 
@@ -409,7 +362,6 @@ def _chosen_pieces(graph: Graph, change: TimeChange) -> Bools:
 
 
 def _is_chosen(graph: Graph, change: TimeChange, side: Ints, phase: Ints) -> Bools:
-    """Return which of some pieces or works belong to the rank and the phase of a change."""
     chosen = np.full(len(side), True)
     if change.rank != NONE:
         chosen &= np.array([of.rank for of in graph.sides])[side] == change.rank
@@ -419,7 +371,6 @@ def _is_chosen(graph: Graph, change: TimeChange, side: Ints, phase: Ints) -> Boo
 
 
 def _lengths(graph: Graph, change: TimeChange) -> list[int]:
-    """Return the length of each work; 0 for all other items."""
     if not change.device_saved:
         return graph.length_ns
     lengths = list(graph.length_ns)

@@ -12,7 +12,7 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.tables.sections import DATA_LOADING, OPTIMIZER_STEP
-from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.launches import launches_of, lost_launches, nesting_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
 from training_profiler.trace_analysis.timeline import (
@@ -78,18 +78,6 @@ def utilization(steps: Sequence[StepParts]) -> float | None:
     """Return the share of the steps in which the device was busy; None without steps."""
     wall_ns = sum(step.wall_ns for step in steps)
     return 1 - sum(step.idle_ns for step in steps) / wall_ns if wall_ns else None
-
-
-def is_communication(columns: Columns) -> Bools:
-    """Return which events are kernels that communicate."""
-    return columns.named(kernel_names.communicates, columns.is_of("kernel"))
-
-
-def is_communication_apart(columns: Columns, communicates: Bools) -> bool:
-    """Return whether nothing else runs on the streams that communicate."""
-    is_kernel = columns.is_of("kernel")
-    streams = columns.device * (int(columns.stream.max(initial=0)) + 2) + columns.stream
-    return not np.isin(streams[is_kernel & ~communicates], streams[communicates]).any()
 
 
 def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
@@ -193,14 +181,6 @@ class Scope:
         return int(covered(intervals, self.windows.begin_ns, self.windows.end_ns).sum())
 
 
-def scope_of(columns: Columns, device: Device, steps: tuple[StepParts, ...], begin_ns: int, end_ns: int) -> Scope:
-    """Return the marked steps, or the recording from ``begin_ns`` to ``end_ns`` if no step is marked."""
-    if steps:
-        return Scope(steps, True, None)
-    whole = parts_of(device, [""], np.array([begin_ns], np.int64), np.array([end_ns], np.int64))
-    return Scope(whole, False, _repetition(columns))
-
-
 def _repetition(columns: Columns) -> Repetition | None:
     """Return the annotation that recurs with the loop: updates first, then batches, then whatever takes longest."""
     rows = np.flatnonzero(columns.is_of("user_annotation") & (columns.thread == main_thread(columns)))
@@ -239,6 +219,11 @@ class DeviceMemory:
     unused_at_peak_bytes: int | None  # reserved and not allocated, at the peak
     step_end_bytes: tuple[int, ...]  # allocated at the ends of steps
     grows: bool  # with every step after the first
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is memory of the host."""
+        return self.device == HOST
 
 
 def memory_of(columns: Columns, steps: Sequence[StepParts], sections: Timeline) -> list[DeviceMemory]:
@@ -291,7 +276,6 @@ _Answer = TypeVar("_Answer")
 
 
 def _of(ask: "Callable[[TracedEvents], _Answer]") -> cached_property[_Answer]:
-    """Return a question about the events, which is answered once."""
     return cached_property(ask)
 
 
@@ -311,15 +295,21 @@ class TracedEvents:
     # The launches of kernels that are not recorded.
     lost = _of(lambda events: lost_launches(events.columns, events.launches))
     # Which events are kernels that communicate.
-    communicates = _of(lambda events: is_communication(events.columns))
+    communicates = _of(lambda events: events.columns.named(known_names.communicates, events.columns.is_of("kernel")))
     # The number of works of devices.
     gpu_events = _of(lambda events: int(events.columns.is_gpu().sum()))
     # The activity of all devices of the file together.
     device = _of(lambda events: device_of(events.columns, events.communicates))
     # The steps that the profiler marked.
     steps = _of(lambda events: step_parts(events.columns, events.device))
-    # What shares are of: the steps, or the whole recording if none is marked.
-    scope = _of(lambda events: scope_of(events.columns, events.device, events.steps, *events.extent))
+
+    @cached_property
+    def scope(self) -> Scope:
+        """What shares are of: the steps, or the whole recording if none is marked."""
+        if self.steps:
+            return Scope(self.steps, True, None)
+        begin_ns, end_ns = np.array(self.extent, np.int64).reshape(2, 1)
+        return Scope(parts_of(self.device, [""], begin_ns, end_ns), False, _repetition(self.columns))
 
     @property
     def has_gpu(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.tables.sections import CLOCK_MARK, DATA_LOADING, PROFILER
-from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents
 from training_profiler.trace_analysis.launches import is_graph_launch, is_launched_before
 from training_profiler.trace_analysis.load.columns import NONE, STEP_NAME, Bools, Columns, Ints, distinct
@@ -115,25 +115,17 @@ HOST_STALL: Final = "host stall"
 UNKNOWN: Final = "unknown"
 _CALLS: Final = {
     DATA_LOADER: re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$|dataloader\.py\(\d+\): (__next__|_next_data)"),
-    ALLOCATION: runtime_calls.ALLOCATE_ANY,
-    BLOCKING_COPY: runtime_calls.COPIES,
-    SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
+    ALLOCATION: known_names.ALLOCATE_ANY,
+    BLOCKING_COPY: known_names.COPIES,
+    SYNCHRONIZE: known_names.SYNCHRONIZE,
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (RECORDING, DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
 _LAUNCHING: Final = ("cpu_op", "cuda_runtime")  # categories of the cause launch-bound
 _SLOW_HOST: Final = (LAUNCH_BOUND, PYTHON)  # a host stall, if it is long
+# A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
+AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
 _UNDIVIDED: Final = (*NO_IDLE_TIME, IN_GRAPH)  # the rest of the gap says nothing of the program either
-CAUSES: Final = (
-    *_IN_ORDER[1:-1],
-    HOST_STALL,
-    COMMUNICATION,
-    OTHER_STREAM,
-    STARTED_LATE,
-    IN_GRAPH,
-    *NO_IDLE_TIME,
-    UNKNOWN,
-)
 LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
 MOST_OF_TIME: Final = 0.5  # of an idle time
 LEAST_SLOW_CALL_NS: Final = 1_000_000  # of the one call that launches: a kernel is loaded, not launched, for so long
@@ -232,8 +224,6 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """Idle times of one device, with an entry for each."""
-
     device: int
     made: Ints  # the calls that launched each work of the device; -1 for unknown
     times: Intervals
@@ -318,11 +308,15 @@ def _idle(
 
 
 def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
-    """Return idle times with their causes."""
     columns, (begin_ns, end_ns) = around.events.columns, idle.times
     launched_ns, following, calls = idle.launched_ns, idle.following, idle.calls
     parts = around.host.parts(np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
-    _leave_unknown(parts, (calls == NONE) & (following != NONE) & (idle.made != NONE).any())
+    # Neither operators nor Python are charged with a gap whose next work has no known launch, though other work has: it
+    # may have been launched long before, as a copy that a device makes for itself.
+    is_unknown = (calls == NONE) & (following != NONE) & (idle.made != NONE).any()
+    for slow in _SLOW_HOST:
+        parts[_IN_ORDER.index(UNKNOWN), is_unknown] += parts[_IN_ORDER.index(slow), is_unknown]
+        parts[_IN_ORDER.index(slow), is_unknown] = 0
     parts = np.vstack([parts, end_ns - launched_ns])
     which = parts.argmax(axis=0)
     shares = (parts / (end_ns - begin_ns)).T.tolist()
@@ -339,31 +333,16 @@ def _with_causes(around: Around, idle: _Idle) -> list[Gap]:
             cause = NOT_RECORDED if unseen[i] > MOST_OF_TIME else IN_GRAPH if idle.is_in_graph[i] else cause
         divided = {cause: 1.0}
         if cause not in _UNDIVIDED:
-            divided = _divided(names, parts_of_gap)
+            divided = {}
+            for name, share in zip(names, parts_of_gap, strict=True):
+                if share:
+                    divided[name] = divided.get(name, 0.0) + share
             if cause in _SLOW_HOST and is_stall[i]:
                 cause, divided[HOST_STALL] = HOST_STALL, sum(divided.pop(slow, 0.0) for slow in _SLOW_HOST)
         long.append(
             Gap(idle.device, int(begin_ns[i]), int(end_ns[i]), cause, tuple(divided.items()), int(following[i]))
         )
     return long
-
-
-def _divided(names: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
-    divided: dict[str, float] = {}
-    for name, share in zip(names, shares, strict=True):
-        if share:
-            divided[name] = divided.get(name, 0.0) + share
-    return divided
-
-
-def _leave_unknown(parts: Ints, which: Bools) -> None:
-    """Charge neither operators nor Python with gaps whose next work has no known launch, though other work has.
-
-    It may have been launched long before, as a copy that a device makes for itself.
-    """
-    for cause in _SLOW_HOST:
-        parts[_IN_ORDER.index(UNKNOWN), which] += parts[_IN_ORDER.index(cause), which]
-        parts[_IN_ORDER.index(cause), which] = 0
 
 
 def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:

@@ -1,17 +1,18 @@
-"""Activity of the host by name: waits for batches, waits for the device, copies, allocations."""
+"""What a trace shows of the host by name (waits, copies, allocations), and which part of a step each work is of."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from training_profiler.tables.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
-from training_profiler.trace_analysis import kernel_names, runtime_calls
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
-from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, together, union
+from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, step_at, together, union
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
@@ -26,12 +27,12 @@ _COMMUNICATES: Final = re.compile(
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )
-_COMPILED: Final = re.compile(r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
-_SERVES: Final = re.compile(r"\b(vllm|sglang|sgl_kernel|tensorrt_llm|trtllm)(::|_|\b)", re.IGNORECASE)
+COMPILED: Final = re.compile(r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
+SERVES: Final = re.compile(r"\b(vllm|sglang|sgl_kernel|tensorrt_llm|trtllm)(::|_|\b)", re.IGNORECASE)
 _STARTS_WORKERS: Final = "_MultiProcessingDataLoaderIter"
 LEAST_WAITS: Final = 4  # for the first of them to be longer than usual
 LEAST_LONGER: Final = 2  # times the usual wait
-_ON_HOST: Final = re.compile(r"^(gloo|mpi|ucc):")  # as torch's process groups mark them
+ON_HOST: Final = re.compile(r"^(gloo|mpi|ucc):")  # as torch's process groups mark them
 SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
@@ -61,31 +62,9 @@ def calls_named(columns: Columns, which: Bools | Ints, has_bytes: bool = False) 
     )
 
 
-def copies(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
-    """Return the copies of devices, by direction."""
-    return calls_named(events.columns, events.columns.is_of("gpu_memcpy"), has_bytes=True)
-
-
-def synchronizations(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
-    """Return the calls in which the host waited for a device."""
-    columns = events.columns
-    return calls_named(columns, columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime")))
-
-
-def host_collectives(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
-    """Return the collectives that threads of the host run, such as those of gloo, at the same time as others."""
-    columns = events.columns
-    return calls_named(columns, columns.named(_ON_HOST.search, columns.is_of("cpu_op", "user_annotation")))
-
-
-def allocations(events: TracedEvents) -> tuple[TracedModuleCalls, ...]:
-    """Return the calls of the host that allocate or free device memory."""
-    return calls_named(events.columns, is_allocation(events.columns))
-
-
 def is_allocation(columns: Columns) -> Bools:
     """Return which events are calls that allocate or free device memory."""
-    return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
+    return columns.named(known_names.ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
 def data_loading(events: TracedEvents) -> TracedModuleCalls:
@@ -109,18 +88,6 @@ def _worker_start(columns: Columns) -> Intervals:
         return NOTHING
     begin_ns = columns.begin_ns[rows[:1]]
     return Intervals(begin_ns, begin_ns + length_ns[0] - usual_ns)
-
-
-def is_compiled(events: TracedEvents) -> bool:
-    """Return whether the host ran what torch.compile made."""
-    is_marked = events.columns.is_of("cpu_op", "user_annotation", "gpu_user_annotation")
-    return bool(events.columns.named(_COMPILED.search, is_marked).any())
-
-
-def is_serving(events: TracedEvents) -> bool:
-    """Return whether it runs a server of language models, which reserves memory for its cache at its start."""
-    columns = events.columns
-    return bool(columns.named(_SERVES.search, columns.is_of("cpu_op", "user_annotation", "kernel")).any())
 
 
 def conversions(events: TracedEvents) -> tuple[TracedModuleCalls, int]:
@@ -166,7 +133,7 @@ def device_reads(events: TracedEvents) -> Ints:
     is_operator = columns.is_of("cpu_op")
     to_host = columns.named(TO_HOST.search, columns.is_of("gpu_memcpy"))
     by = events.launches.operator[to_host]
-    calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
+    calls = columns.named(known_names.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
     outermost = np.where(is_operator, np.arange(len(is_operator)), NONE)
     for rows in nesting.levels[1:]:
@@ -233,8 +200,8 @@ def layout_conversions(events: TracedEvents) -> LayoutConversions:
     If the device is idle for longer than they take, it waits for the host: then only their launches are saved.
     """
     columns = events.columns
-    which = columns.named(kernel_names.converts_layout, columns.is_of("kernel"))
-    if not which.any() or 2 * columns.named(kernel_names.converts_to_nchw, which).sum() > which.sum():
+    which = columns.named(known_names.LAYOUT.search, columns.is_of("kernel"))
+    if not which.any() or 2 * columns.named(known_names.TO_NCHW.search, which).sum() > which.sum():
         return NO_CONVERSIONS
     which &= ~is_conversion(events)
     others = span_of(columns, columns.is_gpu() & ~which)
@@ -250,7 +217,7 @@ def layout_conversions(events: TracedEvents) -> LayoutConversions:
         int(which.sum()),
         either.total_ns - others.total_ns,
         int(saved_ns.sum()),
-        bool(columns.named(kernel_names.is_of_miopen, which).any()),
+        bool(columns.named(known_names.MIOPEN_LAYOUT.search, which).any()),
     )
 
 
@@ -297,3 +264,141 @@ def pageable_copies(events: TracedEvents) -> TracedModuleCalls:
     ends_ns = np.maximum(columns.end_ns, columns.begin_ns + 1)  # older traces have copies of 0 us
     rows = rows[covered(scope.windows, columns.begin_ns[rows], ends_ns[rows]) > 0]
     return TracedModuleCalls("", len(rows), scope.within(span_of(columns, rows)))
+
+
+LEAST_STEPS: Final = 3
+
+
+def launched_at(events: TracedEvents, rows: Ints) -> Ints:
+    """Return when each of these works was launched; for an unknown launch when it began."""
+    begin_ns, by = events.columns.begin_ns, events.launches.by[rows]
+    return np.where(by != NONE, begin_ns[by], begin_ns[rows])
+
+
+def step_of_each(events: TracedEvents) -> Ints:
+    """Return the step of each event, of device work that of its launch; -1 for none.
+
+    Without marked steps all is one: the call that launched the first work precedes it.
+    """
+    if not events.steps:
+        return np.zeros(len(events.columns.begin_ns), np.int64)
+    return step_at(events.steps, launched_at(events, np.arange(len(events.columns.begin_ns))))
+
+
+def free_since(events: TracedEvents) -> int:
+    """Return when the device had done what was launched before the scope; at the latest the begin of its first work."""
+    columns, begin_ns = events.columns, events.scope.parts[0].begin_ns
+    works = np.flatnonzero(columns.is_gpu())
+    is_earlier = launched_at(events, works) < begin_ns
+    first_ns = int(columns.begin_ns[works[~is_earlier]].min(initial=np.iinfo(np.int64).max))
+    return max(begin_ns, min(first_ns, int(columns.end_ns[works[is_earlier]].max(initial=begin_ns))))
+
+
+def pace_variation(events: TracedEvents) -> float | None:
+    """Return the coefficient of variation of the times that the device needs for the steps, one after another.
+
+    None if the host was not ahead of the device at the end of each step that is shorter than the mean, and below three
+    steps. The first steps of a window are short because they only fill the queue of launches; later ones wait for room.
+    """
+    steps = events.steps
+    if len(steps) < LEAST_STEPS:
+        return None
+    begins, ends = events.scope.bounds
+    works = np.flatnonzero(events.columns.is_gpu())
+    step = step_at(steps, launched_at(events, works))
+    done_ns = np.full(len(steps), NONE, np.int64)
+    np.maximum.at(done_ns, step[step != NONE], events.columns.end_ns[works[step != NONE]])
+    is_short = ends - begins < (ends - begins).mean()
+    if (done_ns == NONE).any() or (done_ns[is_short] <= ends[is_short]).any():
+        return None
+    needed_ns = np.diff(np.maximum.accumulate(done_ns), prepend=free_since(events)).astype(np.float64)
+    return float(needed_ns.std(ddof=1) / needed_ns.mean()) if needed_ns.mean() else None
+
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OPTIMIZER: Final = "optimizer"
+PHASES: Final = (FORWARD, BACKWARD, OPTIMIZER)
+# Times the forward pass: each product of it has two gradients, for its input and for its weight.
+USUAL_BACKWARD: Final = 2
+# The marks of torch (older versions use the name of the autograd function), the names of our sections and common names
+# of annotations.
+MARKS: Final[Mapping[str, re.Pattern[str]]] = {
+    BACKWARD: re.compile(
+        r"^autograd::engine::evaluate_function|^(torch::autograd::)?\w*Backward\d*$|^torch::autograd::AccumulateGrad"
+        r"|^backward_pass$|^(##\s*)?backward\b|\([BW]\)$"
+    ),
+    OPTIMIZER: re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer_step$|^(##\s*)?optimizer\b"),
+    FORWARD: re.compile(r"^forward_pass$|^(##\s*)?forward\b|\(F\)$"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPhases:
+    """Device time and kernels of the parts of a step."""
+
+    times_ns: Mapping[str, int] | None  # by phase, of what the scope launched, of devices the sum; None if unknown
+    passes_ns: int  # forward and backward together; what runs at the same time counts once
+    wall_ns: int  # that one device had for what the scope launched
+    optimizer_kernels: int  # launched by optimizers, within the scope
+    multi_tensor_kernels: int  # of these, those that update many tensors at once
+
+
+def phases_of(events: TracedEvents) -> TracedPhases:
+    """Return the device time of each phase of what the scope launched.
+
+    The device may do part of that after the scope, and at its begin what was launched before.
+
+    If the trace marks the forward pass, the mark counts. Otherwise forward is all work that was launched in the scope
+    and belongs to neither of the other phases. Without a backward pass there are no phases. Kernels that run at the
+    same time on a device count once.
+    """
+    columns = events.columns
+    rows = np.flatnonzero(columns.is_of("kernel") & ~events.communicates)
+    by = events.launches.by[rows]
+    is_launched = (by != NONE) & events.in_scope[by]
+    rows = rows[is_launched]
+    phase = phase_of(events, by[is_launched])
+    of = {name: rows[phase == i] for i, name in enumerate(PHASES)}
+    passes = rows[np.isin(phase, [PHASES.index(FORWARD), PHASES.index(BACKWARD)])]
+    multi_tensor = columns.named(known_names.MULTI_TENSOR.search, columns.is_of("kernel"))
+    return TracedPhases(
+        {name: _device_ns(events, works) for name, works in of.items()} if len(of[BACKWARD]) else None,
+        _device_ns(events, passes),
+        _wall_ns(events),
+        len(of[OPTIMIZER]),
+        int(multi_tensor[of[OPTIMIZER]].sum()),
+    )
+
+
+def phase_of(events: TracedEvents, rows: Ints) -> Ints:
+    """Return the phase of host events as an index into ``PHASES``; -1 for none.
+
+    If one of them is within a marked forward pass, only those are. Otherwise forward is the rest.
+    """
+    columns, section = events.columns, events.launches.section[rows]
+    within = {}
+    for phase, marks in MARKS.items():
+        around = nearest(events.nesting, columns.named(marks.search, columns.is_of("cpu_op", "user_annotation")))
+        within[phase] = (around[rows] != NONE) | ((section != NONE) & (around[section] != NONE))
+    rest = ~within[BACKWARD] & ~within[OPTIMIZER]
+    is_forward = within[FORWARD] & rest if (within[FORWARD] & rest).any() else rest
+    phases = [PHASES.index(name) for name in (BACKWARD, OPTIMIZER, FORWARD)]
+    found: Ints = np.select([within[BACKWARD], within[OPTIMIZER], is_forward], phases, NONE)
+    return found
+
+
+def _wall_ns(events: TracedEvents) -> int:
+    """Return the length of the scope, without the time for earlier work and with that for its own after its end."""
+    call, scope = events.launches.call, events.scope
+    works = np.flatnonzero(events.columns.is_gpu() & (call != NONE))
+    works = works[events.in_scope[call[works]]]
+    if not scope.is_steps or not len(works):
+        return scope.wall_ns
+    extent = together(scope.windows, span_of(events.columns, works))
+    return int(covered(extent, np.array([free_since(events)], np.int64), extent.end_ns[-1:]).sum())
+
+
+def _device_ns(events: TracedEvents, rows: Ints) -> int:
+    devices = events.columns.device[rows]
+    return sum(span_of(events.columns, rows[devices == device]).total_ns for device in distinct(devices))

@@ -66,7 +66,15 @@ def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
                 active[threads] = span_of(columns, is_active)
             found.append(_of_several(columns, on_threads, active[threads], gap, section))
             continue
-        is_first = call != NONE and bool(is_first_run[gap.next_row]) and _contains(columns, row, call)
+        is_first = (
+            call != NONE
+            and bool(is_first_run[gap.next_row])
+            and bool(
+                columns.thread[row] == columns.thread[call]
+                and columns.begin_ns[row] <= columns.begin_ns[call]
+                and columns.end_ns[call] <= columns.end_ns[row] + ROUNDING_NS
+            )
+        )
         found.append(Stall(columns.name_of(row), is_first, section))
     return _without_habits(found, gaps)
 
@@ -109,14 +117,6 @@ def _is_first_run(events: TracedEvents) -> Bools:
     operators = operator[is_first]
     fills = columns.is_of("gpu_memset") & np.isin(operator, operators[operators != NONE])
     return is_first | fills
-
-
-def _contains(columns: Columns, outer: int, call: int) -> bool:
-    return bool(
-        columns.thread[outer] == columns.thread[call]
-        and columns.begin_ns[outer] <= columns.begin_ns[call]
-        and columns.end_ns[call] <= columns.end_ns[outer] + ROUNDING_NS
-    )
 
 
 def _without_habits(stalls: list[Stall], gaps: list[Gap]) -> list[Stall]:
@@ -213,8 +213,8 @@ def attributed(events: TracedEvents, idle: list[tuple[Gap, bool]], reads: Ints, 
     for (gap, is_between), step, module, line, is_after, within_ns, stall in zip(
         idle,
         step_at(scope.parts, begins).tolist(),
-        code.gap_modules or nowhere,
-        code.gap_lines or nowhere,
+        code.modules.of_gaps or nowhere,
+        code.lines.of_gaps or code.sampled.of_gaps or nowhere,
         follows.tolist(),
         covered(scope.windows, begins, ends).tolist(),
         stalls_of(events, long),

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct, order_of
 from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
 
@@ -18,7 +18,7 @@ def captures_of(columns: Columns) -> tuple[Ints, Ints]:
     """Return the begins and ends of graph captures, in order of time; ns. What is launched meanwhile does not run."""
     begins, ends = (
         columns.named(pattern.search, columns.is_of("cuda_runtime"))
-        for pattern in (runtime_calls.BEGIN_CAPTURE, runtime_calls.END_CAPTURE)
+        for pattern in (known_names.BEGIN_CAPTURE, known_names.END_CAPTURE)
     )
     begin_ns, end_ns = columns.begin_ns[begins], np.sort(columns.end_ns[ends])
     after = np.searchsorted(end_ns, begin_ns)
@@ -28,7 +28,7 @@ def captures_of(columns: Columns) -> tuple[Ints, Ints]:
 
 def is_graph_launch(columns: Columns) -> Bools:
     """Return which events are calls that replay a graph."""
-    return columns.named(runtime_calls.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
+    return columns.named(known_names.LAUNCH_GRAPH.search, columns.is_of("cuda_runtime"))
 
 
 def replayed_share(columns: Columns, call: Ints) -> float:
@@ -53,7 +53,7 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
     if not len(replays) or not len(begin_ns):
         return joined
     makes_node = columns.named(
-        lambda name: runtime_calls.LAUNCH_KERNEL.search(name) or runtime_calls.COPY_OR_FILL.search(name), is_call
+        lambda name: known_names.LAUNCH_KERNEL.search(name) or known_names.COPY_OR_FILL.search(name), is_call
     )
     captured = [
         np.flatnonzero(makes_node & (columns.begin_ns >= begin) & (columns.begin_ns < end))
@@ -146,7 +146,6 @@ def _in_order(columns: Columns, rows: Ints) -> Ints:
 
 
 def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
-    """Return for each of ``rows``, in their order, the place of its parent among them, and its depth."""
     begins, ends, threads = (array[rows] for array in (columns.begin_ns, columns.end_ns, columns.thread))
     parents, depths = np.full(len(rows), NONE, np.int64), np.zeros(len(rows), np.int64)
     bounds = [0, *(np.flatnonzero(np.diff(threads)) + 1).tolist(), len(rows)]
@@ -205,7 +204,6 @@ def _walk(begins: Ints, ends: Ints, parents: Ints, depths: Ints, places: range) 
 
 
 def _around(open_ends: Sequence[int], begin: int, end: int) -> int:
-    """Return the newest open event that does not end well before the new one; 0 for none."""
     newest = len(open_ends) - 1
     for at in range(newest, max(0, newest - MOST_OVERLAPPING), -1):
         if open_ends[at] >= end - ROUNDING_NS and open_ends[at] > begin:
@@ -315,7 +313,7 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
 
 
 def _is_id_of_calls(columns: Columns, operators: Ints, gpu_rows: Ints, call_rows: Ints) -> bool:
-    """Return whether "External id" is the same for a call and its work, and numbers operators on their own.
+    """Return whether "External id" is that of a call and its work, and numbers operators on their own.
 
     Older traces of ROCm are so. They have no correlation, and calls have another id than the operators around them.
     """
@@ -367,7 +365,7 @@ class LostLaunches:
 
 def lost_launches(columns: Columns, launches: Launches) -> LostLaunches:
     """Return the launches of kernels that have an id, and those of them whose kernels are not recorded."""
-    which = columns.named(runtime_calls.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
+    which = columns.named(known_names.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
     captured = union(*captures_of(columns))
     if which.any() and len(captured.begin_ns):
         begins = columns.begin_ns

@@ -99,11 +99,7 @@ def read_snapshot(path: Path, most_bytes: int = MOST_BYTES) -> RawSnapshot:
 
 
 def _check_size(decoded: Any, most: int) -> None:
-    """Refuse a snapshot in which few bytes stand for many blocks.
-
-    Raises:
-        ValidationError: it has more blocks and entries than ``most``.
-    """
+    """Refuse a snapshot in which few bytes stand for more than ``most`` blocks and entries."""
     if not isinstance(decoded, dict):
         return
     objects = 0
@@ -118,7 +114,6 @@ def _check_size(decoded: Any, most: int) -> None:
 
 @contextmanager
 def _limited_memory(more_bytes: int) -> Iterator[None]:
-    """Let the process take only so much more memory, where the system can limit that."""
     try:
         import resource
 
@@ -182,18 +177,14 @@ class MemoryOrigin(NamedTuple):
     phase: str
 
 
-class Origins:
-    """Reads stacks. A stack that many allocations share is read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, MemoryOrigin]] = {}  # keeps the stack, so that its id stays its own
+class Origins(dict[int, tuple[Any, MemoryOrigin]]):
+    """Origins by the id of their stack, with the stack, so that its id stays its own: each is read once."""
 
     def of(self, frames: Any) -> MemoryOrigin:
         """Return the origin of a stack, whose innermost frame is the first. The stack may be missing."""
-        known = self._known.get(id(frames))
-        if known is None:
-            known = self._known[id(frames)] = (frames, _origin(frames))
-        return known[1]
+        if id(frames) not in self:
+            self[id(frames)] = (frames, _origin(frames))
+        return self[id(frames)][1]
 
 
 def _origin(frames: Any) -> MemoryOrigin:
@@ -215,7 +206,6 @@ def _origin(frames: Any) -> MemoryOrigin:
 
 
 def _text(value: Any) -> str:
-    """Return a text or number; others, which may be nested, are none."""
     if isinstance(value, str):
         return value[:MOST_TEXT]
     return str(value) if isinstance(value, int) and abs(value) < 2**63 else ""
@@ -348,7 +338,6 @@ def _of_device(
 
 
 def _asked(block: MemoryBlock) -> tuple[int, Any]:
-    """Return the bytes that a tensor requested, and the stack of the request."""
     if block.requested_size is not None:
         return min(block.size, block.requested_size), block.frames
     newest = block.history[0] if isinstance(block.history, list) and block.history else None
@@ -368,7 +357,6 @@ def _by(live: Iterable[tuple[int, MemoryOrigin]], key: Callable[[MemoryOrigin], 
 
 
 def _peak(live: dict[int, tuple[int, MemoryOrigin]], history: Sequence[Entry], origins: Origins) -> MemoryPeak | None:
-    """Find the peak: the live blocks are known at the end, so the moves are undone from there."""
     moves = [entry for entry in history if entry.action in ("alloc", "free_requested") and entry.addr is not None]
     if not moves:
         return None
@@ -393,7 +381,6 @@ def _peak(live: dict[int, tuple[int, MemoryOrigin]], history: Sequence[Entry], o
 def _lived_at(
     live: dict[int, tuple[int, MemoryOrigin]], moves: Sequence[Entry], at: int, origins: Origins
 ) -> dict[int, tuple[int, MemoryOrigin]]:
-    """Return the live blocks after the first ``at`` moves."""
     asked: dict[int | None, Any] = {}  # the requests of live blocks
     of_freed: dict[int, Any] = {}
     for i, entry in enumerate(moves):

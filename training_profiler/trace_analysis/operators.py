@@ -8,11 +8,11 @@ import numpy as np
 
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.tables.peaks import peak_memory_of, peak_of
-from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.events import TracedEvents
-from training_profiler.trace_analysis.launches import Launches, is_graph_launch, is_outermost_of_group, with_children
+from training_profiler.trace_analysis.launches import is_graph_launch, is_outermost_of_group, with_children
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked, summed
-from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, CallWork, Inputs, call_work
+from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
 def _lines(
     columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, stats: Sequence[Ints], sections: Ints
 ) -> tuple[Operator, ...]:
-    """Return a line for each group that has calls; ``labels`` are the groups' names and shapes."""
     size = len(labels)
     calls = np.bincount(group, minlength=size).tolist()
     host_self, host_total, device_self, device_total = (summed(group, values, size).tolist() for values in stats)
@@ -94,13 +93,11 @@ def _lines(
 
 
 def _device_time(columns: Columns, launched_by: Ints) -> Ints:
-    """Return the device time of the work that each host event launched itself."""
     known = np.flatnonzero(launched_by != NONE)
     return summed(launched_by[known], columns.length_ns[known], len(columns.begin_ns))
 
 
 def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> list[str]:
-    """Return the section of most members of each group; "" if most are in none."""
     names = np.where(sections == NONE, NONE, columns.name[sections])
     width = len(columns.names) + 1
     pair_of = group * width + names + 1
@@ -121,7 +118,7 @@ def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> 
 
 SHORT_NS: Final = 10_000
 MIDDLING_NS: Final = 100_000
-DENSE: Final = (kernel_names.MATMUL, kernel_names.CONVOLUTION)
+DENSE: Final = (known_names.MATMUL, known_names.CONVOLUTION)
 MOST_UNCLASSIFIED: Final = 0.05  # of kernel time; public traces of today's programs stay below it
 
 
@@ -133,7 +130,6 @@ class Kernel:
     kind: str
     calls: int
     total_ns: int
-    shorter_than_launch: int  # runs shorter than the call that launched them
     occupancy: float | None  # estimated, mean by time, 0 to 1
     blocks_per_sm: float | None
     is_tensor_core: bool
@@ -185,13 +181,13 @@ def kernels_of(events: TracedEvents) -> Kernels:
     known[known] = launched[calls[known]] == 1
     is_shorter = np.zeros(len(rows), np.bool_)
     is_shorter[known] = duration[known] < columns.length_ns[calls[known]]
-    kernels = _by_name(columns, rows, duration, is_shorter)
+    kernels = _by_name(columns, rows, duration)
     by_kind: dict[str, int] = {}
     for kernel in kernels:
         by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.total_ns
 
     dense = [kernel for kernel in kernels if kernel.kind in DENSE and not kernel.is_tensor_core]
-    on_other_cores_ns = sum(kernel.total_ns for kernel in dense if kernel_names.lacks_tensor_cores(kernel.name))
+    on_other_cores_ns = sum(kernel.total_ns for kernel in dense if known_names.lacks_tensor_cores(kernel.name))
 
     def share(ns: int) -> float | None:
         return ns / total_ns if total_ns else None
@@ -205,8 +201,8 @@ def kernels_of(events: TracedEvents) -> Kernels:
         below_100us_share=share(int(duration[duration < MIDDLING_NS].sum())),
         tensor_core_share=share(sum(kernel.total_ns for kernel in kernels if kernel.is_tensor_core)),
         flash_ns=sum(kernel.total_ns for kernel in kernels if kernel.is_flash),
-        attention_ns=by_kind.get(kernel_names.ATTENTION, 0),
-        unclassified_share=share(by_kind.get(kernel_names.UNCLASSIFIED, 0)),
+        attention_ns=by_kind.get(known_names.ATTENTION, 0),
+        unclassified_share=share(by_kind.get(known_names.UNCLASSIFIED, 0)),
         launch_bound_count=int(is_shorter.sum()),
         launch_known_count=int(known.sum()),
         by_kind_ns=dict(sorted(by_kind.items(), key=lambda item: -item[1])),
@@ -216,11 +212,10 @@ def kernels_of(events: TracedEvents) -> Kernels:
     )
 
 
-def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) -> list[Kernel]:
+def _by_name(columns: Columns, rows: Ints, duration: Ints) -> list[Kernel]:
     name = columns.name[rows]
     size = len(columns.names)
     calls, totals = np.bincount(name, minlength=size), np.bincount(name, duration, size)
-    shorter = np.bincount(name, is_shorter, size)
     occupancy = _weighted(columns.occupancy[rows], duration, name, size)
     blocks = _weighted(columns.blocks_per_sm[rows], duration, name, size)
     kernels = []
@@ -229,21 +224,19 @@ def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) ->
         kernels.append(
             Kernel(
                 name=label,
-                kind=kernel_names.kind_of(label),
+                kind=known_names.kind_of(label),
                 calls=int(calls[i]),
                 total_ns=int(totals[i]),
-                shorter_than_launch=int(shorter[i]),
                 occupancy=None if occupancy[i] is None else occupancy[i] / 100,
                 blocks_per_sm=blocks[i],
-                is_tensor_core=kernel_names.uses_tensor_cores(label),
-                is_flash=kernel_names.is_flash(label),
+                is_tensor_core=known_names.uses_tensor_cores(label),
+                is_flash=known_names.is_flash(label),
             )
         )
     return sorted(kernels, key=lambda kernel: -kernel.total_ns)
 
 
 def _weighted(values: "np.ndarray", weights: Ints, group: Ints, size: int) -> list[float | None]:
-    """Return the weighted mean of the known values in each group; None without any."""
     known = ~np.isnan(values)
     sums = np.bincount(group[known], values[known] * weights[known], size)
     together = np.bincount(group[known], weights[known], size)
@@ -342,9 +335,14 @@ def roofline_of(events: TracedEvents) -> Roofline:
     given, device = columns.inputs[operator] + 1, columns.device[works] + 1
     keys, group = ranked((columns.name[operator] * inputs + given) * devices + device)
     groups = [(key // devices // inputs, key // devices % inputs - 1, key % devices - 1) for key in keys.tolist()]
-    runs = _runs(columns, launches, works, group, len(groups))
+    size = len(groups)
+    call = launches.call[works]
+    is_graph = is_graph_launch(columns)
+    replay = np.where((call != NONE) & is_graph[call], call, NONE)
+    _, run = ranked(launches.operator[works] * (len(is_graph) + 1) + replay + 1)
+    runs = np.bincount(distinct(run * size + group) % size, minlength=size)
     total_ns = np.bincount(group, length_ns[works], len(groups))
-    uses_tensor_cores = columns.named(kernel_names.uses_tensor_cores, columns.is_of("kernel"))[works]
+    uses_tensor_cores = columns.named(known_names.uses_tensor_cores, columns.is_of("kernel"))[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))
     rates = [
         _rate(columns, key, int(total_ns[i]), int(runs[i]), tensor_ns[i] > total_ns[i] / 2)
@@ -356,15 +354,6 @@ def roofline_of(events: TracedEvents) -> Roofline:
     return Roofline(tuple(rates), int(length_ns[computes].sum()), rated_ns)
 
 
-def _runs(columns: Columns, launches: Launches, works: Ints, group: Ints, size: int) -> Ints:
-    """Return how often the calls of each group ran: a call captured into a graph runs with each replay."""
-    call = launches.call[works]
-    is_graph = is_graph_launch(columns)
-    replay = np.where((call != NONE) & is_graph[call], call, NONE)
-    _, run = ranked(launches.operator[works] * (len(is_graph) + 1) + replay + 1)
-    return np.bincount(distinct(run * size + group) % size, minlength=size)
-
-
 def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses_tensor_cores: bool) -> Rate:
     name, inputs, index = columns.names[key[0]], columns.input_texts[key[1]], key[2]
     work = call_work(name, Inputs(*inputs))
@@ -373,6 +362,8 @@ def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses
     peak_type = "tf32" if work.dtype == "float32" and uses_tensor_cores else work.dtype
     peak = None if work.kind in MOVES_ONLY else peak_of(device, peak_type)
     memory = peak_memory_of(device)
+    missing = ["FLOP/s"] if (peak is None) and work.flops is not None else []
+    missing += ["bandwidth"] if (memory is None) else []
     return Rate(
         name=name,
         kind=work.kind,
@@ -386,11 +377,5 @@ def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses
         peak_type=peak_type,
         peak_tflops=None if peak is None else peak[0],
         peak_tb_s=memory,
-        lacks=tuple(filter(None, (work.lacks, _lacks(work, peak is None, memory is None)))),
+        lacks=tuple(filter(None, (work.lacks, (f"peak {' and '.join(missing)} of the device" if missing else "")))),
     )
-
-
-def _lacks(work: CallWork, no_peak: bool, no_memory: bool) -> str:
-    missing = ["FLOP/s"] if no_peak and work.flops is not None else []
-    missing += ["bandwidth"] if no_memory else []
-    return f"peak {' and '.join(missing)} of the device" if missing else ""

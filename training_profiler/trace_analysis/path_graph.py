@@ -11,11 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
-from training_profiler.trace_analysis.launches import is_graph_launch
+from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.path_links import (
     LONG_AGO,
@@ -27,11 +26,9 @@ from training_profiler.trace_analysis.path_links import (
     event_waits,
     handovers_of,
     host_pieces,
-    unseen_waits,
     waits_of,
-    with_fitted_ends,
+    works_of,
 )
-from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.timeline import main_thread
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
@@ -99,10 +96,6 @@ class Graph:
         """Whether it joins the traces of several ranks."""
         return len(self.sides) > 1
 
-    def begin_of(self, item: int) -> int:
-        """Return when the first step began where an item is."""
-        return self.sides[int(self.side[item])].begin_ns
-
 
 def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     """Return the graph, or why the trace does not have what it needs."""
@@ -111,13 +104,13 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     rows = np.flatnonzero(columns.is_gpu())
     rows = rows[np.lexsort((columns.end_ns[rows], columns.begin_ns[rows]))]
     calls = events.launches.call[rows]
-    missing = _missing(columns, main, rows, calls, doubts) or _apart(scope)
+    missing = _missing(columns, main, rows, calls, doubts, scope)
     if missing:
         return missing
     pieces = host_pieces(columns, events.nesting)
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
-    works = _works(columns, rows, calls, events.communicates)
+    works = works_of(columns, rows, calls, events.communicates)
     bounds = _bounds(columns, pieces, main, scope)
     since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
@@ -128,28 +121,7 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
 
-def _works(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> Works:
-    begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
-    call_begin_ns, call_end_ns = columns.begin_ns[calls], columns.end_ns[calls]
-    is_launched = (calls != NONE) & (call_begin_ns <= begin_ns)
-    replay = np.where(is_launched & is_graph_launch(columns)[calls], calls, NONE)
-    launched_ns = np.where(is_launched, call_end_ns, LONG_AGO)
-    works = Works(
-        rows,
-        begin_ns,
-        end_ns,
-        np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
-        np.where(is_launched, call_begin_ns, LONG_AGO),
-        np.where(is_launched, call_end_ns - call_begin_ns, 0),
-        np.where(is_launched, columns.thread[calls], NONE),
-        replay,
-        unseen_waits(begin_ns, end_ns, launched_ns, replay, communicates[rows]),
-    )
-    return with_fitted_ends(works, call_begin_ns, call_end_ns, columns.is_of("gpu_memcpy")[rows])
-
-
-def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Sequence[Doubt]) -> str:
-    """Return what stands against a graph; "" for nothing."""
+def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Sequence[Doubt], scope: Scope) -> str:
     if doubts:
         return doubts[0].message
     if main == NONE:
@@ -161,7 +133,9 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
     without = int((calls[known[0] if len(known) else 0 :] == NONE).sum())
     if without > MOST_WITHOUT_LAUNCH * len(rows):
         return f"the launch of {without} of {len(rows)} pieces of device work is unknown"
-    return ""
+    begin, end = scope.parts[0].begin_ns, scope.end_ns
+    apart = end - begin - scope.windows.total_ns > MOST_BETWEEN_STEPS * (end - begin)
+    return "its steps do not follow one another" if scope.is_steps and apart else ""
 
 
 def _since(works: Works, begin_ns: int, end_ns: int) -> int | str:
@@ -192,13 +166,6 @@ def _phases(events: TracedEvents, rows: Ints) -> Ints:
     return np.where(is_active & (rows != NONE) & has_backward, phase, NONE)
 
 
-def _apart(scope: Scope) -> str:
-    """Return that there is other time between the steps, if so."""
-    begin, end = scope.parts[0].begin_ns, scope.end_ns
-    apart = end - begin - scope.windows.total_ns > MOST_BETWEEN_STEPS * (end - begin)
-    return "its steps do not follow one another" if scope.is_steps and apart else ""
-
-
 def _bounds(columns: Columns, pieces: HostPieces, main: int, scope: Scope) -> tuple[int, int]:
     """Return begin and end of the steps, or of what the thread of the loop recorded.
 
@@ -211,8 +178,6 @@ def _bounds(columns: Columns, pieces: HostPieces, main: int, scope: Scope) -> tu
 
 
 class _Builder:
-    """Numbers the items and collects their edges."""
-
     def __init__(
         self,
         events: TracedEvents,
@@ -271,7 +236,6 @@ class _Builder:
         )
 
     def _points(self) -> tuple[Ints, Ints]:
-        """Return thread and time of the points, each once, in this order."""
         columns, works = self._columns, self._works
         calls = np.array([wait.call for wait in self._waits], np.int64)
         launched = works.thread != NONE
@@ -290,7 +254,6 @@ class _Builder:
         return int(self._points_of(thread, np.array([at_ns], np.int64))[0])
 
     def _points_of(self, thread: int, at_ns: Ints) -> Ints:
-        """Return the points of a thread at these times."""
         first, end = np.searchsorted(self._thread, [thread, thread + 1])
         points: Ints = first + np.searchsorted(self._at[first:end], at_ns)
         return points
@@ -330,23 +293,20 @@ class _Builder:
             called = self._points_of(thread, works.called_ns[launched])
             delays = links.launch_delay_ns[launched].tolist()
             for work, point, delay in zip(launched.tolist(), called.tolist(), delays, strict=True):
-                self._edges[points + work].append((point, delay, self._why_late(work, bool(links.is_crowded[work]))))
+                why = LAUNCH if works.replay[work] == NONE else GRAPH_LAUNCH
+                if links.is_crowded[work]:
+                    why = OTHER_STREAM
+                why = NOT_RECORDED if works.unseen_ns[work] else why
+                self._edges[points + work].append((point, delay, why))
         for work in np.flatnonzero(links.other != NONE).tolist():
             other = int(links.other[work])
             why = IN_GRAPH if works.is_in_graph(other, work) else OTHER_STREAM
             self._edges[points + work].append((points + other, int(links.other_delay_ns[work]), why))
-        call = self._columns.named(runtime_calls.WAIT_FOR_EVENT.search, self._columns.is_of("cuda_runtime"))
-        for work, other in event_waits(works, self._columns.thread[call], self._columns.begin_ns[call]):
+        for work, other in event_waits(self._columns, works):
             if links.other[work] != other:
                 self._edges[points + work].append((points + other, 0, OTHER_STREAM))
         before = np.where(links.before != NONE, links.before + points, NONE)
         return before.tolist(), np.where(links.before != NONE, links.before_delay_ns, 0).tolist()
-
-    def _why_late(self, work: int, is_crowded: bool) -> str:
-        """Return why a work began some time after its launch, if its stream was free."""
-        if self._works.unseen_ns[work]:
-            return NOT_RECORDED
-        return OTHER_STREAM if is_crowded else LAUNCH if self._works.replay[work] == NONE else GRAPH_LAUNCH
 
 
 def replay(

@@ -5,12 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis import known_names
 from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH
-from training_profiler.trace_analysis.launches import Nesting, nearest
+from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS
+from training_profiler.trace_analysis.launches import Nesting, is_graph_launch, nearest
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.phases import BACKWARD, MARKS
 from training_profiler.trace_analysis.timeline import covered, union
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
@@ -45,20 +45,33 @@ class Works:
         return np.split(order, np.cumsum(np.bincount(self.stream))[:-1]) if len(order) else []
 
 
-def unseen_waits(begin_ns: Ints, end_ns: Ints, launched_ns: Ints, replay: Ints, communicates: Bools) -> Ints:
-    """Return how long each work waits after its launch though nothing recorded runs on the device; 0 below 1 ms.
-
-    Works are in order of their begin. What communicates waits for other ranks, and what a graph waits for between its
-    works need not be device work.
-    """
+def works_of(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> Works:
+    """Return the device work of these rows, in order of its begin, which these calls launched."""
+    begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
+    call_begin_ns, call_end_ns = columns.begin_ns[calls], columns.end_ns[calls]
+    is_launched = (calls != NONE) & (call_begin_ns <= begin_ns)
+    replay = np.where(is_launched & is_graph_launch(columns)[calls], calls, NONE)
+    # How long each waits after its launch though nothing recorded runs. What communicates waits for other ranks, and
+    # what a graph waits for between its works need not be device work.
     before_ns = np.append(LONG_AGO, np.maximum.accumulate(end_ns)[:-1]) if len(end_ns) else end_ns
-    waits_ns = np.where(launched_ns == LONG_AGO, 0, begin_ns - np.maximum(launched_ns, before_ns))
-    is_other = communicates | np.append(False, communicates[:-1])[: len(communicates)]
+    waits_ns = np.where(is_launched, begin_ns - np.maximum(call_end_ns, before_ns), 0)
+    is_other = communicates[rows] | np.append(False, communicates[rows][:-1])[: len(rows)]
     is_other |= (replay != NONE) & (np.append(NONE, replay[:-1])[: len(replay)] == replay)
-    return np.where(is_other | (waits_ns < LEAST_UNSEEN_NS), 0, waits_ns)
+    works = Works(
+        rows,
+        begin_ns,
+        end_ns,
+        np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
+        np.where(is_launched, call_begin_ns, LONG_AGO),
+        np.where(is_launched, call_end_ns - call_begin_ns, 0),
+        np.where(is_launched, columns.thread[calls], NONE),
+        replay,
+        np.where(is_other | (waits_ns < LEAST_UNSEEN_NS), 0, waits_ns),
+    )
+    return _with_fitted_ends(works, call_begin_ns, call_end_ns, columns.is_of("gpu_memcpy")[rows])
 
 
-def with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_copy: Bools) -> Works:
+def _with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_copy: Bools) -> Works:
     """Return the works with the ends that what waits for them shows, where they are recorded a moment later.
 
     The clocks of host and device differ by microseconds: a blocking copy may end after its call has returned. And a
@@ -117,7 +130,11 @@ def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
     other = _other(works, ready)
     other = np.where((other == NONE) & (works.end_ns[in_graph] > before_end), in_graph, other)
     late = np.flatnonzero((other == NONE) & ~is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
-    late = late[_is_busy(works, is_copy, ready[late], works.begin_ns[late])]
+    begin_ns = ready[late]
+    end_ns = works.begin_ns[late]
+    busy = union(works.begin_ns[~is_copy], works.end_ns[~is_copy])
+    is_busy: Bools = covered(busy, begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
+    late = late[is_busy]
     # It may begin while the last blocks of another kernel run.
     last = _ended_last(works, late, works.begin_ns[late] + NEAR_NS)
     other[late] = np.where(works.end_ns[last] > ready[late], last, NONE)
@@ -146,14 +163,12 @@ def _usual_launch(since_call_ns: Ints, is_of_graph: Bools, is_free: Bools, is_ot
 
 
 def _median(values: Ints, otherwise: Ints) -> int:
-    """Return the usual delay; without any, the least of the others."""
     if len(values):
         return int(np.median(values))
     return int(otherwise.min()) if len(otherwise) else 0
 
 
 def _before(works: Works) -> Ints:
-    """Return the work before each one on its stream; none where the two overlap."""
     before = np.full(len(works.row), NONE, np.int64)
     for of_stream in works.streams():
         before[of_stream[1:]] = of_stream[:-1]
@@ -197,20 +212,15 @@ def _before_in_graph(works: Works) -> Ints:
     return before
 
 
-def _is_busy(works: Works, is_copy: Bools, begin_ns: Ints, end_ns: Ints) -> Bools:
-    """Return in which of these times kernels keep the device busy: another one then waits for room without an event."""
-    busy = union(works.begin_ns[~is_copy], works.end_ns[~is_copy])
-    is_busy: Bools = covered(busy, begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
-    return is_busy
-
-
-def event_waits(works: Works, thread: Ints, at_ns: Ints) -> list[tuple[int, int]]:
+def event_waits(columns: Columns, works: Works) -> list[tuple[int, int]]:
     """Return pairs of works (waits, for) for calls that make a stream wait for an event.
 
     The trace does not say which event. The next launch of the thread waits for what was launched last on each other
     stream before the call, if that had ended when it began.
     """
     pairs = []
+    call = columns.named(known_names.WAIT_FOR_EVENT.search, columns.is_of("cuda_runtime"))
+    thread, at_ns = columns.thread[call], columns.begin_ns[call]
     streams = [(of[0], of, np.maximum.accumulate(works.called_ns[of])) for of in works.streams()]
     for one in distinct(thread).tolist():
         launched = np.flatnonzero((works.thread == one) & (works.called_ns != LONG_AGO))
@@ -223,14 +233,11 @@ def event_waits(works: Works, thread: Ints, at_ns: Ints) -> list[tuple[int, int]
             work = int(launched[place])
             for first, of, called in streams:
                 i = int(np.searchsorted(called, time)) - 1
-                if works.stream[first] != works.stream[work] and i >= 0 and _is_over(works, int(of[i]), work):
+                end_ns = works.end_ns[of[i]]
+                is_over = end_ns <= works.begin_ns[work] and end_ns < works.end_ns[work]
+                if works.stream[first] != works.stream[work] and i >= 0 and is_over:
                     pairs.append((work, int(of[i])))
     return pairs
-
-
-def _is_over(works: Works, one: int, other: int) -> bool:
-    is_over: Bools = (works.end_ns[one] <= works.begin_ns[other]) & (works.end_ns[one] < works.end_ns[other])
-    return bool(is_over)
 
 
 DATA_LOADING: Final = "data loading"
@@ -263,12 +270,14 @@ class HostPieces:
 def host_pieces(columns: Columns, nesting: Nesting) -> HostPieces:
     """Return the pieces of all threads, from the first to the last event of each."""
     depth = np.zeros(len(columns.begin_ns), np.int64)
-    for level, rows in enumerate(nesting.levels):
-        depth[rows] = level
+    for number, level in enumerate(nesting.levels):
+        depth[level] = number
     is_long = columns.end_ns > columns.begin_ns
     rows = np.concatenate([level[is_long[level]] for level in nesting.levels] or [np.empty(0, np.int64)])
-    ends_ns = _ends_within_parents(columns, nesting)
-    at_ns = np.concatenate([columns.begin_ns[rows], ends_ns[rows]])
+    inner_ends_ns = columns.end_ns.copy()  # an event ends with the one around it at the latest
+    for level in nesting.levels[1:]:
+        inner_ends_ns[level] = np.minimum(inner_ends_ns[level], inner_ends_ns[nesting.parent[level]])
+    at_ns = np.concatenate([columns.begin_ns[rows], inner_ends_ns[rows]])
     opens = np.repeat([1, 0], len(rows))
     row = np.concatenate([rows, nesting.parent[rows]])
     thread = np.tile(columns.thread[rows], 2)
@@ -283,20 +292,12 @@ def host_pieces(columns: Columns, nesting: Nesting) -> HostPieces:
     return HostPieces(thread[begin], at_ns[begin], at_ns[begin + 1], row[begin], *_labels(columns, nesting, row[begin]))
 
 
-def _ends_within_parents(columns: Columns, nesting: Nesting) -> Ints:
-    ends_ns = columns.end_ns.copy()
-    for rows in nesting.levels[1:]:
-        ends_ns[rows] = np.minimum(ends_ns[rows], ends_ns[nesting.parent[rows]])
-    return ends_ns
-
-
 def _labels(columns: Columns, nesting: Nesting, row: Ints) -> tuple[Ints, Ints]:
-    """Return the kind and the name of the pieces whose innermost events are given."""
     operator = nearest(nesting, columns.is_of("cpu_op"))
     loads = nearest(nesting, columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation")))
     is_call = columns.is_of("cuda_runtime")
-    waits = columns.named(runtime_calls.SYNCHRONIZE.search, is_call)
-    allocates = columns.named(runtime_calls.ALLOCATE_ANY.search, is_call)
+    waits = columns.named(known_names.SYNCHRONIZE.search, is_call)
+    allocates = columns.named(known_names.ALLOCATE_ANY.search, is_call)
     known = row != NONE
 
     def at(values: Ints | Bools) -> Ints:
@@ -341,30 +342,29 @@ def waits_of(columns: Columns, works: Works, calls: Ints) -> list[Wait]:
     least = np.full(len(columns.names), np.iinfo(np.int64).max)
     np.minimum.at(least, columns.name[is_call], duration[is_call])
     found: dict[int, tuple[list[int], bool]] = {}
-    sync = columns.named(
-        lambda name: runtime_calls.SYNCHRONIZE.search(name) or runtime_calls.FREE.search(name), is_call
-    )
+    sync = columns.named(lambda name: known_names.SYNCHRONIZE.search(name) or known_names.FREE.search(name), is_call)
     rows = np.flatnonzero(sync & (duration > 0))
     for of_stream in works.streams():
         for row, work in zip(rows.tolist(), _awaited(columns, works, of_stream, rows).tolist(), strict=True):
             if work != NONE:
                 found.setdefault(row, ([], True))[0].append(work)
-    for work in np.flatnonzero((calls != NONE) & _is_copied_within(columns, works, calls)).tolist():
+    within: Bools = columns.is_of("gpu_memcpy")[works.row] & (works.end_ns < columns.end_ns[calls])
+    for work in np.flatnonzero((calls != NONE) & within).tolist():
         found.setdefault(int(calls[work]), ([], True))[0].append(work)
     for row, work in _full_queue(columns, works, calls):
         found.setdefault(row, ([work], False))
-    return [
-        _wait(columns, works, row, int(least[columns.name[row]]), awaited, is_removable)
-        for row, (awaited, is_removable) in found.items()
-    ]
-
-
-def _wait(columns: Columns, works: Works, row: int, least_ns: int, awaited: list[int], is_removable: bool) -> Wait:
-    begin, end = int(columns.begin_ns[row]), int(columns.end_ns[row])
-    last = max(int(works.end_ns[work]) for work in awaited)
-    # Of a call that waits, the time after the wait is its own; one that finds everything done does not wait.
-    own, delay = (min(least_ns, end - last), end - last) if last > begin else (end - begin, 0)
-    return Wait(row, own, tuple((work, min(delay, end - int(works.end_ns[work]))) for work in awaited), is_removable)
+    waits = []
+    for row, (awaited, is_removable) in found.items():
+        begin, end = int(columns.begin_ns[row]), int(columns.end_ns[row])
+        ends = [int(works.end_ns[work]) for work in awaited]
+        # Of a call that waits, the time after the wait is its own; one that finds everything done does not wait.
+        delay, own = 0, end - begin
+        if max(ends) > begin:
+            delay = end - max(ends)
+            own = min(int(least[columns.name[row]]), delay)
+        delays = [min(delay, end - work_end) for work_end in ends]
+        waits.append(Wait(row, own, tuple(zip(awaited, delays, strict=True)), is_removable))
+    return waits
 
 
 def _awaited(columns: Columns, works: Works, of_stream: Ints, rows: Ints) -> Ints:
@@ -383,14 +383,7 @@ def _awaited(columns: Columns, works: Works, of_stream: Ints, rows: Ints) -> Int
     return np.where(is_awaited & (called[place] != LONG_AGO), of_stream[place], NONE)
 
 
-def _is_copied_within(columns: Columns, works: Works, calls: Ints) -> Bools:
-    """Return which works are copies that ended before the call that asked for them returned."""
-    within: Bools = columns.is_of("gpu_memcpy")[works.row] & (works.end_ns < columns.end_ns[calls])
-    return within
-
-
 def _full_queue(columns: Columns, works: Works, calls: Ints) -> list[tuple[int, int]]:
-    """Return the calls that launched into a full queue, each with the last work that ended meanwhile."""
     rows = distinct(calls[calls != NONE])
     begins = columns.begin_ns[rows]
     by_end = np.argsort(works.end_ns, kind="stable")

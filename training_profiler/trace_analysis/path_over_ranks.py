@@ -51,7 +51,8 @@ def joined_graph(graphs: Mapping[int, Graph | str | None], runs: Mapping[int, Ma
     shift = _clock_shifts(found, known or [meeting for of in meetings.values() for meeting in of])
     if shift is None:
         return "the collectives of some ranks match those of no other"
-    false = sum(_is_false(found, shift, meeting) for meeting in known)
+    times = [_times(found, shift, meeting) for meeting in known]
+    false = sum(bool(begins.max() > ends.min() + MOST_APART_NS) for begins, ends in times)
     if false > MOST_FALSE * len(known):
         return f"{false} of {len(known)} collectives ended on one rank before another had reached them"
     joined = _Join(ranks, found, shift).graph([meeting for of in meetings.values() for meeting in of])
@@ -61,7 +62,6 @@ def joined_graph(graphs: Mapping[int, Graph | str | None], runs: Mapping[int, Ma
 def _meetings(
     ranks: Sequence[int], graphs: Sequence[Graph], runs: Mapping[int, Mapping[RunsOf, Runs]]
 ) -> dict[str, list[Meeting]]:
-    """Return the collectives that match over ranks, by kind."""
     found: dict[str, list[Meeting]] = {}
     work_of_row = [dict(zip(graph.works.row.tolist(), range(len(graph.works.row)), strict=True)) for graph in graphs]
     for of, members, place in matched_runs(runs):
@@ -82,8 +82,7 @@ def _clock_shifts(graphs: Sequence[Graph], meetings: Sequence[Meeting]) -> list[
     for meeting in meetings:
         first, *others = zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True)
         for side, work in others:
-            ends = (int(graphs[of].works.end_ns[at]) for of, at in (first, (side, work)))
-            first_ns, end_ns = ends
+            first_ns, end_ns = (int(graphs[of].works.end_ns[at]) for of, at in (first, (side, work)))
             apart.setdefault((first[0], side), []).append(first_ns - end_ns)
     shift = {0: 0}
     while len(shift) < len(graphs):
@@ -100,32 +99,27 @@ def _clock_shifts(graphs: Sequence[Graph], meetings: Sequence[Meeting]) -> list[
 
 
 def _times(graphs: Sequence[Graph], shift: Sequence[int], meeting: Meeting) -> tuple[Ints, Ints]:
-    """Return when the sides reach a meeting and when they leave it, by one clock."""
     pairs = list(zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True))
     begins = [int(graphs[side].works.begin_ns[work]) + shift[side] for side, work in pairs]
     ends = [int(graphs[side].works.end_ns[work]) + shift[side] for side, work in pairs]
     return np.array(begins, np.int64), np.array(ends, np.int64)
 
 
-def _is_false(graphs: Sequence[Graph], shift: Sequence[int], meeting: Meeting) -> bool:
-    begins, ends = _times(graphs, shift, meeting)
-    return bool(begins.max() > ends.min() + MOST_APART_NS)
-
-
 class _Join:
-    """Puts the items of the graphs one after another: all points, all works, then arrivals and meetings."""
-
     def __init__(self, ranks: Sequence[int], graphs: Sequence[Graph], shift: Sequence[int]) -> None:
         self._ranks, self._graphs, self._shift = ranks, graphs, shift
         points, works = [graph.points for graph in graphs], [len(graph.works.row) for graph in graphs]
-        self._points, self._works = sum(points), sum(works)
-        self._first_point = [sum(points[:i]) for i in range(len(points))]
-        self._first_work = [self._points + sum(works[:i]) for i in range(len(works))]
-        self._at, self._length, self._before, self._own = ([0] * (self._points + self._works) for _ in range(4))
-        self._edges: list[tuple[Edge, ...]] = [()] * (self._points + self._works)
-        self._side = [0] * (self._points + self._works)
+        firsts = zip(np.cumsum([0, *points]).tolist(), np.cumsum([sum(points), *works]).tolist(), strict=True)
+        self._places = [  # of the items of each graph
+            [*range(point, point + points[side]), *range(work, work + works[side])]
+            for side, (point, work) in zip(range(len(graphs)), firsts, strict=False)
+        ]
+        count = sum(points) + sum(works)
+        self._at, self._length, self._before, self._own = ([0] * count for _ in range(4))
+        self._edges: list[tuple[Edge, ...]] = [()] * count
+        self._side = [0] * count
         # Items at one time are in this order: kind of item, then place in the order of their own graph.
-        self._rank_at_once = [(0, 0)] * (self._points + self._works)
+        self._rank_at_once = [(0, 0)] * count
         self._waiting: set[int] = set()
 
     def graph(self, meetings: Sequence[Meeting]) -> Graph:
@@ -158,14 +152,14 @@ class _Join:
             self._own,
             self._edges,
             {
-                self._item(side, item): name
+                self._places[side][item]: name
                 for side, graph in enumerate(graphs)
                 for item, name in graph.call_names.items()
             },
-            frozenset(self._item(side, item) for side, graph in enumerate(graphs) for item in graph.removable),
-            frozenset(self._item(side, item) for side, graph in enumerate(graphs) for item in graph.fixed),
+            frozenset(self._places[side][item] for side, graph in enumerate(graphs) for item in graph.removable),
+            frozenset(self._places[side][item] for side, graph in enumerate(graphs) for item in graph.fixed),
             sorted(items, key=lambda item: (self._at[item], self._rank_at_once[item])),
-            [self._item(side, item) for side, graph in enumerate(graphs) for item in graph.ends],
+            [self._places[side][item] for side, graph in enumerate(graphs) for item in graph.ends],
             graphs[0].steps,
             _joined(
                 [graph.phase[: len(graph.pieces.thread)] for graph in graphs]
@@ -181,20 +175,15 @@ class _Join:
             frozenset(self._waiting),
         )
 
-    def _item(self, side: int, item: int) -> int:
-        points = self._graphs[side].points
-        return self._first_point[side] + item if item < points else self._first_work[side] + item - points
-
     def _add(self, side: int) -> None:
-        """Add the items of one graph."""
-        graph, shift = self._graphs[side], self._shift[side]
+        graph, shift, places = self._graphs[side], self._shift[side], self._places[side]
         for place, item in enumerate(graph.order):
-            to = self._item(side, item)
+            to = places[item]
             self._at[to], self._length[to] = graph.at_ns[item] + shift, graph.length_ns[item]
             before = graph.before[item]
-            self._before[to] = NONE if before == NONE else self._item(side, before)
+            self._before[to] = NONE if before == NONE else places[before]
             self._own[to] = graph.own_ns[item]
-            self._edges[to] = tuple((self._item(side, other), delay, why) for other, delay, why in graph.edges[item])
+            self._edges[to] = tuple((places[other], delay, why) for other, delay, why in graph.edges[item])
             self._side[to] = side
             self._rank_at_once[to] = (int(item >= graph.points), place)
 
@@ -205,11 +194,15 @@ class _Join:
         """
         begins, ends = _times(self._graphs, self._shift, meeting)
         works = [
-            self._first_work[side] + work
+            self._places[side][self._graphs[side].points + work]
             for side, work in zip(meeting.sides.tolist(), meeting.works.tolist(), strict=True)
         ]
         taking = np.flatnonzero(ends > begins)  # a work without a length cannot wait
-        arrivals = {i: self._arrival(works[i], int(begins[i])) for i in taking.tolist()}
+        arrivals = {}
+        for i in taking.tolist():  # the begin of each work is a new item, which waits for what the work waited for
+            arrivals[i] = at = self._new(int(begins[i]), self._side[works[i]], 2)
+            for values in (self._before, self._own, self._edges):
+                values[at] = values[works[i]]
         sorted_ns = np.sort(begins[taking])
         latest_ns = sorted_ns[np.searchsorted(sorted_ns, ends[taking]) - 1]
         for met_ns in distinct(latest_ns).tolist():
@@ -221,13 +214,6 @@ class _Join:
                 self._before[works[i]], self._own[works[i]] = NONE, 0
                 self._length[works[i]] = int(ends[i]) - met_ns
                 self._edges[works[i]] = ((arrivals[i], 0, OTHER_RANK), (met, 0, OTHER_RANK))
-
-    def _arrival(self, work: int, at_ns: int) -> int:
-        """Return a new item: the begin of a work, which waits for what the work waited for."""
-        arrival = self._new(at_ns, self._side[work], 2)
-        self._before[arrival], self._own[arrival] = self._before[work], self._own[work]
-        self._edges[arrival] = self._edges[work]
-        return arrival
 
     def _new(self, at_ns: int, side: int, kind: int) -> int:
         for values, value in ((self._at, at_ns), (self._length, 0), (self._before, NONE), (self._own, 0)):

@@ -153,27 +153,19 @@ def _newest(rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> 
     row: list[int] = []
     # The stack of open events begins with none of them, which has no end.
     open_rows, open_ends = [NONE], [_NO_END]
-    for place, begin, end in zip(rows, begins, ends, strict=True):
+    for place, begin, end in (*zip(rows, begins, ends, strict=True), (NONE, _NO_END - 1, _NO_END)):
         while open_ends[-1] <= begin:
-            _close(at, row, open_rows, open_ends)
+            ended = open_ends[-1]  # the newest closes, and with it all that have ended by then
+            while open_ends[-1] <= ended:
+                open_rows.pop()
+                open_ends.pop()
+            at.append(ended)
+            row.append(open_rows[-1])
         open_rows.append(place)
         open_ends.append(end)
         at.append(begin)
         row.append(place)
-    while len(open_rows) > 1:
-        _close(at, row, open_rows, open_ends)
-    return at, row
-
-
-def _close(at: list[int], row: list[int], open_rows: list[int], open_ends: list[int]) -> None:
-    """Close the newest open event and all that have ended by its end."""
-    open_rows.pop()
-    end = open_ends.pop()
-    while open_ends[-1] <= end:
-        open_rows.pop()
-        open_ends.pop()
-    at.append(end)
-    row.append(open_rows[-1])
+    return at[:-1], row[:-1]
 
 
 def step_at(parts: Sequence[Any], at_ns: Ints) -> Ints:

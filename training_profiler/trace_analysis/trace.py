@@ -1,5 +1,6 @@
 """One trace, question by question: each figure is computed when a view first asks for it."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -7,36 +8,34 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from training_profiler.trace_analysis import host_activity
+from training_profiler.trace_analysis import communication, host_activity
 from training_profiler.trace_analysis.code_places import CodePlaces
-from training_profiler.trace_analysis.communication import bus_bandwidths, collective_runs, collectives, parallelism_of
 from training_profiler.trace_analysis.completeness import doubts_of, unseen_work
 from training_profiler.trace_analysis.events import (
     DeviceMemory,
     StepParts,
     TracedEvents,
     devices_of,
-    is_communication_apart,
     memory_of,
     utilization,
 )
-from training_profiler.trace_analysis.gaps import NOT_RECORDED, RECORDING, Gap
+from training_profiler.trace_analysis.gaps import AFTER_READ, NOT_RECORDED, RECORDING, Gap
+from training_profiler.trace_analysis.host_activity import calls_named, pace_variation, phases_of
 from training_profiler.trace_analysis.idle_times import AttributedGap, attributed, idle_times
+from training_profiler.trace_analysis.known_names import HAS_GRAPHS, SYNCHRONIZE
 from training_profiler.trace_analysis.launches import is_section, replayed_share
-from training_profiler.trace_analysis.load.columns import Columns, distinct
+from training_profiler.trace_analysis.load.columns import Bools, Columns, distinct
 from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
 from training_profiler.trace_analysis.path_graph import graph_of
-from training_profiler.trace_analysis.phases import pace_variation, phases_of
-from training_profiler.trace_analysis.runtime_calls import HAS_GRAPHS
 from training_profiler.trace_analysis.timeline import gaps, main_thread, overlap, timeline_of
 
+TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
 _OF_EVENTS: Final = ("columns", "nesting", "launches", "communicates", "in_scope", "lost", "_reads", "_unseen")
 _Answer = TypeVar("_Answer")
 
 
 def _of(ask: "Callable[[Trace], _Answer]") -> cached_property[_Answer]:
-    """Return a question about a trace, which is answered once."""
     return cached_property(ask)
 
 
@@ -56,7 +55,9 @@ class Trace(TracedEvents):
     _reads = _of(host_activity.device_reads)
     _unseen = _of(unseen_work)
     # The number of streams of all devices.
-    streams = _of(lambda trace: _streams(trace.columns))
+    streams = _of(
+        lambda trace: len(distinct((trace.columns.device * 2**40 + trace.columns.stream)[trace.columns.is_gpu()]))
+    )
     # The activity of each device.
     devices = _of(lambda trace: devices_of(trace.columns, trace.communicates, trace.device))
     # The communication at times without computation.
@@ -68,12 +69,14 @@ class Trace(TracedEvents):
     # The variation of the device's times for the steps; None if the host is not ahead of it.
     pace_variation = _of(lambda trace: None if trace.doubts else pace_variation(trace))
     # The collectives by kind, and each run of each kind.
-    collectives = _of(collectives)
-    collective_runs = _of(collective_runs)
+    collectives = _of(communication.collectives)
+    collective_runs = _of(communication.collective_runs)
     # How fast collectives are.
-    bus_bandwidths = _of(bus_bandwidths)
+    bus_bandwidths = _of(communication.bus_bandwidths)
     # The kinds that the trace shows.
-    parallelism = _of(lambda trace: parallelism_of(trace, trace.collectives))
+    parallelism = _of(lambda trace: communication.parallelism_of(trace, trace.collectives))
+    # What makes communication cost less under these.
+    communication_advice = _of(lambda trace: communication.advice(trace.parallelism, trace.is_communication_apart))
     _found_idle: "cached_property[tuple[list[tuple[Gap, bool]], CodePlaces]]" = _of(
         lambda trace: idle_times(trace, trace.devices, trace._unseen)
     )
@@ -95,10 +98,13 @@ class Trace(TracedEvents):
     # What operators achieve beside the peak of the device.
     roofline = _of(roofline_of)
     # What the device copies, reads of it that wait, and other activity of the host.
-    copies = _of(host_activity.copies)
-    synchronizations = _of(host_activity.synchronizations)
-    allocations = _of(host_activity.allocations)
-    host_collectives = _of(host_activity.host_collectives)
+    copies = _of(lambda trace: calls_named(trace.columns, trace.columns.is_of("gpu_memcpy"), has_bytes=True))
+    synchronizations = _of(lambda trace: calls_named(trace.columns, _named(trace, SYNCHRONIZE, "cuda_runtime")))
+    allocations = _of(lambda trace: calls_named(trace.columns, host_activity.is_allocation(trace.columns)))
+    # The collectives that threads of the host run, such as those of gloo, at the same time as others.
+    host_collectives = _of(
+        lambda trace: calls_named(trace.columns, _named(trace, host_activity.ON_HOST, "cpu_op", "user_annotation"))
+    )
     data_loading = _of(host_activity.data_loading)
     transfers = _of(host_activity.transfers_of)
     pageable = _of(host_activity.pageable_copies)
@@ -112,14 +118,23 @@ class Trace(TracedEvents):
     waiting = _of(lambda trace: host_activity.waiting_of(trace, trace._reads))
     # The device work of each part of a step.
     phases = _of(phases_of)
-    is_compiled = _of(host_activity.is_compiled)
-    is_serving = _of(host_activity.is_serving)
-    # Whether communication has streams of its own.
-    is_communication_apart = _of(lambda trace: is_communication_apart(trace.columns, trace.communicates))
+    # Whether the host ran what torch.compile made.
+    is_compiled = _of(
+        lambda trace: _named(trace, host_activity.COMPILED, "cpu_op", "user_annotation", "gpu_user_annotation").any()
+    )
+    # Whether it runs a server of language models, which reserves memory for its cache at its start.
+    is_serving = _of(lambda trace: _named(trace, host_activity.SERVES, "cpu_op", "user_annotation", "kernel").any())
     # The share of the device's work by time that replays of graphs launched.
     replayed_share = _of(lambda trace: replayed_share(trace.columns, trace.launches.call))
     # What waits for what; or why that is unknown.
     graph = _of(lambda trace: graph_of(trace, trace.doubts))
+
+    @cached_property
+    def is_communication_apart(self) -> bool:
+        """Whether nothing else runs on the streams that communicate."""
+        columns, communicates, is_kernel = self.columns, self.communicates, self.columns.is_of("kernel")
+        streams = columns.device * (int(columns.stream.max(initial=0)) + 2) + columns.stream
+        return not np.isin(streams[is_kernel & ~communicates], streams[communicates]).any()
 
     @cached_property
     def gap_lengths_ns(self) -> tuple[int, ...]:
@@ -167,15 +182,12 @@ class Trace(TracedEvents):
     @property
     def recording_ns(self) -> int:
         """The idle time within the scope in which the recording held up the host; of several devices the mean."""
-        return self._idle_ns(RECORDING)
+        return self.gap_ns(RECORDING)
 
     @property
     def unseen_ns(self) -> int:
         """The time within the scope in which the device did what is not recorded; of several devices the mean."""
-        return self._idle_ns(NOT_RECORDED)
-
-    def _idle_ns(self, cause: str) -> int:
-        return self.idle_ns_by_cause.get(cause, 0) // max(1, len(self.devices))
+        return self.gap_ns(NOT_RECORDED)
 
     @property
     def utilization(self) -> float | None:
@@ -197,27 +209,120 @@ class Trace(TracedEvents):
         return max(self.program_ns, self.phases.wall_ns - self.recording_ns)
 
     @property
-    def is_one_step(self) -> bool:
-        """Whether shares are of a single step, and nothing shows whether others are like it."""
-        return len(self.steps) == 1
-
-    @property
     def step_variation(self) -> float | None:
         """The coefficient of variation of the steps' lengths; None below 3 steps."""
-        if len(self.steps) < 3:
-            return None
-        return _variation(self.steps)
+        return _variation(self.steps) if len(self.steps) >= 3 else None
 
     @property
     def later_variation(self) -> float | None:
         """The same without the first step, in which the recording starts; None below 3 steps."""
-        return None if len(self.steps) < 3 else _variation(self.steps[1:])
+        return _variation(self.steps[1:]) if len(self.steps) >= 3 else None
 
     @property
     def settled_variation(self) -> float | None:
         """The least of both, and of the device's times for the steps where the host merely runs ahead of it."""
         known = (self.step_variation, self.later_variation, self.pace_variation)
         return min((each for each in known if each is not None), default=None)
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether torch.compile could help: its kernels are not there yet, and the device can run them."""
+        is_too_old = self.compute_capability is not None and self.compute_capability < TENSOR_CORES_SINCE
+        is_compiled = self.is_compiled or any(row.name.startswith("triton_") for row in self.kernels.rows)
+        return not is_too_old and not is_compiled
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass launched work: without one, nothing is trained as far as the trace shows."""
+        return self.phases.times_ns is not None
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer launched kernels, not most of them for many tensors at once: those are fused."""
+        phases = self.phases
+        return phases.optimizer_kernels > 0 and 2 * phases.multi_tensor_kernels <= phases.optimizer_kernels
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether all copies to the device are from pinned memory, as far as their names say so."""
+        to_device = [copy.name for copy in self.copies if "-> Device" in copy.name and "HtoD" in copy.name]
+        return bool(to_device) and all("Pinned" in name for name in to_device)
+
+    @property
+    def pinning(self) -> str:
+        """What makes copies come from pinned memory: the loader, if the trace shows one."""
+        by_loader = "DataLoader(pin_memory=True)"
+        return by_loader if self.waiting.data_names else f"pinned memory (Tensor.pin_memory() or {by_loader})"
+
+    def share_of_scope(self, ns: int) -> float | None:
+        """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length.
+
+        Without the time that the recording held up the host: no part of it is the program's.
+        """
+        return min(1.0, ns / self.program_ns) if self.program_ns else None
+
+    def is_idle_for(self, ns: int, threshold: float) -> bool:
+        """Return whether an idle time is more than a share of the time that the device had for the work of the scope.
+
+        Before its first work a device is idle once, and not in each step, if the host runs ahead of it.
+        """
+        return bool(self.settled_ns) and ns > threshold * self.settled_ns
+
+    @property
+    def computed_ns(self) -> int:
+        """How long the device computed within the scope; of several devices the sum."""
+        return sum(part.compute_ns for part in self.scope.parts)
+
+    def gap_ns(self, *causes: str) -> int:
+        """Return the idle time of these causes within the scope; of several devices the mean."""
+        return sum(self.idle_ns_by_cause.get(cause, 0) for cause in causes) // max(1, len(self.devices))
+
+    def reads_gap_ns(self, *causes: str) -> int:
+        """Return the idle time that reads from the device caused, of these causes or of any that reads can have.
+
+        A read is behind no more than the time that the host spent in reads.
+        """
+        chosen = [
+            place
+            for place in self.idle_times
+            if place.follows_read and place.next_name  # after the last work there is none that a read could delay
+        ]
+        among = [cause for cause in AFTER_READ if not causes or cause in causes]
+        chosen_ns = sum(place.ns_of(*among) for place in chosen) // max(1, len(self.devices))
+        return min(chosen_ns, self.waiting.read_ns)
+
+    def phase_share(self, phase: str) -> float | None:
+        """Return the share of the device's time for the steps that a phase takes; None if the trace has no phases."""
+        return None if self.phases.times_ns is None else self.share_of_device(self.phases.times_ns[phase])
+
+    def share_of_device(self, ns: int) -> float | None:
+        """Return a time of devices as a share of the time that they had for the steps; None if that has no length."""
+        wall_ns = self.phases.wall_ns * max(1, len(self.devices))
+        return ns / wall_ns if wall_ns else None
+
+    @property
+    def data_share(self) -> float | None:
+        """The share of the scope that the host waited for batches; None without a DataLoader in the trace."""
+        if not self.waiting.data_names or not self.program_ns:
+            return None
+        return min(1.0, sum(self.waiting.data_ns) / self.program_ns)
+
+    @property
+    def memory_share(self) -> float | None:
+        """The peak share of a device's memory that was reserved; None if it is unknown."""
+        parts = [
+            memory.reserved_peak_bytes / total
+            for memory in self.memory
+            if memory.reserved_peak_bytes
+            and not memory.is_host
+            and (total := self.device_bytes.get(int(memory.device)))
+        ]
+        return max(parts, default=None)
+
+    @property
+    def uses_math_attention(self) -> bool:
+        """Whether attention was computed step by step, with the whole score matrix in memory."""
+        return any(row.name == "aten::_scaled_dot_product_attention_math" for row in self.operators)
 
     def without_events(self, *, with_graph: bool) -> "Trace":
         """Answer all questions now, and let go of the events; return the trace itself.
@@ -232,15 +337,13 @@ class Trace(TracedEvents):
         return self
 
 
+def _named(trace: TracedEvents, pattern: re.Pattern[str], *categories: str) -> Bools:
+    return trace.columns.named(pattern.search, trace.columns.is_of(*categories))
+
+
 def _variation(steps: Sequence[StepParts]) -> float | None:
     lengths = np.array([step.wall_ns for step in steps], np.float64)
     return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
-
-
-def _streams(columns: Columns) -> int:
-    rows = np.flatnonzero(columns.is_gpu())
-    device, stream = columns.device[rows], columns.stream[rows]
-    return sum(len(distinct(stream[device == each])) for each in distinct(device).tolist())
 
 
 def analyse(path: Path) -> Trace:

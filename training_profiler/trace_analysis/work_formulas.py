@@ -148,13 +148,7 @@ def _product(a: int, b: int, added: int | None = None) -> Callable[[Inputs], Wor
     return count
 
 
-def _scaled(inputs: Inputs) -> Work:
-    """Count a product of 8-bit matrices; the type of its result is not among the inputs."""
-    return _product(0, 1)(inputs)[0], None
-
-
 def _linear(inputs: Inputs) -> Work:
-    """Count x @ weight.T."""
     x, weight = inputs.shape(0), inputs.shape(1, 2)
     rows = math.prod(x[:-1])
     return 2 * rows * math.prod(weight), math.prod(x) + math.prod(weight) + rows * weight[0]
@@ -235,15 +229,12 @@ def _elementwise(read: int) -> Callable[[Inputs], Work]:
         types = {inputs.dtype(i) for i, shape in enumerate(shapes) if shape}
         if len(types) > 1:
             raise UnknownError("a formula for mixed types")
-        return None, sum(math.prod(shape) for shape in shapes[:read]) + math.prod(_broadcast(shapes))
+        rank = max(map(len, shapes))
+        aligned = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+        written = (next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True))
+        return None, sum(map(math.prod, shapes[:read])) + math.prod(written)
 
     return count
-
-
-def _broadcast(shapes: list[Shape]) -> Shape:
-    rank = max(map(len, shapes))
-    aligned = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True))
 
 
 def _copy(inputs: Inputs) -> Work:
@@ -252,11 +243,6 @@ def _copy(inputs: Inputs) -> Work:
     if to is None or of is None:
         raise UnknownError("input types")
     return None, math.prod(inputs.shape(0, 0)) + math.prod(inputs.shape(1, 0)) * of / to
-
-
-def _read_once(inputs: Inputs) -> Work:
-    """Count the input of a reduction; its output is smaller and left out."""
-    return None, math.prod(inputs.shape(0, 0))
 
 
 def _formulas() -> dict[str, Formula]:
@@ -274,7 +260,8 @@ def _formulas() -> dict[str, Formula]:
         "addmv": Formula(MATMUL, _product(1, 2, added=0), typed_by=1),
         "baddbmm": Formula(MATMUL, _product(1, 2, added=0), typed_by=1),
         "linear": Formula(MATMUL, _linear),
-        "_scaled_mm": Formula(MATMUL, _scaled),
+        # Of 8-bit matrices; the type of the result is not among the inputs.
+        "_scaled_mm": Formula(MATMUL, lambda inputs: (_product(0, 1)(inputs)[0], None)),
         "convolution": Formula(CONVOLUTION, _convolution(3, 4, 5, transposed=6)),
         "cudnn_convolution": Formula(CONVOLUTION, _convolution(3, 2, 4)),
         "cudnn_convolution_relu": Formula(CONVOLUTION, _convolution(3, 4, 5)),
@@ -292,12 +279,12 @@ def _formulas() -> dict[str, Formula]:
         "_softmax": Formula(REDUCTION, _elementwise(1)),
         "_log_softmax": Formula(REDUCTION, _elementwise(1)),
     }
-    for names, read in ((unary, 1), (binary, 2), (ternary, 3)):
-        rows |= {
-            in_place: Formula(ELEMENTWISE, _elementwise(read)) for name in names for in_place in (name, f"{name}_")
-        }
-    rows |= {name: Formula(ELEMENTWISE, _elementwise(2)) for name in gradients}
-    rows |= {name: Formula(REDUCTION, _read_once) for name in reductions}
+    for names, read in ((unary, 1), (binary, 2), (ternary, 3), (gradients, 2)):
+        in_place = [] if names is gradients else [f"{name}_" for name in names]
+        rows |= dict.fromkeys([*names, *in_place], Formula(ELEMENTWISE, _elementwise(read)))
+    # The output of a reduction is smaller than its input, and left out.
+    read_once = Formula(REDUCTION, lambda inputs: (None, math.prod(inputs.shape(0, 0))))
+    rows |= dict.fromkeys(reductions, read_once)
     return {f"aten::{name}": row for name, row in rows.items()}
 
 

@@ -16,16 +16,17 @@ from training_profiler.base.units import counted
 from training_profiler.tables.sections import SAMPLED_LINE
 from training_profiler.trace_analysis.load.arguments import (
     MTIA_WORK,
-    Arguments,
     Categories,
+    EventRows,
     InexactTimeError,
+    Rows,
     TimeProblemError,
     integer_or_none,
     integers,
+    joined,
     pairs_of,
     times_ns,
 )
-from training_profiler.trace_analysis.load.chunks import NoPiecesError
 from training_profiler.trace_analysis.load.columns import (
     CATEGORY_IDS,
     GAP_CATEGORY,
@@ -43,7 +44,14 @@ from training_profiler.trace_analysis.load.columns import (
     is_of,
     numbered,
 )
-from training_profiler.trace_analysis.load.reader import Args, RawTrace, TraceEvent, read_events, read_parts
+from training_profiler.trace_analysis.load.reader import (
+    Args,
+    NoPiecesError,
+    RawTrace,
+    TraceEvent,
+    read_events,
+    read_parts,
+)
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
@@ -73,7 +81,6 @@ _BYTES_OF: Final = {
     "char": 1,
     "bool": 1,
 }
-Rows = dict[str, NDArray[Any]]  # columns by name, all of the same length
 
 
 def read_columns(path: Path) -> Columns:
@@ -118,8 +125,8 @@ class _Table:
         self._tracks = Numbers()  # (category, pid, tid)
         self._categories = Categories(self._names, self._tracks)
         self._texts: dict[str, Numbers] = defaultdict(Numbers)
-        self._spans = _Events(self._texts)
-        self._halves = _Events(self._texts)
+        self._spans = EventRows(self._texts)
+        self._halves = EventRows(self._texts)
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
         self._lines = Numbers()
@@ -129,11 +136,7 @@ class _Table:
         self._has_mtia = False
 
     def add(self, part: RawTrace) -> None:
-        """Add the events of a part.
-
-        Raises:
-            TraceError: A time is missing, no number or negative.
-        """
+        """Add the events of a part; a TraceError says that a time is missing, no number or negative."""
         self._count += len(part.events)
         self._devices = part.devices or self._devices
         self._distributed = part.distributed or self._distributed
@@ -179,7 +182,7 @@ class _Table:
             }
         )
 
-    def _add_to(self, table: "_Events", events: Sequence[TraceEvent], times: Rows) -> None:
+    def _add_to(self, table: EventRows, events: Sequence[TraceEvent], times: Rows) -> None:
         name = self._names.of([event.name for event in events])
         # zip takes two thirds of the time of a tuple for each event.
         parts = [event.cat for event in events], [event.pid for event in events], [event.tid for event in events]
@@ -200,11 +203,7 @@ class _Table:
             raise TraceError(f"{self._where} has an event without a usable time: {at}") from None
 
     def columns(self) -> Columns:
-        """Return the columns of all events.
-
-        Raises:
-            TraceError: No event has a duration, or the file has more than is read.
-        """
+        """Return the columns of all events; a TraceError says that none has a duration, or that there are too many."""
         rows, lost_halves = self._whole_rows()
         if not len(rows["begin_ns"]):
             raise TraceError(
@@ -218,6 +217,12 @@ class _Table:
         _check_number(len(distinct(rows["device"])), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
         inputs, input_texts = _inputs((shapes, types, values))
+        sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(self._devices))
+        number = {name: i for i, name in enumerate(names)}
+        found = [
+            NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE)
+            for text in self._texts["kernel"]
+        ]
         return Columns(
             events=self._count,
             names=tuple(names),
@@ -232,7 +237,7 @@ class _Table:
             correlation=rows["correlation"],
             external=rows["external"],
             bytes=rows["bytes"],
-            launches=_among(names, self._texts["kernel"], rows["kernel"]),
+            launches=np.array([*found, NONE], np.int64)[rows["kernel"]],
             messages=self._messages(rows),
             collective=rows["collective"],
             collectives=tuple(map(_text, self._texts["collective"])),
@@ -247,7 +252,7 @@ class _Table:
             memory=self._memory_events(),
             samples=self._sampled_lines(),
             device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
-            device_bytes=_memory_of_devices(self._devices),
+            device_bytes={i: size for i, size in sizes if size is not None and size > 0},
             world_size=integer_or_none(self._distributed.get("world_size")),
             rank=integer_or_none(self._distributed.get("rank")),
             compute_capability=_capability(self._devices),
@@ -256,7 +261,6 @@ class _Table:
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
-        """Return the rows of whole events in order of their begin, and the number of lost halves of device work."""
         if self._halves.count == 0:
             return self._spans.rows_in_order(), 0
         spans, halves = self._spans.rows(), self._halves.rows()
@@ -266,17 +270,15 @@ class _Table:
         lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
         paired = _taken(halves, begins)
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
-        rows = _joined([spans, paired])
+        rows = joined([spans, paired])
         return _taken(rows, np.argsort(rows["begin_ns"], kind="stable")), lost
 
     def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
-        """Return the names, the index of each event's name, and a note if events have none."""
         names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
         nameless = int((given == self._names[None]).sum()) if None in self._names else 0
         return names, given, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
 
     def _threads(self, track: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
-        """Return the distinct threads and streams, and the index of that of each event."""
         threads, thread = numbered([(pid, tid) for _, pid, tid in self._tracks])
         thread = thread[track]
         is_used = np.bincount(thread, minlength=len(threads)) > 0
@@ -315,39 +317,6 @@ class _Table:
         return Samples(rows["at_ns"], rows["line"], tuple(printable(str(text), MOST_NAME) for text in self._lines))
 
 
-class _Events:
-    """The rows of events, part by part."""
-
-    def __init__(self, texts: Mapping[str, Numbers]) -> None:
-        self._parts: list[Rows] = []
-        self._arguments = Arguments(texts)
-
-    def add(self, args: Sequence[Args], rows: Rows) -> None:
-        """Add the events of a part; ``rows`` holds what is not in their arguments."""
-        self._parts.append(rows)
-        self._arguments.add(args, rows["category"])
-
-    @property
-    def count(self) -> int:
-        """Return the number of events."""
-        return self._arguments.count
-
-    def rows(self) -> Rows:
-        """Return the rows of all parts; nothing if there are no events."""
-        return _joined(self._parts) | dict(self._arguments.columns()) if self._parts else {}
-
-    def rows_in_order(self) -> Rows:
-        """Return the rows of all parts in order of their begin."""
-        rows = _joined(self._parts)
-        self._parts.clear()
-        order = np.argsort(rows["begin_ns"], kind="stable")
-        for key in list(rows):
-            rows[key] = rows.pop(key)[order]  # the memory of one column at a time is taken and given back
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return rows | dict(self._arguments.columns(place))
-
-
 def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
     """Return a note where a good part of the events has a category that is not known; ``tracks`` are these by track."""
     own = [i for i, track in enumerate(tracks) if track in (GAP_CATEGORY, PATH_CATEGORY)]
@@ -360,29 +329,18 @@ def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
     return (f"{count} of {all_of_them} events with a duration have {which}, and are not read",)
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
-
-
 def _taken(rows: Mapping[str, NDArray[Any]], order: Ints) -> Rows:
     return {key: values[order] for key, values in rows.items()}
 
 
 def _in_order_of_time(parts: Sequence[Rows]) -> Rows:
-    rows = _joined(parts)
+    rows = joined(parts)
     return _taken(rows, np.argsort(rows["at_ns"], kind="stable")) if rows else {}
 
 
 def _check_number(count: int, what: str, most: int, where: str) -> None:
     if count > most:
         raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
-
-
-def _among(names: Sequence[str], texts: Iterable[Any], index: Ints) -> Ints:
-    """Return the index among ``names`` of the text of each event; -1 if it is missing or not among them."""
-    number = {name: i for i, name in enumerate(names)}
-    found = [NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE) for text in texts]
-    return np.array([*found, NONE], np.int64)[index]
 
 
 def _described(event: TraceEvent) -> str:
@@ -393,7 +351,6 @@ def _described(event: TraceEvent) -> str:
 
 
 def _of_mtia(events: Sequence[TraceEvent], args: Sequence[Args], category: Ints) -> list[Args]:
-    """Return the arguments of events; the device of MTIA's work is its process."""
     changed = list(args)
     for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():
         event, given = events[i], changed[i]
@@ -438,11 +395,6 @@ def element_bytes(dtype: str) -> int | None:
     """Return the bytes of one element of a type, by its name in torch or in a trace; None if unknown."""
     given = dtype.lower()
     return None if "complex" in given else next((size for name, size in _BYTES_OF.items() if name in given), None)
-
-
-def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:
-    sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
-    return {i: size for i, size in sizes if size is not None and size > 0}
 
 
 def _capability(devices: Sequence[dict[str, Any]]) -> int | None:

@@ -2,32 +2,34 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from training_profiler.base.table import table, with_details, wrapped
-from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_S, NS_PER_US, bytes_text
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.checklist import checks
-from training_profiler.trace_analysis.code_places import PlaceTimes
-from training_profiler.trace_analysis.communication import BusBandwidth
+from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
 from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
-from training_profiler.trace_analysis.events import OneDevice, Scope, StepParts
+from training_profiler.trace_analysis.events import StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
-from training_profiler.trace_analysis.host_activity import TracedModuleCalls
 from training_profiler.trace_analysis.idle_times import AttributedGap
-from training_profiler.trace_analysis.load.columns import NONE
-from training_profiler.trace_analysis.operators import SORT_KEYS, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.operators import SORT_KEYS, Kernels, Operator, Rate, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
-from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.rules.findings import (
+    THRESHOLDS,
+    checks,
+    not_checked,
+    recommendations,
+    saving_ms,
+    saving_text,
+)
 from training_profiler.trace_analysis.trace import Trace
 
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
+PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
 OF_DEVICE: Final = (  # unknown without recorded device work
     "compute_union_ms",
     "comm_union_ms",
@@ -37,7 +39,6 @@ OF_DEVICE: Final = (  # unknown without recorded device work
     "attention_kernel_ms",
 )
 DIGITS: Final = 3  # of steps' lengths in ms
-NS_DIGITS: Final = 3  # of savings, which are ns and halves of them
 
 
 def in_ms(ns: float) -> float:
@@ -49,17 +50,50 @@ def trace_data(
     analysis: Trace, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
-    data = _figures(analysis, sort, thresholds) | {
+    has_gpu = analysis.has_gpu
+    calls = {
+        "syncs": analysis.synchronizations,
+        "allocations": analysis.allocations,
+        "host_communication": analysis.host_collectives,
+    }
+    data = _whole_data(analysis) | _kernel_data(analysis.kernels)
+    data |= {
+        "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
+        "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
+        "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
+        "gap_causes_ms": gap_causes(analysis),
+        "gaps": [_gap(analysis, place) for place in analysis.gaps],
+        "memcpy": {
+            copy.name: {"n": copy.count, "ms": in_ms(copy.total_ns), "bytes": copy.bytes} for copy in analysis.copies
+        },
+        **{what: {row.name: {"n": row.count, "ms": in_ms(row.total_ns)} for row in of} for what, of in calls.items()},
+        "dataloader": {"n": analysis.data_loading.count, "ms": in_ms(analysis.data_loading.total_ns)},
+        "gpu_events_without_launch": analysis.kernels.without_launch,
+        "top_kernels": [
+            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": in_ms(kernel.total_ns), "kind": kernel.kind}
+            for kernel in analysis.kernels.rows[:MOST_KERNELS]
+        ],
+        "streams": analysis.streams,
+        "operators": [
+            {"name": operator.name} | times_data(operator, has_gpu) | {"section": operator.section or None}
+            for operator in sorted_by(analysis.operators, sort)
+        ],
+        "communication": [asdict(collective) for collective in analysis.collectives],
+        "memory": [asdict(memory) for memory in analysis.memory],
+        **_judgement(analysis, thresholds),
         "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
         "critical_path": path_data(analysis.graph),
-        "bus_bandwidth": [bandwidth_data(row) for row in analysis.bus_bandwidths],
-        "code": _code(analysis),
+        "bus_bandwidth": bandwidth_data(analysis),
+        "code": {kind: place_data(kind, analysis) for kind in ("sections", "modules", "lines")}
+        | {"sampled_lines": [asdict(line) for line in analysis.code.sampled.rows]},
     }
-    return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
+    return data if has_gpu else data | dict.fromkeys(OF_DEVICE)
 
 
-def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    kernels, communication_ns = analysis.kernels, analysis.device.communication.total_ns
+def _whole_data(analysis: Trace) -> dict[str, Any]:
+    """Return the figures of the file, of its steps and of its devices."""
+    busy_ns, communication_ns = analysis.device.busy.total_ns, analysis.device.communication.total_ns
+    is_known = analysis.has_gpu and analysis.span_ns
     return {
         "file": analysis.path.name,
         "gpu": gpu_name(analysis),
@@ -67,21 +101,33 @@ def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dic
         "world": analysis.world_size,
         "n_events": analysis.events,
         "n_gpu_events": analysis.gpu_events,
-        "n_kernels": kernels.count,
+        "n_kernels": analysis.kernels.count,
         "span_ms": in_ms(analysis.span_ns),
-        "busy_ms": in_ms(analysis.device.busy.total_ns) if analysis.has_gpu else None,
-        "idle_pct": 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns)
-        if analysis.has_gpu and analysis.span_ns
-        else None,
+        "busy_ms": in_ms(busy_ns) if analysis.has_gpu else None,
+        "idle_pct": 100 * (1 - busy_ns / analysis.span_ns) if is_known else None,
         "steps": [[step.name, round(in_ms(step.wall_ns), DIGITS)] for step in analysis.steps],
         "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
         "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
-        "devices": [_device(device) for device in analysis.devices],
+        "devices": [
+            {
+                "device": device.index,
+                "gpu": device.name or None,
+                "busy_ms": in_ms(device.device.busy.total_ns),
+                "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
+                "step_parts_ns": _steps(device.steps),
+            }
+            for device in analysis.devices
+        ],
         "step_variation_pct": _percent(analysis.step_variation),
         "compute_union_ms": in_ms(analysis.device.compute.total_ns),
         "comm_union_ms": in_ms(communication_ns),
         "comm_exposed_ms": in_ms(analysis.exposed_communication_ns),
         "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
+    }
+
+
+def _kernel_data(kernels: Kernels) -> dict[str, Any]:
+    return {
         "kernel_sum_ms": in_ms(kernels.total_ns),
         "kernels_lt10us": kernels.short_count,
         "kernels_lt10us_time_pct": _percent(kernels.short_share),
@@ -93,34 +139,7 @@ def _figures(analysis: Trace, sort: str, thresholds: Mapping[str, float]) -> dic
         "tensorcore_named_pct": _percent(kernels.tensor_core_share),
         "unclassified_pct": _percent(kernels.unclassified_share),
         "kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()},
-        "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
-        "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
-        "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
-        "gap_causes_ms": gap_causes(analysis),
-        "gaps": [_gap(analysis, place) for place in analysis.gaps],
-        "memcpy": {
-            calls.name: {"n": calls.count, "ms": in_ms(calls.total_ns), "bytes": calls.bytes}
-            for calls in analysis.copies
-        },
-        "syncs": _calls(analysis.synchronizations),
-        "allocations": _calls(analysis.allocations),
-        "host_communication": _calls(analysis.host_collectives),
-        "dataloader": {"n": analysis.data_loading.count, "ms": in_ms(analysis.data_loading.total_ns)},
-        "gpu_events_without_launch": kernels.without_launch,
-        "top_kernels": [
-            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": in_ms(kernel.total_ns), "kind": kernel.kind}
-            for kernel in kernels.rows[:MOST_KERNELS]
-        ],
-        "streams": analysis.streams,
-        "operators": [_operator(operator, analysis.has_gpu) for operator in sorted_by(analysis.operators, sort)],
-        "communication": [asdict(collective) for collective in analysis.collectives],
-        "memory": [asdict(memory) for memory in analysis.memory],
-        **_judgement(analysis, thresholds),
     }
-
-
-def _calls(found: Iterable[TracedModuleCalls]) -> dict[str, dict[str, Any]]:
-    return {calls.name: {"n": calls.count, "ms": in_ms(calls.total_ns)} for calls in found}
 
 
 def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
@@ -147,7 +166,7 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
 def link_data(link: Link) -> dict[str, Any]:
     """Return a link of the critical path."""
     data = {"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": in_ms(link.ns)}
-    return data if link.rank == NONE else {"rank": link.rank} | data
+    return data if link.rank < 0 else {"rank": link.rank} | data
 
 
 def jump_data(jump: Jump) -> dict[str, Any]:
@@ -178,23 +197,6 @@ def gap_causes(analysis: Trace) -> dict[str, float]:
     return {cause: in_ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
 
 
-def saving_ms(finding: Finding) -> float | None:
-    """Return the saving of a finding over all recorded steps, in ms; None if unknown."""
-    if RULES[finding.code].saving is Saving.UNKNOWN:
-        return None
-    return in_ms(round(finding.potential_saving_s * NS_PER_S, NS_DIGITS))
-
-
-def _recommendation(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "finding": finding.message,
-        "evidence": dict(finding.evidence),
-        "worth_ms": saving_ms(finding),
-        "remedy": finding.fix,
-    }
-
-
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
@@ -207,47 +209,40 @@ def gpu_name(analysis: Trace) -> str | None:
 
 
 def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, Any]]:
-    keys = ("compute", "exposed_communication", "exposed_copies", "idle")
     return [
         {"name": step.name, "wall": step.wall_ns}
-        | {key: getattr(step, f"{key}_ns") if has_gpu else None for key in keys}
+        | {key.removesuffix("_ns"): getattr(step, key) if has_gpu else None for key in PARTS}
         for step in steps
     ]
 
 
-def _device(device: OneDevice) -> dict[str, Any]:
-    return {
-        "device": device.index,
-        "gpu": device.name or None,
-        "busy_ms": in_ms(device.device.busy.total_ns),
-        "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
-        "step_parts_ns": _steps(device.steps),
-    }
-
-
 def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """Return checks and findings, what shares are of, and what of the trace is missing or cannot be right."""
     return {
         "checklist": [check._asdict() for check in checks(analysis)],
-        "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
+        "recommendations": [
+            {
+                "code": finding.code,
+                "finding": finding.message,
+                "evidence": dict(finding.evidence),
+                "worth_ms": saving_ms(finding),
+                "remedy": finding.fix,
+            }
+            for finding in recommendations(analysis, thresholds)
+        ],
         "not_checked": not_checked(analysis),
         "recording_ms": in_ms(analysis.recording_ns) if analysis.has_gpu else None,
         "not_recorded_ms": in_ms(analysis.unseen_ns) if analysis.has_gpu else None,
         "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),
-        "shares_of": _scope(analysis.scope),
+        "shares_of": {
+            "what": "steps" if analysis.scope.is_steps else "recording",
+            "ms": in_ms(analysis.scope.wall_ns),
+            "recurs": analysis.scope.repetition and analysis.scope.repetition.name,
+            "times": analysis.scope.repetitions or None,
+        },
         "parallelism": list(analysis.parallelism),
         "pace_variation_pct": _percent(analysis.pace_variation),
-    }
-
-
-def _scope(scope: Scope) -> dict[str, Any]:
-    return {
-        "what": "steps" if scope.is_steps else "recording",
-        "ms": in_ms(scope.wall_ns),
-        "recurs": scope.repetition and scope.repetition.name,
-        "times": scope.repetitions or None,
     }
 
 
@@ -293,39 +288,35 @@ def rate_data(rate: Rate) -> dict[str, Any]:
     }
 
 
-def _code(analysis: Trace) -> dict[str, Any]:
-    found = analysis.code
-    kinds = {"sections": found.sections, "modules": found.modules, "lines": found.lines}
-    data: dict[str, Any] = {
-        kind: [place_data(place, analysis.has_gpu) for place in places.rows] for kind, places in kinds.items()
-    }
-    return data | {"sampled_lines": [asdict(line) for line in found.sampled.rows]}
+def place_data(kind: str, analysis: Trace) -> list[dict[str, Any]]:
+    """Return the times of all places of one kind: sections, modules or lines."""
+    places: TracedPlaces = getattr(analysis.code, kind)
+    return [
+        {"name": place.name}
+        | times_data(place, analysis.has_gpu)
+        | {"gaps_ms": in_ms(place.idle_ns) if analysis.has_gpu else None}
+        for place in places.rows
+    ]
 
 
-def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
-    """Return the times of a place of the code."""
-    return {"name": place.name} | times_data(place, has_gpu) | {"gaps_ms": in_ms(place.idle_ns) if has_gpu else None}
-
-
-def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
-    """Return the bus bandwidth of one kind of collective."""
-    return {
-        "collective": row.kind,
-        "message_bytes": row.message_bytes,
-        "group_size": row.group_size,
-        "runs": row.count,
-        "total_ms": in_ms(row.total_ns),
-        "mean_gb_per_s": row.mean_gb_s,
-        "best_gb_per_s": row.best_gb_s,
-        "link_gb_per_s": None if row.link is None else row.link.gb_s,
-        "best_of_link_pct": _percent(row.share_of_link),
-        "is_above_link": row.is_above_link,
-        "lacks": ", ".join(row.lacks) or None,
-    }
-
-
-def _operator(operator: Operator, has_gpu: bool) -> dict[str, Any]:
-    return {"name": operator.name} | times_data(operator, has_gpu) | {"section": operator.section or None}
+def bandwidth_data(analysis: Trace) -> list[dict[str, Any]]:
+    """Return the bus bandwidth of each kind of collective."""
+    return [
+        {
+            "collective": row.kind,
+            "message_bytes": row.message_bytes,
+            "group_size": row.group_size,
+            "runs": row.count,
+            "total_ms": in_ms(row.total_ns),
+            "mean_gb_per_s": row.mean_gb_s,
+            "best_gb_per_s": row.best_gb_s,
+            "link_gb_per_s": None if row.link is None else row.link.gb_s,
+            "best_of_link_pct": _percent(row.share_of_link),
+            "is_above_link": row.is_above_link,
+            "lacks": ", ".join(row.lacks) or None,
+        }
+        for row in analysis.bus_bandwidths
+    ]
 
 
 def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
@@ -402,15 +393,6 @@ def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[s
     return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
 
 
-def saving_text(finding: Finding, analysis: Trace) -> str:
-    """Return what a change could save, as a sentence that follows the finding; "" if that is unknown."""
-    saved_ms = saving_ms(finding)
-    if saved_ms is None:
-        return ""
-    saved = f"{saved_ms:.1f} ms or more" if RULES[finding.code].saves_at_least else f"up to {saved_ms:.1f} ms"
-    return f" Could save {saved} of {analysis.scope.extent}."
-
-
 def without_text(analysis: Trace) -> str:
     """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
     if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
@@ -439,7 +421,7 @@ def warnings_of(analysis: Trace, of: str = "") -> list[str]:
 
 def one_step_lines(traces: Sequence[Trace]) -> list[str]:
     """Return that findings are of a single step, if all of these traces have no more."""
-    if not all(trace.is_one_step for trace in traces):
+    if not all(len(trace.steps) == 1 for trace in traces):
         return []
     one = "One step is" if len(traces) == 1 else "One step of each trace is"
     return [wrapped(f"{one} marked: whether others are like it is not known. Record three or more."), ""]

@@ -9,9 +9,8 @@ from training_profiler.base.table import table, wrapped
 from training_profiler.base.units import counted
 from training_profiler.trace_analysis.code_places import SampledLines, TracedPlaces
 from training_profiler.trace_analysis.communication import BusBandwidth, RankCollective
-from training_profiler.trace_analysis.operators import Rate
 from training_profiler.trace_analysis.report.figures import amount, kernel, listing, ms, ms_number, percent, us
-from training_profiler.trace_analysis.report.tables import operator_rows, place_rows
+from training_profiler.trace_analysis.report.files import operator_rows, place_rows
 from training_profiler.trace_analysis.trace import Trace
 
 MOST_ROWS: Final = 25
@@ -47,16 +46,20 @@ def operators(analysis: Trace, sort: str) -> str:
 def code(analysis: Trace) -> str:
     """Return a table for each kind of place that the trace has: where the host is, what it launches, and gaps."""
     found = analysis.code
-    kinds = (("section", found.sections), ("nn.Module", found.modules), (LINE, found.lines))
-    tables = [_places(kind, places, analysis) for kind, places in kinds if places.rows]
+    kinds = (
+        ("section", "sections", found.sections),
+        ("nn.Module", "modules", found.modules),
+        (LINE, "lines", found.lines),
+    )
+    tables = [_places(header, kind, places, analysis) for header, kind, places in kinds if places.rows]
     if found.sampled.rows:
         tables.append(_sampled(found.sampled, analysis.has_gpu))
     return "\n\n".join([*tables, wrapped(_LEGEND)]) if tables else wrapped(_WITHOUT)
 
 
-def _places(kind: str, places: TracedPlaces, analysis: Trace) -> str:
-    is_line = kind == LINE
-    found = place_rows(places, analysis, f"{kind}\n(times in ms)", _file_and_line if is_line else str)
+def _places(header: str, kind: str, places: TracedPlaces, analysis: Trace) -> str:
+    is_line = header == LINE
+    found = place_rows(kind, analysis, f"{header}\n(times in ms)", _file_and_line if is_line else str)
     names = [place.name for place in places.rows[:MOST_PLACES]] if is_line else []
     idle_ns = places.elsewhere_idle_ns
     elsewhere = f"(gaps outside of these: {ms_number(idle_ns)} ms)" if idle_ns else ""
@@ -131,6 +134,8 @@ def roofline(analysis: Trace) -> str:
         return "This trace contains no kernels of operators whose work can be counted."
     shown = found.rates[:MOST_ROWS]
     lines = [] if analysis.is_whole else ["Kernels may be missing in this trace: rates can be too high."]
+    known = [f"{rate.peak_tflops:g} TFLOP/s in {rate.peak_type}" for rate in shown if rate.peak_tflops is not None]
+    known += [f"{rate.peak_tb_s:g} TB/s" for rate in shown if rate.peak_tb_s is not None]
     lines += [
         listing(
             ("operator", "calls", "device\nms", "TFLOP/s", "TB/s", "of roof", "bound"),
@@ -148,7 +153,7 @@ def roofline(analysis: Trace) -> str:
             detail_of=lambda rate: ", ".join(filter(None, (rate.dtype, _OTHER_ARGUMENTS.sub("]", rate.shapes)))),
         ),
         "",
-        *_peaks(shown),
+        *([wrapped(f"Peak of the device: {', '.join(dict.fromkeys(known))}")] if known else []),
         f"{percent(found.rated_ns / found.kernel_ns)} of kernel time has a known roof",
         *_lacking("device time", ((rate.lacks, rate.device_ns) for rate in found.rates)),
     ]
@@ -160,15 +165,7 @@ def _rate(value: float | None, least: int) -> str:
     return UNKNOWN if value is None else f"{value:.3g}" if value < least else f"{value:.1f}"
 
 
-def _peaks(rates: Sequence[Rate]) -> list[str]:
-    """Return a line with each peak that was used."""
-    known = [f"{rate.peak_tflops:g} TFLOP/s in {rate.peak_type}" for rate in rates if rate.peak_tflops is not None]
-    known += [f"{rate.peak_tb_s:g} TB/s" for rate in rates if rate.peak_tb_s is not None]
-    return [wrapped(f"Peak of the device: {', '.join(dict.fromkeys(known))}")] if known else []
-
-
 def _lacking(by: str, lacks: Iterable[tuple[Sequence[str], int]]) -> list[str]:
-    """Return what would have to be known, with the time of all that lacks it."""
     lacking: Counter[str] = Counter()
     for missing, ns in lacks:
         lacking.update(dict.fromkeys(missing, ns))
@@ -211,7 +208,6 @@ def on_host(analysis: Trace) -> str:
 
 
 def _bus_bandwidth(found: Sequence[BusBandwidth]) -> list[str]:
-    """Return the collectives with most time, each with its bus bandwidth, and what is not known."""
     text = listing(
         ("bus bandwidth\n(GB/s)", "message", "group", "runs", "mean", "best", "best, of\nthe link"),
         found,
@@ -250,7 +246,6 @@ def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
 
 
 def _late(collective: RankCollective) -> str:
-    """Return the ranks that the others wait for, with their share of the waiting if several do."""
     if len(collective.late) < 2:
         return f"rank {collective.late[0][0] if collective.late else collective.latest_rank}"
     return "ranks " + ", ".join(f"{rank} ({share:.0%})" for rank, share in collective.late[:MOST_LATE])

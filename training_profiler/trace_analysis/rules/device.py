@@ -6,11 +6,8 @@ from training_profiler.base.table import shortened
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis import kernel_names, operators
-from training_profiler.trace_analysis.checklist import memory_share, phase_share, uses_math_attention
-from training_profiler.trace_analysis.communication import advice
-from training_profiler.trace_analysis.events import HOST
-from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
+from training_profiler.trace_analysis import known_names, operators
+from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, OPTIMIZER, USUAL_BACKWARD
 from training_profiler.trace_analysis.rules.registry import (
     CAPABILITY,
     CUDA_KERNELS,
@@ -22,15 +19,9 @@ from training_profiler.trace_analysis.rules.registry import (
     PHASES,
     RESERVED,
     RULES,
-    TENSOR_CORES_SINCE,
     WHOLE,
-    can_compile,
-    computed_ns,
-    has_backward,
-    has_optimizer,
-    share_of_scope,
 )
-from training_profiler.trace_analysis.trace import Trace
+from training_profiler.trace_analysis.trace import TENSOR_CORES_SINCE, Trace
 
 MUCH_RESERVED: Final = 0.50  # of a device's memory
 
@@ -43,7 +34,7 @@ def memory_grows(analysis: Trace, threshold: float) -> Finding | None:
         return None
     memory = growing[0]
     rise = memory.step_end_bytes[-1] - memory.step_end_bytes[1]
-    where = "the host" if memory.device == HOST else f"device {memory.device}"
+    where = "the host" if memory.is_host else f"device {memory.device}"
     return Finding(
         "memory-grows",
         f"Allocated memory of {where} grows with every step "
@@ -95,8 +86,7 @@ def backward_slow(analysis: Trace, threshold: float) -> Finding | None:
 
 
 def _phase_is_heavy(analysis: Trace, threshold: float, phase: str, code: str, subject: str, fix: str) -> Finding | None:
-    """Return a finding if the phase takes too much of step time on the device."""
-    share, times_ns = phase_share(analysis, phase), analysis.phases.times_ns
+    share, times_ns = analysis.phase_share(phase), analysis.phases.times_ns
     if share is None or share <= threshold or times_ns is None:
         return None
     message = f"{subject} takes {share:.1%} of {analysis.scope.time} on the device"
@@ -114,7 +104,7 @@ def optimizer_heavy(analysis: Trace, threshold: float) -> Finding | None:
 @RULES.rule("forward-dominates", threshold=0.60, needs=(PHASES,), work="products", has_conversions=True)
 def forward_dominates(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a forward pass that takes over 60 % of step time on the device."""
-    compiled = " or torch.compile" if can_compile(analysis) else ""
+    compiled = " or torch.compile" if analysis.can_compile else ""
     fix = f"Use mixed precision{compiled}; check for computations that the loss does not need"
     return _phase_is_heavy(analysis, threshold, FORWARD, "forward-dominates", "The forward pass", fix)
 
@@ -122,8 +112,8 @@ def forward_dominates(analysis: Trace, threshold: float) -> Finding | None:
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_high(analysis: Trace, threshold: float) -> Finding | None:
     """Flag reserved memory over 90 % of the device's memory. Servers of language models reserve it on purpose."""
-    part = memory_share(analysis)
-    if part is None or part <= threshold or (analysis.is_serving and not has_backward(analysis)):
+    part = analysis.memory_share
+    if part is None or part <= threshold or (analysis.is_serving and not analysis.has_backward):
         return None
     risk = "; it may run out" if part > 0.98 else ""
     return Finding(
@@ -131,14 +121,14 @@ def memory_high(analysis: Trace, threshold: float) -> Finding | None:
         f"{part:.0%} of the device's memory is reserved{risk}",
         {"part": part, "threshold": threshold},
         0.0,
-        f"Use smaller batches{', gradient checkpointing' if has_backward(analysis) else ''} or mixed precision",
+        f"Use smaller batches{', gradient checkpointing' if analysis.has_backward else ''} or mixed precision",
     )
 
 
 @RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_low(analysis: Trace, threshold: float) -> Finding | None:
     """Flag reserved memory under half of the device's memory."""
-    part = memory_share(analysis)
+    part = analysis.memory_share
     if part is None or part >= threshold:
         return None
     return Finding(
@@ -146,7 +136,7 @@ def memory_low(analysis: Trace, threshold: float) -> Finding | None:
         f"{f'Only {part:.0%}' if part >= 0.01 else 'Under 1%'} of the device's memory is reserved",
         {"part": part, "threshold": threshold},
         0.0,
-        f"Use larger batches, if the {'training' if has_backward(analysis) else 'program'} allows it",
+        f"Use larger batches, if the {'training' if analysis.has_backward else 'program'} allows it",
     )
 
 
@@ -164,20 +154,15 @@ def small_kernels(analysis: Trace, threshold: float) -> Finding | None:
     part = kernels.short_count / kernels.count
     if part <= threshold or kernels.short_share < 0.05:
         return None
+    words = ["torch.compile, which fuses kernels"] if analysis.can_compile else []
+    words += ["a foreach or fused optimizer"] if analysis.has_optimizer else []
     return Finding(
         "small-kernels",
         f"{part:.0%} of {kernels.count} kernels take under 10 us, together {kernels.short_share:.1%} of kernel time",
         {"part": part, "threshold": threshold, "share_of_kernel_time": kernels.short_share},
         0.0,
-        _fewer_kernels(analysis),
+        f"Use {', '.join([*words, 'or larger batches'] if words else ['larger batches'])}",
     )
-
-
-def _fewer_kernels(analysis: Trace) -> str:
-    """Return what makes fewer or longer kernels, without what is used already or trains what is not trained."""
-    words = ["torch.compile, which fuses kernels"] if can_compile(analysis) else []
-    words += ["a foreach or fused optimizer"] if has_optimizer(analysis) else []
-    return f"Use {', '.join([*words, 'or larger batches'] if words else ['larger batches'])}"
 
 
 @RULES.rule("unclassified-kernels", threshold=operators.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
@@ -186,7 +171,7 @@ def unclassified(analysis: Trace, threshold: float) -> Finding | None:
     share = analysis.kernels.unclassified_share
     if share is None or share <= threshold:
         return None
-    unknown = [row for row in analysis.kernels.rows if row.kind == kernel_names.UNCLASSIFIED]
+    unknown = [row for row in analysis.kernels.rows if row.kind == known_names.UNCLASSIFIED]
     names = ", ".join(shortened(row.name, MOST_NAME) for row in unknown[:MOST_NAMES])
     return Finding(
         "unclassified-kernels",
@@ -204,21 +189,17 @@ def frequent_copies(analysis: Trace, threshold: float) -> Finding | None:
     busy_ns = analysis.device.busy.total_ns
     if not busy_ns or ns / busy_ns <= threshold:
         return None
+    words = ["Create tensors on the device and in the type they are used in"]
+    words += ["put one autocast around the forward pass"]
+    words += ["use channels_last throughout"] if analysis.kernels.by_kind_ns.get(known_names.CONVOLUTION) else []
     return Finding(
         "frequent-copies",
         f"Copies and conversions of tensors on the device take {ns / busy_ns:.1%} of its busy time "
         f"({counted(calls, 'call')})",
         {"share_of_busy": ns / busy_ns, "threshold": threshold, "calls": calls},
         analysis.conversions_in_scope_ns / NS_PER_S,
-        _fewer_copies(analysis),
+        f"{', '.join(words[:-1])}, and {words[-1]}",
     )
-
-
-def _fewer_copies(analysis: Trace) -> str:
-    words = ["Create tensors on the device and in the type they are used in"]
-    words += ["put one autocast around the forward pass"]
-    words += ["use channels_last throughout"] if analysis.kernels.by_kind_ns.get(kernel_names.CONVOLUTION) else []
-    return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
 @RULES.rule(
@@ -259,7 +240,7 @@ def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
         "no-tensor-cores",
         f"No matrix product or convolution uses tensor cores, though they take {share:.0%} of kernel time",
         {"share_of_kernel_time": share, "threshold": threshold, "compute_capability": analysis.compute_capability},
-        min(dense_ns, computed_ns(analysis)) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
+        min(dense_ns, analysis.computed_ns) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
         'Use torch.autocast("cuda", torch.bfloat16), or float16 with GradScaler before Ampere; from Ampere on, set at '
         'least torch.set_float32_matmul_precision("high"); make sizes multiples of 8',
     )
@@ -269,14 +250,14 @@ def no_tensor_cores(analysis: Trace, threshold: float) -> Finding | None:
 def math_attention(analysis: Trace, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
-    if not uses_math_attention(analysis) or analysis.kernels.flash_ns or not analysis.has_gpu:
+    if not analysis.uses_math_attention or analysis.kernels.flash_ns or not analysis.has_gpu:
         return None
     ns = sum(row.device_total_ns for row in rows)
     return Finding(
         "math-attention",
         f"Attention runs as plain matrix products and softmax ({ns / NS_PER_MS:.1f} ms on the device)",
         {"calls": sum(row.calls for row in rows), "threshold": threshold},
-        min(ns, computed_ns(analysis)) / 2 / NS_PER_S,
+        min(ns, analysis.computed_ns) / 2 / NS_PER_S,
         "Use half precision, a head size of up to 256 and no dense mask, so that "
         "torch.nn.functional.scaled_dot_product_attention can use its flash kernel",
     )
@@ -304,7 +285,7 @@ def single_tensor_optimizer(analysis: Trace, threshold: float) -> Finding | None
 def exposed_communication(analysis: Trace, threshold: float) -> Finding | None:
     """Flag communication that no computation hides, over 10 % of step time."""
     ns = sum(part.exposed_communication_ns for part in analysis.scope.parts)
-    share = share_of_scope(analysis, ns)
+    share = analysis.share_of_scope(ns)
     if share is None or share <= threshold:
         return None
     total_ns = analysis.device.communication.total_ns
@@ -315,5 +296,5 @@ def exposed_communication(analysis: Trace, threshold: float) -> Finding | None:
         {"share_of_step": share, "threshold": threshold, "hidden": hidden},
         ns / NS_PER_S,
         "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use "
-        + advice(analysis.parallelism, analysis.is_communication_apart),
+        + analysis.communication_advice,
     )

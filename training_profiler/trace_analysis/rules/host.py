@@ -5,18 +5,7 @@ from typing import Final
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis.checklist import data_share
-from training_profiler.trace_analysis.gaps import (
-    ALLOCATION,
-    BLOCKING_COPY,
-    DATA_LOADER,
-    HOST_STALL,
-    LAUNCH_BOUND,
-    NO_IDLE_TIME,
-    PYTHON,
-    SYNCHRONIZE,
-    UNKNOWN,
-)
+from training_profiler.trace_analysis import gaps
 from training_profiler.trace_analysis.idle_times import AttributedGap
 from training_profiler.trace_analysis.rules.registry import (
     BATCHES,
@@ -26,14 +15,6 @@ from training_profiler.trace_analysis.rules.registry import (
     RULES,
     THREE_STEPS,
     WHOLE,
-    can_compile,
-    gap_ns,
-    has_optimizer,
-    is_idle_for,
-    is_pinned,
-    pinning,
-    reads_gap_ns,
-    share_of_scope,
 )
 from training_profiler.trace_analysis.trace import Trace
 
@@ -43,13 +24,13 @@ TENSORS_NEEDED: Final = 100
 EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
 SHORT_GAPS: Final = "gaps under 30 us"
 OF_THE_HOST: Final = (
-    DATA_LOADER,
-    ALLOCATION,
-    BLOCKING_COPY,
-    SYNCHRONIZE,
-    LAUNCH_BOUND,
-    PYTHON,
-    HOST_STALL,
+    gaps.DATA_LOADER,
+    gaps.ALLOCATION,
+    gaps.BLOCKING_COPY,
+    gaps.SYNCHRONIZE,
+    gaps.LAUNCH_BOUND,
+    gaps.PYTHON,
+    gaps.HOST_STALL,
     SHORT_GAPS,
 )
 MOST_REPLAYED: Final = 0.5  # of the device's work; graphs are in use then
@@ -62,14 +43,14 @@ BETWEEN_REPLAYS: Final = (
 @RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True)
 def data_loading(analysis: Trace, threshold: float) -> Finding | None:
     """Flag waits for batches of 15 % of the time or more, and a DataLoader without workers."""
-    share = data_share(analysis)
+    share = analysis.data_share
     if share is None or share < threshold:
         return None
     is_synchronous = any("_SingleProcessDataLoaderIter" in name for name in analysis.waiting.data_names)
     how = " from a DataLoader without workers" if is_synchronous else ""
     reason = " (0 loads batches in the training process)" if is_synchronous else ""
     waited_ns = sum(analysis.waiting.data_ns)
-    saved_ns = gap_ns(analysis, DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
+    saved_ns = analysis.gap_ns(gaps.DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
     saved_ns = max(0, min(saved_ns, waited_ns) - analysis.waiting.worker_start_ns)  # more workers start no faster
     return Finding(
         "data-loading-bound",
@@ -88,7 +69,7 @@ def idle(analysis: Trace, threshold: float) -> Finding | None:
         return None
     idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
     idle_ns -= analysis.recording_ns + analysis.unseen_ns
-    if not is_idle_for(analysis, idle_ns, 1 - threshold):
+    if not analysis.is_idle_for(idle_ns, 1 - threshold):
         return None
     main, cause, fix = _main_cause(analysis, idle_ns)
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
@@ -105,9 +86,8 @@ def idle(analysis: Trace, threshold: float) -> Finding | None:
 
 
 def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
-    """Return the cause of most idle time, what the finding says of it, and the fix."""
-    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in NO_IDLE_TIME]
-    causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in NO_IDLE_TIME}
+    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in gaps.NO_IDLE_TIME]
+    causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in gaps.NO_IDLE_TIME}
     short_ns = idle_ns - sum(causes.values())
     main = max(causes, key=lambda cause: causes[cause], default="")
     fix = "Fix the main cause first: --view trace shows the cause of every gap"
@@ -116,7 +96,7 @@ def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
     if not main:
         return "", "", fix
     said = f"; main cause of idle time: {main}"
-    if main == UNKNOWN:
+    if main == gaps.UNKNOWN:
         said = "; for most of the idle time the trace does not show what the device waits for"
         if not analysis.operators:
             fix = "Record the host too: torch.profiler.profile(activities=[ProfilerActivity.CPU, ...], with_stack=True)"
@@ -132,24 +112,24 @@ def _fewer_launches(analysis: Trace) -> str:
     if analysis.replayed_share > MOST_REPLAYED:
         return BETWEEN_REPLAYS
     compiled = 'torch.compile(mode="reduce-overhead")' if analysis.has_graphs else "torch.compile"
-    replayed = [compiled] if can_compile(analysis) else []
+    replayed = [compiled] if analysis.can_compile else []
     replayed += ["CUDA graphs"] if analysis.has_graphs else []
-    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if has_optimizer(analysis) else ""]
+    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if analysis.has_optimizer else ""]
     return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
 
 
 @RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def stalls(analysis: Trace, threshold: float) -> Finding | None:
     """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
-    found = [place for place in analysis.idle_times if place.gap.cause == HOST_STALL and place.in_scope_ns]
-    ns = gap_ns(analysis, HOST_STALL)
-    share = share_of_scope(analysis, ns)
-    if not found or share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
+    found = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
+    ns = analysis.gap_ns(gaps.HOST_STALL)
+    share = analysis.share_of_scope(ns)
+    if not found or share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
         return None
-    found.sort(key=lambda place: -place.ns_of(HOST_STALL))
+    found.sort(key=lambda place: -place.ns_of(gaps.HOST_STALL))
     named = ", ".join(_stall_text(place) for place in found[:MOST_STALLS])
     more = f" and {len(found) - MOST_STALLS} more" if len(found) > MOST_STALLS else ""
-    first_ns = sum(place.ns_of(HOST_STALL) for place in found if place.stall.is_first)
+    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in found if place.stall.is_first)
     fix = "Look at what the host does there: move it off the training thread, or do it less often"
     if 2 * first_ns > ns * len(analysis.devices):
         fix = (
@@ -175,15 +155,15 @@ def _stall_text(place: AttributedGap) -> str:
     elif stall.section:
         what += f" in {stall.section}"
     when = " (before the first run of a kernel)" if place.stall.is_first else ""
-    return f"{place.ns_of(HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
+    return f"{place.ns_of(gaps.HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
 
 
 @RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
-    ns = gap_ns(analysis, LAUNCH_BOUND, PYTHON)
-    share = share_of_scope(analysis, ns)
-    if share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
+    ns = analysis.gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
         return None
     kernels = analysis.kernels
     short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
@@ -191,7 +171,7 @@ def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
         "launch-bound",
         f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
         {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
-        (ns - reads_gap_ns(analysis, LAUNCH_BOUND, PYTHON)) / NS_PER_S,
+        (ns - analysis.reads_gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)) / NS_PER_S,
         _fewer_launches(analysis),
     )
 
@@ -199,7 +179,7 @@ def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
 @RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def reads(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
-    share = share_of_scope(analysis, analysis.waiting.read_ns)
+    share = analysis.share_of_scope(analysis.waiting.read_ns)
     if share is None or share <= threshold:
         return None
     calls = sum(read.count for read in analysis.waiting.reads)
@@ -209,7 +189,7 @@ def reads(analysis: Trace, threshold: float) -> Finding | None:
         f"The host waits {counted(calls, 'time')} to read from the device ({names}), for {share:.1%} of "
         f"{analysis.scope.time}",
         {"share_of_step": share, "threshold": threshold, "calls": calls},
-        reads_gap_ns(analysis) / NS_PER_S,
+        analysis.reads_gap_ns() / NS_PER_S,
         "Keep values on the device (.detach()) and read them every n-th step; use torch.where instead of `if tensor`",
     )
 
@@ -217,9 +197,9 @@ def reads(analysis: Trace, threshold: float) -> Finding | None:
 @RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
 def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
-    ns = gap_ns(analysis, BLOCKING_COPY) - reads_gap_ns(analysis, BLOCKING_COPY)
-    share = share_of_scope(analysis, ns)
-    if share is None or share <= threshold or not is_idle_for(analysis, ns, threshold):
+    ns = analysis.gap_ns(gaps.BLOCKING_COPY) - analysis.reads_gap_ns(gaps.BLOCKING_COPY)
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
         return None
     is_known = analysis.transfers.exposed_ns is not None
     copies = analysis.transfers.count if is_known else sum(copy.count for copy in analysis.copies)
@@ -239,7 +219,7 @@ def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
 def pageable(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
     ns, copies = analysis.pageable.total_ns, analysis.pageable.count
-    share = share_of_scope(analysis, ns)
+    share = analysis.share_of_scope(ns)
     if share is None or share <= threshold:
         return None
     exposed_ns = analysis.transfers.exposed_ns
@@ -249,7 +229,7 @@ def pageable(analysis: Trace, threshold: float) -> Finding | None:
         f"{share:.1%} of {analysis.scope.time}",
         {"share_of_step": share, "threshold": threshold},
         (ns if exposed_ns is None else min(ns, exposed_ns)) / NS_PER_S,
-        f"Use {pinning(analysis)}" + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
+        f"Use {analysis.pinning}" + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
     )
 
 
@@ -257,14 +237,16 @@ def pageable(analysis: Trace, threshold: float) -> Finding | None:
 def allocations(analysis: Trace, threshold: float) -> Finding | None:
     """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
     ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations
-    share = share_of_scope(analysis, ns)
+    share = analysis.share_of_scope(ns)
     if share is None or share <= threshold:
         return None
     longest_ns = analysis.waiting.longest_allocation_ns
     is_cuda = analysis.has_graphs
     expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
     fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
-    if _allocates_each(analysis):
+    made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
+    allocated = analysis.waiting.allocations / 2  # the others free
+    if made >= TENSORS_NEEDED and allocated >= EACH * made:
         fix = (
             "Nearly each tensor gets memory from the device: the caching allocator is off "
             "(PYTORCH_NO_CUDA_MEMORY_CACHING, PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
@@ -282,16 +264,9 @@ def allocations(analysis: Trace, threshold: float) -> Finding | None:
         f"{counted(calls, 'call')} {of_what} {'takes' if calls == 1 else 'take'} {share:.1%} of "
         f"{analysis.scope.time}{one}",
         {"share_of_step": share, "threshold": threshold, "calls": calls, "longest_call_ms": longest_ns / NS_PER_MS},
-        (min(ns, gap_ns(analysis, ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
+        (min(ns, analysis.gap_ns(gaps.ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
         fix,
     )
-
-
-def _allocates_each(analysis: Trace) -> bool:
-    """Return whether there are about as many allocations of device memory as operators that make tensors."""
-    made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
-    allocated = analysis.waiting.allocations / 2  # the others free
-    return made >= TENSORS_NEEDED and allocated >= EACH * made
 
 
 @RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
@@ -316,7 +291,7 @@ def varies(analysis: Trace, threshold: float) -> Finding | None:
 def data_transfer(analysis: Trace, threshold: float) -> Finding | None:
     """Flag copies between host and device that nothing hides, over 10 % of step time."""
     ns = analysis.transfers.exposed_ns
-    share = None if ns is None else share_of_scope(analysis, ns)
+    share = None if ns is None else analysis.share_of_scope(ns)
     if ns is None or share is None or share <= threshold:
         return None
     return Finding(
@@ -335,18 +310,18 @@ def _faster_transfers(analysis: Trace) -> str:
     if analysis.transfers.are_blocking:
         pinned = _pinned(analysis, "and ")
         return f"Use {pinned}.to(device, non_blocking=True); copy the next batch during computation"
-    pinned = "" if is_pinned(analysis) else f"Use {pinning(analysis)}; "
+    pinned = "" if analysis.is_pinned else f"Use {analysis.pinning}; "
     return f"{pinned}{'copy' if pinned else 'Copy'} the next batch during computation, on a stream of its own"
 
 
 def _not_blocking(analysis: Trace) -> str:
     if analysis.transfers.are_blocking:
         return f", and use {_pinned(analysis, 'with ')}.to(device, non_blocking=True)"
-    return "" if is_pinned(analysis) else f", and use {pinning(analysis)}"
+    return "" if analysis.is_pinned else f", and use {analysis.pinning}"
 
 
 def _pinned(analysis: Trace, before_next: str) -> str:
-    return "" if is_pinned(analysis) else f"{pinning(analysis)} {before_next}"
+    return "" if analysis.is_pinned else f"{analysis.pinning} {before_next}"
 
 
 @RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)
@@ -354,7 +329,7 @@ def side_work(analysis: Trace, threshold: float) -> Finding | None:
     """Flag a section for metrics, logging or weight averaging that takes the host over 5 % of step time."""
     named = analysis.waiting.side_work_ns
     name = max(named, key=lambda section: named[section])
-    share = share_of_scope(analysis, named[name])
+    share = analysis.share_of_scope(named[name])
     if share is None or share <= threshold:
         return None
     return Finding(

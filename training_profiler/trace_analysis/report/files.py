@@ -1,20 +1,28 @@
-"""The tables of a trace: one row an operator, a kernel, a gap, a step, a collective."""
+"""What is written to files: the tables of a trace as CSV and HTML, and a copy of the trace for Perfetto."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
+
+from training_profiler.base.errors import TraceError
 from training_profiler.base.html import Html, element, joined, part
 from training_profiler.base.table import Column, Table
 from training_profiler.base.units import NS_PER_MS, counted
-from training_profiler.findings.finding import Finding
 from training_profiler.page.document import document
-from training_profiler.trace_analysis.code_places import TracedPlaces
 from training_profiler.trace_analysis.communication import RankCollective
-from training_profiler.trace_analysis.critical_path import critical_path, outcomes
+from training_profiler.trace_analysis.critical_path import critical_path, outcomes, spans_of
 from training_profiler.trace_analysis.idle_times import AttributedGap
+from training_profiler.trace_analysis.load.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
+from training_profiler.trace_analysis.load.reader import read_text
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.report.figures import (
+    PARTS,
     bandwidth_data,
     in_ms,
     jump_data,
@@ -23,12 +31,11 @@ from training_profiler.trace_analysis.report.figures import (
     outcome_data,
     place_data,
     rate_data,
-    saving_text,
     times_data,
     without_text,
 )
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
-from training_profiler.trace_analysis.trace import Trace
+from training_profiler.trace_analysis.rules.findings import THRESHOLDS, not_checked, recommendations, saving_text
+from training_profiler.trace_analysis.trace import Trace, analyse
 
 
 def ms_column(name: str, header: str) -> Column:
@@ -50,25 +57,6 @@ def operator_rows(trace: Trace, sort: str = SORT_KEYS[0]) -> Table:
             for row in rows
         ],
         columns,
-    )
-
-
-def kernel_rows(trace: Trace) -> Table:
-    """Return the kernels."""
-    return Table(
-        [
-            {
-                "kernel": row.name,
-                "kind": row.kind,
-                "calls": row.calls,
-                "total_ms": in_ms(row.total_ns),
-                "mean_us": row.mean_ns / 1000,
-                "occupancy": row.occupancy,
-                "blocks_per_sm": row.blocks_per_sm,
-                "tensor_cores": int(row.is_tensor_core),
-            }
-            for row in trace.kernels.rows
-        ]
     )
 
 
@@ -95,52 +83,11 @@ def idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
     )
 
 
-def step_rows(trace: Trace) -> Table:
-    """Return the steps with their parts, or the whole recording if no steps are marked."""
-    has_gpu = trace.has_gpu
-    return Table(
-        [
-            {
-                "step": part.name or "whole recording",
-                "wall_ms": in_ms(part.wall_ns),
-                "compute_ms": in_ms(part.compute_ns) if has_gpu else None,
-                "exposed_communication_ms": in_ms(part.exposed_communication_ns) if has_gpu else None,
-                "exposed_copies_ms": in_ms(part.exposed_copies_ns) if has_gpu else None,
-                "idle_ms": in_ms(part.idle_ns) if has_gpu else None,
-            }
-            for part in trace.scope.parts
-        ]
-    )
-
-
-def collective_rows(trace: Trace) -> Table:
-    """Return the collectives by kind."""
-    return Table(
-        [
-            {
-                "collective": row.kind,
-                "count": row.count,
-                "bytes": row.bytes,
-                "total_ms": in_ms(row.total_ns),
-                "hidden_ms": in_ms(row.hidden_ns),
-            }
-            for row in trace.collectives
-        ]
-    )
-
-
-def place_rows(places: TracedPlaces, trace: Trace, header: str = "", name_of: Callable[[str], str] = str) -> Table:
-    """Return places of the code; text has names under ``header`` as ``name_of`` shortens them."""
+def place_rows(kind: str, trace: Trace, header: str = "", name_of: Callable[[str], str] = str) -> Table:
+    """Return places of one kind; text has names under ``header`` as ``name_of`` shortens them."""
     on_device = (*ON_DEVICE, ms_column("gaps_ms", "gaps")) if trace.has_gpu else ()
     columns = (Column("name", header, name_of), *ON_HOST, *on_device)
-    return Table([place_data(place, trace.has_gpu) for place in places.rows], columns)
-
-
-def sampled_rows(trace: Trace) -> Table:
-    """Return the lines that our own captures sampled."""
-    return Table(
-        [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
-    )
+    return Table(place_data(kind, trace), columns)
 
 
 def path_rows(graph: Graph | str | None) -> Table:
@@ -186,20 +133,56 @@ def over_ranks_rows(ranks: Sequence[RankCollective]) -> Table:
 
 
 TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
-    "steps": step_rows,
+    "steps": lambda trace: Table(
+        [
+            {
+                "step": part.name or "whole recording",
+                "wall_ms": in_ms(part.wall_ns),
+                **{f"{key[:-3]}_ms": in_ms(getattr(part, key)) if trace.has_gpu else None for key in PARTS},
+            }
+            for part in trace.scope.parts
+        ]
+    ),
     "operators": operator_rows,
-    "kernels": kernel_rows,
+    "kernels": lambda trace: Table(
+        [
+            {
+                "kernel": row.name,
+                "kind": row.kind,
+                "calls": row.calls,
+                "total_ms": in_ms(row.total_ns),
+                "mean_us": row.mean_ns / 1000,
+                "occupancy": row.occupancy,
+                "blocks_per_sm": row.blocks_per_sm,
+                "tensor_cores": int(row.is_tensor_core),
+            }
+            for row in trace.kernels.rows
+        ]
+    ),
     "gaps": lambda trace: idle_rows(trace, trace.gaps),
     "idle_at_ends": lambda trace: idle_rows(trace, trace.edges),
-    "collectives": collective_rows,
+    "collectives": lambda trace: Table(
+        [
+            {
+                "collective": row.kind,
+                "count": row.count,
+                "bytes": row.bytes,
+                "total_ms": in_ms(row.total_ns),
+                "hidden_ms": in_ms(row.hidden_ns),
+            }
+            for row in trace.collectives
+        ]
+    ),
     "roofline": lambda trace: Table(
         [rate_data(rate) | {"lacks": ", ".join(rate.lacks)} for rate in trace.roofline.rates]
     ),
-    "bus_bandwidth": lambda trace: Table([bandwidth_data(row) for row in trace.bus_bandwidths]),
-    "sections": lambda trace: place_rows(trace.code.sections, trace),
-    "modules": lambda trace: place_rows(trace.code.modules, trace),
-    "lines": lambda trace: place_rows(trace.code.lines, trace),
-    "sampled_lines": sampled_rows,
+    "bus_bandwidth": lambda trace: Table(bandwidth_data(trace)),
+    "sections": lambda trace: place_rows("sections", trace),
+    "modules": lambda trace: place_rows("modules", trace),
+    "lines": lambda trace: place_rows("lines", trace),
+    "sampled_lines": lambda trace: Table(
+        [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
+    ),
     "critical_path": lambda trace: path_rows(trace.graph),
     "what_if": lambda trace: what_if_rows(trace.graph),
 }
@@ -241,14 +224,15 @@ def render_traces(
     parts += _path(joined_graph, "ranks", "over ranks")
     parts += [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
     title = traces[0].path.name if len(traces) == 1 else f"{len(traces)} traces"
-    return document(title, _subtitle(traces), joined(parts), {})
-
-
-def _subtitle(traces: Sequence[Trace]) -> str:
     devices = {device.name for trace in traces for device in trace.devices if device.name}
     events = sum(trace.events for trace in traces)
     works = sum(trace.gpu_events for trace in traces)
-    return " · ".join([f"{counted(events, 'event')}, {works or 'none'} of them on a device", *sorted(devices)])
+    return document(
+        title,
+        " · ".join([f"{counted(events, 'event')}, {works or 'none'} of them on a device", *sorted(devices)]),
+        joined(parts),
+        {},
+    )
 
 
 def _trace(trace: Trace, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:
@@ -264,7 +248,6 @@ def _trace(trace: Trace, id: str, is_one_of_many: bool, thresholds: Mapping[str,
 
 
 def _path(graph: Graph | str | None, id: str, over: str, of: str = "") -> list[Html]:
-    """Return the critical path and what changes would bring."""
     title = f"{of}Critical path {over}".rstrip()
     if graph is None or isinstance(graph, str):
         return [] if graph is None else [part(f"{id}path", title, element("p", f"Unknown: {graph}."))]
@@ -281,7 +264,10 @@ def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
     used = trace.scope.utilization if trace.has_gpu else None
     busy = "" if used is None else f" The device is busy for {used:.1%} of {trace.scope.time}{without_text(trace)}."
     missing = [f"{what}: {', '.join(codes)}" for what, codes in not_checked(trace).items()]
-    found = [_finding(trace, finding) for finding in recommendations(trace, thresholds)]
+    found = [
+        element("li", element("strong", f"{each.message}."), saving_text(each, trace), element("br"), f"{each.fix}.")
+        for each in recommendations(trace, thresholds)
+    ]
     parts = [element("p", line, class_="note") for line in warned]
     parts.append(element("p", scope + busy))
     parts += [element("p", line) for line in one_step_lines([trace]) if line]
@@ -292,6 +278,89 @@ def _findings(trace: Trace, thresholds: Mapping[str, float]) -> Html:
     return joined(parts)
 
 
-def _finding(trace: Trace, finding: Finding) -> Html:
-    saving = saving_text(finding, trace)
-    return element("li", element("strong", f"{finding.message}."), saving, element("br"), f"{finding.fix}.")
+PROCESS: Final = "training-profiler"
+_LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[')
+
+
+def annotated(path: Path) -> bytes:
+    """Return the trace in ``path`` with more events: all of its own are kept as they are. Gzipped if the file is.
+
+    Raises:
+        TraceError: The file cannot be read or is not a trace. The message has one line.
+    """
+    analysis = analyse(path)
+    text = read_text(path)
+    begin = _LIST.search(text)
+    if begin is None:
+        raise TraceError(f"{path} cannot be annotated: its list of events was not found")
+    added = ",\n".join(_written(event) for event in _events(analysis)).encode()
+    copy = b"".join((text[: begin.end()], b"\n", added, b",\n", text[begin.end() :]))
+    return gzip.compress(copy, compresslevel=4, mtime=0) if path.suffix == ".gz" else copy
+
+
+def _events(analysis: Trace) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", 0, PROCESS)
+    devices = [device.index for device in analysis.devices]
+    for index in devices:
+        yield _named("thread_name", index, f"gaps of device {index}")
+    for place in analysis.idle_times:
+        gap = place.gap
+        details = {
+            "step": place.step,
+            "module": place.module,
+            "line": place.line,
+            "host in": place.stall.by,
+            "ended by": place.next_name,
+            "launched by": place.operator,
+        }
+        known = {key: value for key, value in details.items() if value}
+        yield _span(GAP_CATEGORY, gap.cause, gap.device, gap.begin_ns, gap.end_ns, known)
+    if isinstance(analysis.graph, Graph):
+        thread = 1 + max(devices, default=0)
+        yield _named("thread_name", thread, "critical path")
+        for span in spans_of(analysis.graph):
+            name = span.name or span.kind
+            yield _span(PATH_CATEGORY, name, thread, span.begin_ns, span.end_ns, {"kind": span.kind})
+    for index in devices:
+        yield from _counters(analysis.columns, analysis.launches.call, index)
+
+
+def _named(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": PROCESS, "tid": thread, "args": {"name": name}}
+
+
+def _span(category: str, name: str, thread: int, begin_ns: int, end_ns: int, args: dict[str, str]) -> dict[str, Any]:
+    times = {"ts": begin_ns, "dur": end_ns - begin_ns}
+    return {"ph": "X", "cat": category, "name": name, "pid": PROCESS, "tid": thread, **times, "args": args}
+
+
+def _counters(columns: Columns, call: Ints, device: int) -> Iterator[dict[str, Any]]:
+    works = np.flatnonzero(columns.is_gpu() & (columns.device == device) & (call != NONE))
+    begins = columns.begin_ns[works]
+    launched = np.minimum(columns.begin_ns[call[works]], begins)
+    yield from _counter(f"queued work of device {device}", "launched", launched, begins, np.ones(len(works)))
+    copies = np.flatnonzero(columns.is_of("gpu_memcpy") & (columns.device == device) & (columns.bytes > 0))
+    lengths = columns.end_ns[copies] - columns.begin_ns[copies]
+    copies, lengths = copies[lengths > 0], lengths[lengths > 0]
+    rates = columns.bytes[copies] / lengths  # bytes per ns are GB per s
+    name = f"copies of device {device}"
+    yield from _counter(name, "GB/s", columns.begin_ns[copies], columns.end_ns[copies], rates)
+
+
+def _counter(
+    name: str, unit: str, begin_ns: Ints, end_ns: Ints, height: "np.ndarray[Any, np.dtype[np.float64]]"
+) -> Iterator[dict[str, Any]]:
+    at_ns = np.concatenate([begin_ns, end_ns])
+    changes = np.concatenate([height, -height])
+    order = np.argsort(at_ns, kind="stable")
+    times, sums = at_ns[order], np.cumsum(changes[order])
+    is_last = np.append(times[1:] != times[:-1], True)[: len(times)]  # of several changes at a time the sum counts
+    for at, value in zip(times[is_last].tolist(), sums[is_last].tolist(), strict=True):
+        shown = round(abs(value), 3)
+        yield {"ph": "C", "name": name, "pid": PROCESS, "tid": 0, "ts": at, "args": {unit: shown}}
+
+
+def _written(event: Mapping[str, Any]) -> str:
+    """Return an event as JSON; times are given in ns and written in us, digit by digit: a float has too few."""
+    times = "".join(f', "{key}": {event[key] // 1000}.{event[key] % 1000:03d}' for key in ("ts", "dur") if key in event)
+    return json.dumps({key: value for key, value in event.items() if key not in ("ts", "dur")})[:-1] + times + "}"

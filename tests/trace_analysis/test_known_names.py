@@ -2,8 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.trace_analysis import runtime_calls
-from training_profiler.trace_analysis.kernel_names import is_flash, kind_of, lacks_tensor_cores, uses_tensor_cores
+from training_profiler.trace_analysis.known_names import (
+    COPIES,
+    LAYOUT,
+    TO_NCHW,
+    is_flash,
+    kind_of,
+    lacks_tensor_cores,
+    uses_tensor_cores,
+)
 
 ROWS = Path(__file__).with_name("kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 KERNELS = [row.split("\t") for row in ROWS]
@@ -46,4 +53,26 @@ def test_name_of_10_kb_is_unclassified():
      ("aten::copy_", False), ("xcudaMemcpy", False), ("urEnqueueUSMFill", True)],
 )  # fmt: skip
 def test_a_name_that_begins_like_a_copy_is_one(name, is_copy):
-    assert (runtime_calls.COPIES.search(name) is not None) == is_copy
+    assert (COPIES.search(name) is not None) == is_copy
+
+
+OF_LAYOUT = (
+    "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true>",
+    "void cudnn::engines_precompiled::nhwcToNchwKernel<float, float, float, true, false>",
+    "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, true, false>()",
+    "void nhwcToNchwKernel<float, float, float, false, true>()",
+    "batched_transpose_32x32_pack_2x2_ediv_2x2_half",
+    "batched_transpose_16x32_dword",
+)
+OF_NO_LAYOUT = (
+    "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+    "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 1024, true, 1>",
+    "void at::native::batched_transpose_kernel<float>()",
+    "transpose_NCHW2CNHW_V2_2D_WG_off64",
+)
+
+
+@pytest.mark.parametrize("name", OF_LAYOUT + OF_NO_LAYOUT)
+def test_conversions_of_layout_are_known_by_name(name):
+    assert bool(LAYOUT.search(name)) == (name in OF_LAYOUT)
+    assert bool(TO_NCHW.search(name)) == ("nhwcToNchw" in name)

@@ -1,12 +1,14 @@
-"""The kind of a kernel by its name: a versioned table for CUDA and ROCm.
+"""What names say: the kind of a kernel (of CUDA and ROCm), and calls of the runtime that copy, wait and allocate.
 
-The first row that matches a name decides. A kernel that matches none is ``unclassified``; reports always show the
-share of kernel time that is unclassified.
+The first row that matches the name of a kernel decides. A kernel that matches none is ``unclassified``; reports always
+show the share of kernel time that is unclassified.
 """
 
 import re
 from functools import cache
 from typing import Final
+
+from training_profiler.tables.backends import RUNTIME_CALL
 
 COMMUNICATION: Final = "communication"
 ATTENTION: Final = "attention"
@@ -120,9 +122,9 @@ _OTHER_CORE_NAMES: Final = (
     r"|nchwtonhwc|nhwctonchw|reduce_wgrad|scalepackedtensor|cudnn::ops|conv_?depthwise|grouped_direct"
 )
 # MIOpen's batched_transpose_* convert between the default layout and NHWC or NDHWC (its batched_transpose_sol.hpp).
-_MIOPEN_LAYOUT: Final = re.compile(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b")
-_TO_NCHW: Final = "nhwctonchw"
-_LAYOUT: Final = re.compile(rf"nchwtonhwc|{_TO_NCHW}|{_MIOPEN_LAYOUT.pattern}")
+MIOPEN_LAYOUT: Final = re.compile(r"\bbatched_transpose_\d+x\d+_\w*(dword|half|byte)\b", re.IGNORECASE)
+TO_NCHW: Final = re.compile("nhwctonchw", re.IGNORECASE)  # MIOpen's do not show it
+LAYOUT: Final = re.compile(rf"nchwtonhwc|{TO_NCHW.pattern}|{MIOPEN_LAYOUT.pattern}", re.IGNORECASE)  # for convolutions
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 # Small letters on both sides: to search without regard to case takes several times as long.
 _ROWS: Final = [(kind, re.compile(pattern.lower())) for kind, pattern in ROWS]
@@ -168,19 +170,36 @@ def lacks_tensor_cores(name: str) -> bool:
     return _OTHER_CORE.search(name.lower()) is not None and not uses_tensor_cores(name)
 
 
-@cache
-def converts_layout(name: str) -> bool:
-    """Return whether the kernel with that name converts tensors of a convolution from NCHW to NHWC or back."""
-    return _LAYOUT.search(name.lower()) is not None
+# The prefixes of the runtimes of CUDA and HIP are in the table of backends. Those of XPU are the functions of Unified
+# Runtime (ur), of its predecessor (pi) and of Level Zero (ze).
+_RUNTIME: Final = rf"^{RUNTIME_CALL}"
+_DRIVER: Final = r"^cu"
 
-
-@cache
-def converts_to_nchw(name: str) -> bool:
-    """Return whether the name of such a kernel shows that it converts to NCHW; MIOpen's do not show it."""
-    return _TO_NCHW in name.lower()
-
-
-@cache
-def is_of_miopen(name: str) -> bool:
-    """Return whether a kernel that converts the layout is one of MIOpen's."""
-    return _MIOPEN_LAYOUT.search(name.lower()) is not None
+# Level Zero and Unified Runtime under XPU, and the runtime of MTIA.
+_OTHER_COPIES: Final = r"^(ur|pi)\w*(Memcpy|MemBuffer|MemImage|USM\w*Fill)|^zeCommandListAppend(Memory|Image)"
+_OTHER_ALLOCATIONS: Final = r"^(ur|piext)USM(Device)?(Alloc|Free)$|^zeMem(AllocDevice|Free)$"
+_OTHER_WAITS: Final = r"^(ze|ur|pi)\w*(Synchronize|Wait|Finish)$|^synchronize(Stream)?$"
+SYNCHRONIZE: Final = re.compile(rf"{_RUNTIME}\w*Synchronize$|{_DRIVER}(Stream|Ctx|Event)Synchronize|{_OTHER_WAITS}")
+# Device memory alone: these calls in steady state mean that the allocator's cache is not enough.
+ALLOCATE: Final = re.compile(rf"{_RUNTIME}(Malloc|Free)(Async|Managed|Pitch)?$|{_OTHER_ALLOCATIONS}")
+# With pinned host memory and virtual memory: all of them can hold up the host.
+ALLOCATE_ANY: Final = re.compile(
+    rf"{_RUNTIME}(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|MemCreate|MemMap)|{_OTHER_ALLOCATIONS}"
+    r"|^(ur|piext)USM(Host|Shared)Alloc$|^zeMemAlloc"
+)
+HAS_GRAPHS: Final = re.compile(rf"{_RUNTIME}[A-Z]")  # a call of CUDA or HIP, whose work can be replayed as a graph
+COPY_OR_FILL: Final = re.compile(rf"{_RUNTIME}Mem(cpy|set)|{_DRIVER}Memcpy|{_OTHER_COPIES}")
+# Backends outside of CUDA copy in an operator of their own, and may record no call of their runtime for it.
+COPIES: Final = re.compile(rf"{COPY_OR_FILL.pattern}|^aten::_copy_from(_and_resize)?$")
+COPY_OR_WAIT: Final = re.compile(
+    rf"{_RUNTIME}(Memcpy|StreamSynchronize|EventSynchronize)|{_OTHER_COPIES}|{_OTHER_WAITS}"
+)
+LAUNCH_KERNEL: Final = re.compile(
+    rf"({_RUNTIME}|{_DRIVER})\w*LaunchKernel|{_RUNTIME}LaunchCooperativeKernel|^zeCommandListAppendLaunchKernel"
+    r"|^urEnqueueKernelLaunch"
+)
+LAUNCH_GRAPH: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})GraphLaunch")
+BEGIN_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamBeginCapture")
+END_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamEndCapture")
+WAIT_FOR_EVENT: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamWaitEvent")
+FREE: Final = re.compile(rf"{_RUNTIME}Free$")  # waits for all work of the device

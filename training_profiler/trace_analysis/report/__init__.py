@@ -1,1 +1,0 @@
-"""The views of an analysed trace as text."""

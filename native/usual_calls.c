@@ -88,7 +88,7 @@ static int is_usual_call(UsualCalls *self, Fields *call, PyObject *module, PyObj
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
     int is_same = call->at[CALLER] == code && call->at[KIND] == (PyObject *)Py_TYPE(module);
     Py_DECREF(code);
-    if (!is_same || call->at[IS_IN_METHOD] != Py_False || !IS(UPDATE, OPEN_CODE, ZERO) ||
+    if (!is_same || !IS(UPDATE, OPEN_CODE, ZERO) ||
         !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(THREAD, FUNCTION, ZERO))
         return 0;
     PyObject *has_grad = PyObject_CallNoArgs(self->part[IS_GRAD_ENABLED]);

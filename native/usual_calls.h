@@ -5,7 +5,7 @@
 
 #include "native.h"
 
-/* The objects of one loop detector that are never replaced, as usual_calls.py gives them. */
+/* The objects of one loop detector that are never replaced, as instrumentation/fronts.py gives them. */
 enum {
     DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, EARLY, STEPS, ENDS, RECORDER, /* have fields */
     BUFFER, MARKS, CALLS, KNOWN, OPEN, CAPTURED, FETCHING,
@@ -30,7 +30,7 @@ enum { IS_ALONE, PRIMARY };                                                     
 enum { LATEST_AT_END };                                                           /* StepEnds */
 enum { WATERMARK_NS, STEP_COUNT, QUIET_BEFORE, QUIET_UNTIL_NS, QUIET_END_NS };    /* Recorder */
 enum { STEPS_ENDED };                                                             /* StepCount */
-enum { CALLER, KIND, IS_BARE, IS_IN_METHOD, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
+enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
 enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, SAMPLES, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
 
 /* Others, which are looked up by name. */

@@ -97,10 +97,12 @@ MAY_BE_ASSIGNED = {
     ("instrumentation.loop_detection", "latest"),
     ("instrumentation.loop_detection", "loader_pass"),
     ("instrumentation.loop_detection", "pending"),
+    ("instrumentation.loop_detection", "run"),
     ("instrumentation.loop_detection", "unknown"),
+    ("instrumentation.loop_detection", "use"),
     ("instrumentation.loop_detection.loop_detector", "self.phases"),
     ("instrumentation.loop_detection.loop_detector", "self.update"),
-    ("instrumentation.loop_detection.pending_events", "self._buffer"),
+    ("instrumentation.loop_detection.pending_events", "self.buffer"),
     ("instrumentation.loop_detection.pending_events", "self._recorder"),
     ("recording", "buffer"),
     # Sums and counts are records: to give each field a method would only repeat its name.

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.support.instrumented import FUNCTIONAL
 from tests.support.one_rank import one_rank
-from training_profiler.instrumentation.patches.sync_points import restore_dynamo_table
+from training_profiler.instrumentation.patches.collectives import restore_dynamo_table
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
 

@@ -21,7 +21,7 @@ from training_profiler.model.interval import StepFlops
 from training_profiler.sampling.stacks import CallSiteReader
 from training_profiler.snapshot.program import LongOperators, OutsideModules
 
-SHADOWED = ("usual_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
+SHADOWED = ("call_begins", "call_ends", "backward_begins", "backward_ends")
 
 
 def mlp() -> nn.Module:

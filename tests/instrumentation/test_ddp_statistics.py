@@ -6,8 +6,7 @@ import pytest
 import torch.distributed
 
 from tests.support.recording import FakeClock
-from training_profiler.instrumentation.ddp_statistics import GradientSync
-from training_profiler.instrumentation.sync_points import SyncPoints
+from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 
 MS = 1_000_000
@@ -99,40 +98,41 @@ def training(gradient_sync, clock):
     return Training(gradient_sync, clock)
 
 
+# Letters: a forward pass, a backward pass whose synchronization takes so many ms, the end of a step after 0.1 s.
+SEQUENCES = {
+    "no synchronization": ("fefefe", (0, 0, 0, 0), [0, 0]),
+    "each belongs to its step; the last one shows at the next forward pass": ("f3ef5ef7ef9e", (3, 3, 15, 3), [2, 4, 6]),
+    "forward passes alone count nothing again": ("f3efefefefefe", (1, 1, 3, 1), [2, 0, 0, 0, 0]),
+    "what was not read is assumed to be like the next": ("f3f3f3f3f3e", (4, 1, 12, 4), []),
+    "on an accelerator nothing is known of single steps": ("cuda f3ef3ef3e", (2, 2, 6, 2), []),
+    "no more is hidden than there was": ("f1ef1e", (1, 1, 1, 1), [0]),
+    "begin and end of different iterations": ("f-fe", (0, 0, 0, 0), []),
+}
+
+
+@pytest.mark.parametrize(("events", "totals_ms", "of_steps_ms"), SEQUENCES.values(), ids=SEQUENCES)
+def test_synchronizations_are_added_up(gradient_sync, training, clock, events, totals_ms, of_steps_ms):
+    is_on_host = not events.startswith("cuda")
+    module = Module(clock, "cpu" if is_on_host else "cuda")
+    gradient_sync.add_module(module)
+    for event in events.removeprefix("cuda "):
+        if event in "fe":
+            (module.forward if event == "f" else training.end_step)()
+        else:
+            module.backward(-3 if event == "-" else int(event))
+    count, read, total_ms, hidden_ms = totals_ms
+    of_steps = tuple((step, ms * MS) for step, ms in enumerate(of_steps_ms))
+    expected = GradientSyncTotals(count, read, total_ms * MS, hidden_ms * MS, is_on_host, of_steps)
+    assert gradient_sync.drain() == expected
+    assert gradient_sync.drain() == GradientSyncTotals()
+    assert gradient_sync.note() is None
+    assert module.rate == (1 if is_on_host else None)  # on an accelerator each timing waits for the device
+
+
 def test_without_modules_nothing_is_reported(gradient_sync, training):
     training.end_step()
     assert gradient_sync.drain() == GradientSyncTotals()
     assert gradient_sync.note() is None
-
-
-def test_module_without_synchronization_reports_zero(gradient_sync, module, training):
-    for _ in range(3):
-        module.forward()
-        training.end_step()
-    assert gradient_sync.drain() == GradientSyncTotals(of_steps=((0, 0), (1, 0)))
-    assert gradient_sync.note() is None
-
-
-def test_cpu_module_is_set_to_time_every_iteration(module):
-    assert module.rate == 1
-
-
-def test_accelerator_module_keeps_its_sample_rate(clock, gradient_sync):
-    module = Module(clock, "cuda")
-    gradient_sync.add_module(module)
-    assert module.rate is None
-
-
-def test_synchronization_is_attributed_to_its_step(gradient_sync, module, training):
-    for comm_ms in (3, 5, 7, 9):
-        module.forward()
-        module.backward(comm_ms)
-        training.end_step()
-    # The last one shows at the next forward pass.
-    assert gradient_sync.drain() == GradientSyncTotals(
-        3, 3, 15 * MS, 3 * MS, of_steps=((0, 2 * MS), (1, 4 * MS), (2, 6 * MS))
-    )
-    assert gradient_sync.drain() == GradientSyncTotals()
 
 
 def test_step_marked_late_is_attributed_too(gradient_sync, module, training, clock):
@@ -161,24 +161,6 @@ def test_two_steps_marked_at_once_keep_their_own(gradient_sync, module, clock):
     assert gradient_sync.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
-def test_no_sync_iterations_are_not_counted(gradient_sync, module, training):
-    for _ in range(3):
-        module.forward()  # DDP does not count iterations in no_sync
-        module.backward()
-        training.end_step(0.4)
-    assert gradient_sync.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
-
-
-def test_forward_passes_without_backward_count_nothing_again(gradient_sync, module, training):
-    module.forward()
-    module.backward()
-    training.end_step()
-    for _ in range(5):
-        module.forward()
-        training.end_step()
-    assert gradient_sync.drain()[:4] == (1, 1, 3 * MS, MS)
-
-
 def test_forward_passes_sharing_a_backward_pass_count_once(sync_points, clock):
     backwards = 0
     gradient_sync = GradientSync(sync_points, clock, lambda: WALL_NS + clock(), lambda: backwards)
@@ -191,14 +173,6 @@ def test_forward_passes_sharing_a_backward_pass_count_once(sync_points, clock):
         backwards += 1
         training.end_step()
     assert gradient_sync.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
-
-
-def test_unread_synchronizations_are_assumed_like_the_next(gradient_sync, module, training):
-    for _ in range(5):
-        module.forward()
-        module.backward()
-    training.end_step()
-    assert gradient_sync.drain()[:4] == (4, 1, 12 * MS, 4 * MS)
 
 
 def test_several_modules_are_summed_up(gradient_sync, training, clock):
@@ -224,32 +198,6 @@ def test_deleted_module_keeps_its_totals(gradient_sync, training, clock):
     training.end_step()
     assert gradient_sync.modules == []
     assert gradient_sync.drain()[:4] == (2, 2, 6 * MS, 2 * MS)
-
-
-def test_hidden_time_is_capped_by_total(gradient_sync, module, training):
-    for _ in range(2):
-        module.forward()
-        module.backward(comm_ms=1, hidden_ms=2)
-        training.end_step()
-    assert gradient_sync.drain() == GradientSyncTotals(1, 1, MS, MS, of_steps=((0, 0),))
-
-
-def test_begin_and_end_of_different_iterations_are_ignored(gradient_sync, module, training):
-    module.forward()
-    module.backward(comm_ms=-3)
-    module.forward()
-    training.end_step()
-    assert gradient_sync.drain()[:4] == (0, 0, 0, 0)
-
-
-def test_accelerator_times_are_not_attributed_to_steps(gradient_sync, training, clock):
-    module = Module(clock, "cuda")
-    gradient_sync.add_module(module)
-    for _ in range(3):
-        module.forward()
-        module.backward()
-        training.end_step()
-    assert gradient_sync.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, is_on_host=False)
 
 
 def test_accelerator_is_not_read_between_intervals(gradient_sync, training, clock):

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.fronts import DynamoWatch
 from training_profiler.instrumentation.patching import Patches
 
 
@@ -22,7 +22,7 @@ class Watched:
                     raise ValueError(code)
 
         self.tracer = types.SimpleNamespace(InstructionTranslator=InstructionTranslator)
-        self.watch, self.patches = DynamoWatch(self.asked.append), Patches()
+        self.watch, self.patches = DynamoWatch(self.asked.append, lambda: None), Patches()
         self.watch.begin(self.tracer, self.patches, has_traced)
 
 
@@ -52,7 +52,7 @@ def test_sections_ask_again_before_the_watch_ends():
 
 def test_another_tracer_is_left_alone():
     asked = []
-    watch = DynamoWatch(asked.append)
+    watch = DynamoWatch(asked.append, lambda: None)
     watch.begin(types.SimpleNamespace(), Patches(), False)
     assert (asked, watch.is_idle) == ([], False)
 
@@ -61,4 +61,4 @@ def test_error_of_dynamo_is_passed_on_without_our_frames():
     watched = Watched()
     with pytest.raises(ValueError, match="f") as caught:
         watched.tracer.InstructionTranslator("f", fails=True)
-    assert "dynamo_watch" not in {entry.path.stem for entry in caught.traceback}
+    assert "fronts" not in {entry.path.stem for entry in caught.traceback}

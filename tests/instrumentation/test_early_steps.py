@@ -16,7 +16,7 @@ from training_profiler.inspections.repeated_forward import RepeatedForward
 from training_profiler.snapshot.program import KeptGraphs
 
 STEPS = 30
-METHODS = ("call_begins", "call_ends", "update_ends", "usual_call_begins", "backward_ends")  # shadowed early
+METHODS = ("call_begins", "call_ends", "update_ends", "backward_ends")  # shadowed early
 
 
 class Training:

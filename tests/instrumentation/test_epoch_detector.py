@@ -2,8 +2,8 @@
 
 import pytest
 
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, PassPhase
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary, EpochDetector
 
 
 class Iterator:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from training_profiler.instrumentation.loop_detection.evaluated_rows import CALLS, EvaluatedRows
+from training_profiler.instrumentation.loop_detection.input_sizes import CALLS, EvaluatedRows
 
 MODEL = torch.nn.Linear(4, 1).eval()
 
@@ -14,7 +14,7 @@ MODEL = torch.nn.Linear(4, 1).eval()
 def evaluated(*after_each: list[int]) -> EvaluatedRows:
     """Return the rows of a training on 64 samples at once, and of forward passes after each batch of an evaluation."""
     rows = EvaluatedRows()
-    rows.add_training((64, 4), 256)
+    rows.add_training((64, 4))
     loader_pass: Any = SimpleNamespace(fetches=0)
     for counts in after_each:
         loader_pass.fetches += 1

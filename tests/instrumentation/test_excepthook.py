@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from training_profiler.instrumentation.patches import excepthook
+from training_profiler.instrumentation.patches import calls
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.tracebacks import OURS
 
@@ -52,7 +52,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", show_in_tests)
     monkeypatch.setattr(sys, "__excepthook__", show_in_tests)
     patches = Patches()
-    excepthook.install(patches, None, None)
+    calls.install_excepthook(patches, None, None)
     yield shown
     patches.undo()
     assert sys.excepthook is show_in_tests
@@ -161,6 +161,6 @@ def test_cyclic_exception_chain_ends(shown):
 def test_excepthook_of_the_program_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", theirs := (lambda *error: None))
     patches = Patches()
-    excepthook.install(patches, None, None)
+    calls.install_excepthook(patches, None, None)
     assert sys.excepthook is theirs
     assert patches.are_in_place()

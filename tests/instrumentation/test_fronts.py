@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.instrumented import OPTIMIZER, InstrumentedTorch, instrumented_torch
 from tests.support.recording import implementation_of, python_implementation
-from training_profiler.instrumentation.dynamo_watch import TRACER, DynamoWatch
-from training_profiler.instrumentation.fronts import CLEARING, MODULE, Fronts
+from training_profiler.instrumentation.fronts import CLEARING, MODULE, TRACER, Fronts
 from training_profiler.instrumentation.patches import dynamo
 from training_profiler.instrumentation.patching import Patches
 
@@ -156,6 +155,9 @@ class Program:
             for _ in range(3):
                 self.losses.append(self.agent.value(self.x).sum().item())
 
+    def call_in_method(self, number, inside):
+        self.loss = self.agent.value(self.x).sum()
+
     def failing_call(self, number, inside):
         self.models[number].inside = self._fail
         self.models[number](self.x)
@@ -205,7 +207,7 @@ class Program:
         thread.join()
 
 
-LEAVES = ("act", "act", "act_in_eval_mode", "act_in_method", "act_in_method", "named_call", "call_alone", "evaluation")
+LEAVES = ("act", "act", "act_in_eval_mode", "act_in_method", "call_in_method", "named_call", "call_alone", "evaluation")
 LEAVES += ("failing_call", "backward", "failing_backward", "clear")
 LEAVES += ("clear_model", "update", "update_with_closure", "fetch", "step", "step", "step")
 LEAF = st.tuples(st.sampled_from(LEAVES), st.integers(0, 1), st.just([]))
@@ -340,7 +342,7 @@ def test_interrupt_inside_a_call_goes_on_and_ends_it(fronts):
 
 
 def test_fronts_come_after_the_first_steps_of_a_run(patched):
-    patched.context.dynamo.is_idle = True
+    patched.context.fronts.dynamo.is_idle = True
     patched.at_step_ends = lambda: patched.instrumentation.step_ended(patched.steps, False)
     seen = []
 
@@ -354,7 +356,7 @@ def test_fronts_come_after_the_first_steps_of_a_run(patched):
 
 
 def test_compiling_withdraws_them_for_good(compiler, patched):
-    patched.context.dynamo.is_idle = True
+    patched.context.fronts.dynamo.is_idle = True
     patched.context.fronts.place()
     model = Model()
     train(model)
@@ -380,7 +382,7 @@ def test_graph_is_the_same_as_without_them(compiler, patched):
         torch._dynamo.reset()
         return codes
 
-    patched.context.dynamo.is_idle = True
+    patched.context.fronts.dynamo.is_idle = True
     patched.context.fronts.place()
     train(Model())
     with_fronts = graph_of()
@@ -401,8 +403,8 @@ def test_fronts_stay_away_from_what_was_compiled_before(monkeypatch, backends, m
 def test_no_fronts_without_a_known_tracer():
     made = []
     implementation = implementation_of("C")._replace(front=lambda *arguments: made.append(arguments))
-    watch = DynamoWatch(made.append)
-    fronts = Fronts(implementation, watch, made.append)
+    fronts = Fronts(implementation, made.append, made.append)
+    watch = fronts.dynamo
     fronts.offer(made.append, MODULE, train, train)
     watch.begin(sys.modules[TRACER], patches := Patches(), True)
     fronts.place()
@@ -414,7 +416,7 @@ def test_no_fronts_without_a_known_tracer():
 
 def test_no_fronts_in_python():
     with instrumented_torch(python_implementation("a test asks for it")) as run:
-        run.context.dynamo.is_idle = True
+        run.context.fronts.dynamo.is_idle = True
         run.context.fronts.place()
         train(Model())
         assert not any(map(is_front, places()))
@@ -460,7 +462,7 @@ def test_front_that_a_program_took_outlives_the_session(fronts):
 
 def test_function_of_a_module_stays_the_same_object(patched):
     taken = torch.autograd.backward
-    patched.context.dynamo.is_idle = True
+    patched.context.fronts.dynamo.is_idle = True
     patched.context.fronts.place()
     assert torch.autograd.backward is taken
 

@@ -104,19 +104,37 @@ def training(instrumented) -> Training:
     return Training(instrumented)
 
 
-def test_each_replay_of_a_captured_update_is_a_step(training, instrumented):
-    training.warm_up(3)
-    graph = training.captured(training.step)
-    for _ in range(200):
+def gradient(training: Training) -> object:
+    return torch.autograd.grad(training.model(INPUTS).sum(), training.model.weight)
+
+
+# What is captured, steps before, replays, and how many of them are steps.
+CAPTURED = {
+    "a step": (lambda training: [training.step], 3, 200, 200),
+    "a step, when nothing was trained before": (lambda training: [training.step], 0, 4, 4),
+    "several updates are one step": (lambda training: [training.step] * 5, 3, 4, 4),
+    "two optimizers are one step": (lambda training: [training.step, Training(training.instrumented).step], 3, 4, 4),
+    "two optimizers from the first step on": (
+        lambda training: [training.step, Training(training.instrumented).step],
+        0,
+        4,
+        4,
+    ),
+    "without gradients": (lambda training: [lambda: training.model(INPUTS), lambda: gradient(training)], 3, 5, 0),
+}
+
+
+@pytest.mark.parametrize(("work", "warm_up", "replays", "steps"), CAPTURED.values(), ids=CAPTURED)
+def test_replays_of_captured_updates_are_steps(training, instrumented, work, warm_up, replays, steps):
+    training.warm_up(warm_up)
+    graph = training.captured(*work(training))
+    assert instrumented.sessions == (warm_up > 0)
+    for _ in range(replays):
         graph.replay()
-    assert graph.replays == 200
-    assert instrumented.counts() == {
-        "forward_pass": 3,
-        "backward_pass": 3,
-        "optimizer_step": 3,
-        "graph_replay": 200,
-    }
-    assert instrumented.steps == 3 + 200
+    assert graph.replays == replays
+    recorded = {"forward_pass": warm_up, "backward_pass": warm_up, "optimizer_step": warm_up, "graph_replay": steps}
+    assert instrumented.counts() == {name: count for name, count in recorded.items() if count}
+    assert instrumented.steps == warm_up + steps
 
 
 def test_a_capture_makes_no_step_and_nothing_in_it_is_counted(training, instrumented):
@@ -127,15 +145,6 @@ def test_a_capture_makes_no_step_and_nothing_in_it_is_counted(training, instrume
     assert (detector.backwards, detector.updates) == before
     assert "metrics_computation" not in instrumented.counts()
     assert instrumented.steps == 3
-
-
-def test_steps_end_with_their_replays_when_nothing_was_trained_before(training, instrumented):
-    graph = training.captured(training.step)
-    assert instrumented.sessions == 0
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts() == {"graph_replay": 4}
-    assert instrumented.steps == 4
 
 
 def test_manual_steps_are_not_ended_by_replays(training, instrumented):
@@ -174,18 +183,6 @@ def test_passes_over_a_loader_with_replays_alone_are_training(training, instrume
     assert instrumented.steps == 3 + 12
 
 
-def test_replays_of_a_graph_without_gradients_are_neither_steps_nor_sections(training, instrumented):
-    training.warm_up()
-    graph = training.captured(
-        lambda: training.model(INPUTS), lambda: torch.autograd.grad(training.model(INPUTS).sum(), training.model.weight)
-    )
-    for _ in range(5):
-        graph.replay()
-    assert "graph_replay" not in instrumented.counts()
-    assert graph.replays == 5
-    assert instrumented.steps == 3
-
-
 def test_gradients_that_are_accumulated_by_replays_end_no_step(training, instrumented):
     training.warm_up()
     compute, update = training.captured(training.compute), training.captured(training.optimizer.step)
@@ -206,32 +203,6 @@ def test_an_update_after_the_replay_of_gradients_ends_the_step(training, instrum
     counts = instrumented.counts()
     assert (counts["graph_replay"], counts["optimizer_step"], counts["backward_pass"]) == (4, 7, 3)
     assert instrumented.steps == 3 + 4
-
-
-def test_several_updates_in_one_graph_are_one_step(training, instrumented):
-    training.warm_up()
-    graph = training.captured(*[training.step] * 5)
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts()["graph_replay"] == 4
-    assert instrumented.steps == 3 + 4
-
-
-@pytest.mark.parametrize("warm_up", [0, 3])
-def test_two_optimizers_in_one_graph_end_one_step(training, instrumented, warm_up):
-    other = Training(instrumented)
-
-    def step() -> None:
-        training.step()
-        other.step()
-
-    for _ in range(warm_up):
-        step()
-    graph = training.captured(step)
-    for _ in range(4):
-        graph.replay()
-    assert instrumented.counts()["graph_replay"] == 4
-    assert instrumented.steps == warm_up + 4
 
 
 def test_an_update_inside_another_is_a_part_of_it(training, instrumented):
@@ -526,35 +497,19 @@ def test_the_reason_is_given_where_no_step_was_counted_because_all_are_replayed(
     )
 
 
-def test_an_error_of_the_profilers_disables_it_and_the_replay_goes_on(training, instrumented, monkeypatch):
+@pytest.mark.parametrize(("owner", "method"), [(OptimizerUpdate, "replay_begins"), (CapturedGraph, "optimizers")])
+def test_an_error_of_the_profilers_disables_it_and_the_replay_goes_on(
+    training, instrumented, monkeypatch, owner, method
+):
     training.warm_up()
     graph = training.captured(training.step)
-    monkeypatch.setattr(OptimizerUpdate, "replay_begins", None)
+    monkeypatch.setattr(owner, method, None)
     graph.replay()
     assert graph.replays == 1
     assert "all patches" in instrumented.instrumentation.missing
     graph.replay()
     assert graph.replays == 2
-
-
-def test_an_error_at_the_end_of_a_replay_disables_the_profiler_alone(training, instrumented, monkeypatch):
-    training.warm_up()
-    graph = training.captured(training.step)
-    monkeypatch.setattr(CapturedGraph, "optimizers", None)
-    graph.replay()
-    assert graph.replays == 1
-    assert "all patches" in instrumented.instrumentation.missing
     instrumented.instrumentation.missing.clear()
-
-
-def test_torch_without_graphs_is_patched_elsewhere_all_the_same(monkeypatch):
-    monkeypatch.delattr(torch.cuda, "CUDAGraph")
-    instrumentation = Instrumentation(Recorder(), lambda: None)
-    try:
-        instrumentation.install(torch)
-        assert instrumentation.missing == {}
-    finally:
-        instrumentation.uninstall()
 
 
 def test_the_class_is_restored_exactly_when_a_method_is_inherited(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from training_profiler.instrumentation.loop_detection.loaders import MAX_LOADERS, KnownLoaders
+from training_profiler.instrumentation.loop_detection.loader_passes import MAX_LOADERS, KnownLoaders
 from training_profiler.recording.data_loader import TRAIN, VAL, FetchTimer, LoaderCounts, LoaderRegistry, profiled
 
 SEVEN = TensorDataset(torch.zeros(7, 2))

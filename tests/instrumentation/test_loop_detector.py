@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tests.support.fake_training import EPOCH, FakeLoader, Loss
+from tests.support.fake_training import EPOCH, FakeLoader, FakeModule, Loss
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 
@@ -197,3 +197,21 @@ def test_drain_times_do_not_change_results(training, model, optimizer, loader, v
     assert stats.total_s["forward_pass"] == 6 * 3.5  # includes the time between model and loss
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.5
     assert stats.step_s == [9.5, 10.0, 10.0, 10.25, 10.0, 10.0]
+
+
+def test_module_that_gets_its_parameters_later_has_forward_passes(training, optimizer):
+    model, other = FakeModule(training, parameters=0), FakeModule(training)
+
+    def step():
+        other(0)
+        with training.run.section("augment"):
+            training.spend(1)
+        model(0)
+        training.backward()
+        training.update(optimizer)
+
+    step()
+    model._parameters["weight"] = next(iter(other._parameters.values()))
+    for _ in range(9):
+        step()
+    assert training.finish().counts["forward_pass"] == 20 - 1

@@ -14,8 +14,15 @@
 | `s` | a checkpoint (1 s) |
 | `a` | a section of the program's own, `augment` (1 s) |
 | `.` `,` | other work for 1 s, for 0.5 s |
+| `M` | the program marks an epoch |
+| `r` `v` `G` | 4 calls without gradients, 1 s after each: by a function that collects, evaluates, generates |
+| `q` `Q` | 4 calls, 2 calls in eval mode and without gradients, by a function that says nothing |
+| `o` `O` `c` | such calls by one with variables of acting, in one that evaluates, by one with both kinds |
+| `A` | a call with gradients in eval mode, by a function that acts |
+| `p` `n` `w` `y` | a method calls two modules (1 s each): alone, in another one, one again, an activation between |
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,6 +37,83 @@ MANY = 10**6
 STEP = "dfbu"
 EPOCH = 3 * STEP + "/"
 VALIDATION = 4 * "D(f)" + ";"
+
+
+class Policy(FakeModule):
+    """A module that is not called itself: its methods call two modules."""
+
+    def __init__(self, training: FakeTraining) -> None:
+        super().__init__(training, FakeModule(training, seconds=1), FakeModule(training, seconds=1))
+        self.body, self.head = self._modules.values()
+        self.relu = Loss(training)
+
+    def step(self) -> None:
+        self.body(0)
+        self.head(0)
+
+    def outer(self) -> None:
+        self.step()
+
+    def twice(self) -> None:
+        self.step()
+        self.body(0)
+
+    def rectified(self) -> None:
+        self.body(0)
+        self.relu(0)
+        self.head(0)
+
+
+class Calls:
+    """Functions that call a model, with names and variables that say why, or nothing."""
+
+    def __init__(self, training: FakeTraining, model: FakeModule) -> None:
+        self.training, self.model = training, model
+
+    def several(self, calls: int, pause: float = 0.0) -> None:
+        with self.training.no_grad():
+            for _ in range(calls):
+                self.model(0)
+                self.training.spend(pause)
+
+    def in_other_mode(self, calls: int, pause: float = 0.0) -> None:
+        self.model.eval()
+        self.several(calls, pause)
+        self.model.train()
+
+    def collect_rollout(self) -> None:
+        self.several(4, 1.0)
+
+    def evaluate_policy(self) -> None:
+        self.several(4, 1.0)
+
+    def generate(self) -> None:
+        self.several(4, 1.0)
+
+    def gather(self) -> tuple[int, int]:
+        observations, rewards = 0, 0
+        self.model.eval()
+        with self.training.no_grad():
+            for _ in range(4):
+                self.model(0)
+                self.training.spend(1.0)
+        self.model.train()
+        return observations, rewards
+
+    def score(self) -> None:
+        self.gather()
+
+    def compare(self, rewards: int = 2, correct: int = 2) -> None:
+        self.model.eval()
+        with self.training.no_grad():
+            for _ in range(rewards + correct):
+                self.model(0)
+        self.model.train()
+
+    def select_action(self) -> None:
+        self.model.eval()
+        self.model(0)
+        self.model.train()
 
 
 class Program:
@@ -47,11 +131,32 @@ class Program:
         }
         self.loaders = {"d": FakeLoader(training, MANY), "D": FakeLoader(training, MANY, seconds=0.5)}
         self.passes = {}
+        calls, policy = Calls(training, self.models["f"]), Policy(training)
+        self.functions = {
+            "M": training.detector.resolve_pending,
+            "s": training.save,
+            "b": training.backward,
+            "r": calls.collect_rollout,
+            "v": calls.evaluate_policy,
+            "G": calls.generate,
+            "q": lambda: calls.in_other_mode(4),
+            "Q": lambda: calls.in_other_mode(2),
+            "o": calls.gather,
+            "O": calls.score,
+            "c": calls.compare,
+            "A": calls.select_action,
+            "p": policy.step,
+            "n": policy.outer,
+            "w": policy.twice,
+            "y": policy.rectified,
+        }
 
     def make(self, events: str, after_each: Callable[[], object] = lambda: None) -> None:
         for event in events:
             if event in self.models:
                 self.models[event](0)
+            elif event in self.functions:
+                self.functions[event]()
             else:
                 self.do(event)
             after_each()
@@ -72,12 +177,8 @@ class Program:
                 training.is_grad_enabled = event == ")"
             case "E" | "T":
                 self.models["f"].train(event == "T")
-            case "b":
-                training.backward()
             case "u" | "U" | "x":
                 training.update(self.optimizers[event], is_skipped=event == "x")
-            case "s":
-                training.save()
             case "a":
                 with training.run.section("augment"):
                     training.spend(1)
@@ -107,6 +208,11 @@ def counts(passes: int, updates: int | None = None, **others: int) -> dict[str, 
 def evaluated(times: int, calls: int, **others: int) -> dict[str, int]:
     """Return the counts of evaluations without a loader."""
     return {"validation_epoch": times, "validation_epoch/forward_pass": calls, **others}
+
+
+def acted(times: int, passes: int, **others: int) -> dict[str, int]:
+    """Return the counts of a training without a loader that acts so many times, and others."""
+    return counts(passes, forward_without_grad=4 * times, rollout=times, **others)
 
 
 TRAININGS = {
@@ -309,6 +415,63 @@ IN_STEPS = {
     "calls at the top level of a script": Loop(3 * "(ffff)fbu", counts(3, forward_without_grad=12), 3 * [14.0]),
     "a discriminator in eval mode": Loop(4 * "TfbuEfgfbU", counts(8) | {"forward_pass": 16}, 4 * [16.0]),
 }
+LEARN = 3 * "fbu"
+ACTING = {
+    "what is collected before updates": Loop(2 * ("r" + LEARN), acted(2, 6), 2 * [18.0, 6.0, 6.0], {"rollout": 22.0}),
+    "in eval mode": Loop(2 * ("ErT" + LEARN), acted(2, 6), 2 * [18.0, 6.0, 6.0], {"rollout": 22.0}),
+    "targets are no part of it": Loop(
+        3 * "r(g)fbu", acted(3, 3) | {"forward_without_grad": 15}, 3 * [20.0], {"rollout": 33.0}
+    ),
+    "an evaluation shows by its name": Loop(2 * "rfburfbuv", acted(4, 4, **evaluated(2, 8)), [18.0, 18.0, 19.0, 18.0]),
+    "a loader of what was collected": Loop(
+        2 * ("r" + EPOCH), acted(2, 6, data_loading=6, first_fetch=2), 2 * [19.0, 7.0, 7.0]
+    ),
+    "a checkpoint amid it": Loop(
+        "rfbu" + 2 * "rsrfbu", acted(3, 3, checkpointing=2) | {"forward_without_grad": 20}, [18.0, 30.0, 30.0]
+    ),
+    "at the end of the run": Loop(2 * "rfbu" + "r", acted(3, 2), 2 * [18.0]),
+    "variables show it in eval mode": Loop(2 * ("o" + LEARN), acted(2, 6), 2 * [18.0, 6.0, 6.0]),
+    "other functions with such variables evaluate": Loop(
+        4 * "ofbuOfbu", acted(4, 8, **evaluated(4, 16)), 4 * [18.0, 7.0]
+    ),
+    "variables of both kinds evaluate": Loop(4 * "cfbu", counts(4, **evaluated(4, 16)), 4 * [6.0], begin_s=8.0),
+    "in eval mode with gradients": Loop(
+        4 * "AAAfbu", counts(4) | {"forward_pass": 16}, [6.0] + 3 * [12.0], begin_s=6.0
+    ),
+}
+WITHOUT_A_NAME = {
+    "eval mode evaluates": Loop(3 * "fbuq", counts(3, **evaluated(3, 12)), 3 * [6.0]),
+    "eval mode before each single update feeds it": Loop(
+        5 * "qfbu", counts(5, forward_without_grad=16, **evaluated(1, 4)), [6.0] + 4 * [14.0], begin_s=8.0
+    ),
+    "eval mode before some updates evaluates": Loop(
+        4 * "qfbufbu", counts(8, **evaluated(4, 16)), 8 * [6.0], begin_s=8.0
+    ),
+    "few calls in eval mode evaluate": Loop(4 * "Qfbu", counts(4, **evaluated(4, 8)), 4 * [6.0], begin_s=4.0),
+    "calls that the first update did without evaluate": Loop(
+        3 * ("fbu(f)" + LEARN), counts(12, **evaluated(3, 3)), 12 * [6.0]
+    ),
+    "texts generated for each update feed it": Loop(3 * "EGTfbu", counts(3, forward_without_grad=12), 3 * [18.0]),
+    "many calls of a frozen judge evaluate": Loop(
+        3 * ("fbu(" + 65 * "t" + ")"), counts(3, **evaluated(3, 195)), 3 * [6.0]
+    ),
+    "frozen features of all the data are no step": Loop(
+        "(" + 65 * "t" + ")" + LEARN, counts(3, **evaluated(1, 65)), 3 * [6.0], begin_s=65.0
+    ),
+}
+METHODS = {
+    "two modules": Loop(3 * "pbu", counts(3), 3 * [6.0], {"forward_pass": 6.0}),
+    "each call of the method": Loop(3 * "ppbu", counts(3) | {"forward_pass": 6}, 3 * [8.0]),
+    "in another method": Loop(3 * "nbu", counts(3), 3 * [6.0]),
+    "an activation between": Loop(4 * "ybu", counts(4), 4 * [7.0], {"forward_pass": 12.0}),
+    "a module again": Loop(3 * "wbu", counts(3) | {"forward_pass": 6}, 3 * [7.0]),
+}
+MANUAL = {
+    "an epoch ends the evaluation": Loop(
+        EPOCH + VALIDATION + "M....", epochs(1, **phases()), 3 * [7.0], {"validation_epoch": 10.0}
+    ),
+    "an epoch ends the pending step": Loop(2 * "fbugbU" + "M", counts(4), 2 * [12.0]),
+}
 LOOPS = {
     f"{kind}: {name}": loop
     for kind, loops in (
@@ -316,9 +479,19 @@ LOOPS = {
         ("forward passes", FORWARD_PASSES),
         ("evaluation", EVALUATIONS),
         ("in steps", IN_STEPS),
+        ("acting", ACTING),
+        ("without a name", WITHOUT_A_NAME),
+        ("methods", METHODS),
+        ("manual", MANUAL),
     )
     for name, loop in loops.items()
 }
+
+
+@pytest.fixture(autouse=True)
+def without_simulators(monkeypatch) -> None:
+    for name in ("gymnasium", "gym"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
@@ -335,7 +508,8 @@ def test_loop_is_recorded_as_what_it_is(loop: Loop) -> None:
     assert (count, spent_ns / 1e9) == loop.with_grad
 
 
-TRAINED = {name: loop for name, loop in LOOPS.items() if loop.step_s}
+DRAINED = [TRAININGS, FORWARD_PASSES, EVALUATIONS, IN_STEPS]
+TRAINED = {name: loop for loops in DRAINED for name, loop in loops.items() if loop.step_s}
 
 
 @pytest.mark.parametrize("loop", TRAINED.values(), ids=TRAINED)

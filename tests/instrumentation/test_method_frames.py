@@ -138,13 +138,3 @@ def test_without_a_frame_there_is_no_method():
 def test_frames_are_not_kept():
     Policy().act()
     assert {type(code) for code, _ in frames._is_method.values()} == {CodeType}
-
-
-def test_known_code_is_not_searched_again(monkeypatch):
-    checked = []
-    is_of_module = frames._is_of_module
-    monkeypatch.setattr(frames, "_is_of_module", lambda code: checked.append(code) or is_of_module(code))
-    policy = Policy()
-    for _ in range(3):
-        policy.act()
-    assert checked.count(Policy.act.__code__) == 1

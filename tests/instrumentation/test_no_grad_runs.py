@@ -6,9 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.fake_training import FakeLoader, FakeModule
-from training_profiler.instrumentation.loop_detection.callers import MAX_FRAMES, Callers, Purpose, purpose_of_name
-from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
+from tests.support.fake_training import FakeModule
+from training_profiler.instrumentation.loop_detection.no_grad_runs import (
+    MAX_FRAMES,
+    MAX_TEACHER_CALLS,
+    Callers,
+    Purpose,
+    purpose_of_name,
+)
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 
@@ -32,21 +37,6 @@ def collect_rollout(training, model, steps=5):
             training.spend(1)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_what_is_collected_before_updates_is_part_of_the_step(training, model, optimizer, mode):
-    for _ in range(2):
-        model.train(mode)
-        collect_rollout(training, model)
-        model.train()
-        for _ in range(3):
-            learn(training, model, optimizer)
-    stats = training.finish()
-    assert "validation_epoch" not in stats.counts
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 10)
-    assert stats.total_s["rollout"] == 2 * (5 * 2 + 4 * 1)  # the environment is part of it
-    assert stats.step_s == [21.0, 6.0, 6.0] * 2
-
-
 def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", sys)
     for _ in range(3):
@@ -55,174 +45,6 @@ def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monke
                 model(0)
         learn(training, model, optimizer)
     assert training.finish().counts["rollout"] == 3
-
-
-def test_targets_are_part_of_the_step_and_not_of_the_rollout(training, model, optimizer):
-    target = FakeModule(training, seconds=5)
-    for _ in range(3):
-        collect_rollout(training, model, steps=4)
-        with training.no_grad():
-            target(0)
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 15
-    assert stats.total_s["rollout"] == 3 * (4 * 2 + 3 * 1)
-    assert stats.step_s == [23.0] * 3
-
-
-def test_evaluation_by_its_name_is_none_of_the_rollouts(training, model, optimizer):
-    def evaluate_policy():
-        collect_rollout(training, model, steps=3)
-
-    for number in range(4):
-        collect_rollout(training, model, steps=3)
-        learn(training, model, optimizer)
-        if number % 2:
-            evaluate_policy()
-    stats = training.finish()
-    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (2, 6)
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (4, 12)
-
-
-def compute_with_fixed_layers(training, model, calls=4):
-    """Calls that nothing says anything of."""
-    model.eval()
-    with training.no_grad():
-        for _ in range(calls):
-            model(0)
-    model.train()
-
-
-def test_eval_mode_without_a_loader_is_evaluation(training, model, optimizer):
-    for _ in range(3):
-        learn(training, model, optimizer)
-        compute_with_fixed_layers(training, model)
-    stats = training.finish()
-    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 12)
-    assert stats.step_s == [6.0] * 3
-
-
-def test_eval_mode_before_each_single_update_feeds_it(training, model, optimizer):
-    def make_data():
-        compute_with_fixed_layers(training, model)
-
-    for _ in range(5):
-        make_data()
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert stats.counts["validation_epoch"] == 1  # only the second shows what the first was
-    assert stats.counts["forward_without_grad"] == 16
-    assert stats.step_s == [6.0] + [14.0] * 4
-
-
-@pytest.mark.parametrize(("updates", "calls"), [(2, 4), (1, 2)])
-def test_eval_mode_before_some_updates_or_in_few_calls_is_evaluation(training, model, optimizer, updates, calls):
-    for _ in range(4):
-        compute_with_fixed_layers(training, model, calls)
-        for _ in range(updates):
-            learn(training, model, optimizer)
-    assert training.finish().counts["validation_epoch"] == 4
-
-
-def gather(training, model, environment):
-    observations, rewards = [], []
-    model.eval()
-    with training.no_grad():
-        for _ in range(4):
-            model(0)
-            training.spend(1)
-            observations.append(environment)
-            rewards.append(1)
-    model.train()
-    return observations, rewards
-
-
-def test_variables_show_that_a_model_in_eval_mode_acts(training, model, optimizer):
-    for _ in range(2):
-        gather(training, model, 0)
-        for _ in range(3):
-            learn(training, model, optimizer)
-    stats = training.finish()
-    assert "validation_epoch" not in stats.counts
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 8)
-    assert stats.step_s == [18.0, 6.0, 6.0] * 2
-
-
-def test_other_functions_with_such_variables_evaluate(training, model, optimizer):
-    def score():
-        gather(training, model, 0)
-
-    for _ in range(4):
-        gather(training, model, 0)
-        learn(training, model, optimizer)
-        score()
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert (stats.counts["rollout"], stats.counts["validation_epoch"]) == (4, 4)
-
-
-def test_variables_of_both_kinds_say_evaluation(training, model, optimizer):
-    def compare(rewards, correct):
-        model.eval()
-        with training.no_grad():
-            for _ in range(rewards + correct):
-                model(0)
-        model.train()
-
-    for _ in range(4):
-        compare(1, 2)
-        learn(training, model, optimizer)
-    assert training.finish().counts["validation_epoch"] == 4
-
-
-def test_calls_that_the_first_update_did_without_are_evaluation(training, model, optimizer):
-    for number in range(12):
-        learn(training, model, optimizer)
-        if number % 4 == 0:
-            with training.no_grad():
-                model(0)
-    stats = training.finish()
-    assert stats.counts["validation_epoch"] == 3
-    assert stats.step_s == [6.0] * 12
-
-
-def test_texts_generated_for_each_update_are_part_of_its_step(training, model, optimizer):
-    def generate():
-        with training.no_grad():
-            for _ in range(4):
-                model(0)
-
-    for _ in range(3):
-        model.eval()
-        generate()
-        model.train()
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 12
-    assert stats.step_s == [14.0] * 3
-
-
-def test_loader_of_what_was_collected_follows_the_rollout(training, model, optimizer):
-    for _ in range(2):
-        collect_rollout(training, model)
-        training.train(model, FakeLoader(training, 3), optimizer)
-    stats = training.finish()
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 10)
-    assert "validation_epoch" not in stats.counts
-    assert stats.step_s == [22.0, 7.0, 7.0] * 2
-
-
-def test_checkpoint_in_a_rollout_does_not_make_it_an_evaluation(training, model, optimizer):
-    collect_rollout(training, model, steps=3)
-    learn(training, model, optimizer)
-    for _ in range(2):
-        collect_rollout(training, model, steps=3)
-        training.save(4)
-        collect_rollout(training, model, steps=3)
-        learn(training, model, optimizer)
-    stats = training.finish()
-    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (3, 15)
-    assert stats.step_s == [15.0, 24.0, 24.0]
 
 
 def test_rollout_too_long_to_be_rewritten_is_still_one(training, optimizer):
@@ -238,26 +60,6 @@ def test_rollout_too_long_to_be_rewritten_is_still_one(training, optimizer):
     stats = training.finish()
     assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (5, 2 * steps + 12)
     assert stats.step_s == [9.25] * 3 + [steps * 1.25 + 4.25] * 2
-
-
-def test_rollout_at_the_end_of_the_run_is_not_an_evaluation(training, model, optimizer):
-    for _ in range(2):
-        collect_rollout(training, model, steps=3)
-        learn(training, model, optimizer)
-    collect_rollout(training, model, steps=3)
-    stats = training.finish()
-    assert "validation_epoch" not in stats.counts
-    assert stats.counts["rollout"] == 3
-
-
-def test_frozen_features_of_the_whole_data_set_are_no_step(training, model, optimizer):
-    backbone = FakeModule(training, requires_grad=False, seconds=1)
-    with training.no_grad():
-        for _ in range(MAX_TEACHER_CALLS + 1):
-            backbone(0)
-    for _ in range(3):
-        learn(training, model, optimizer)
-    assert training.finish().step_s == [6.0] * 3
 
 
 def without_a_name(call, frames=MAX_FRAMES):

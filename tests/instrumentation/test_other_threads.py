@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes
 from training_profiler.recording.recorder import Recorder
 
 INPUTS = torch.ones(4, 2)

@@ -47,25 +47,6 @@ def test_oldest_passes_are_dropped_beyond_the_limit():
     assert passes.of(iterators[0], False) is not begun[0]
 
 
-def test_oldest_unknown_passes_are_dropped_beyond_the_limit():
-    passes = Passes()
-    iterators = [Iterator() for _ in range(MAX_PASSES + 1)]
-    for iterator in iterators:
-        passes.add_unknown(passes.of(iterator, True))
-    assert len(passes.unknown) == MAX_PASSES
-    assert passes.unknown[-1].iterator() is iterators[-1]
-
-
-def test_resolved_pass_is_not_unknown_any_more():
-    passes, iterator = Passes(), Iterator()
-    begun = passes.of(iterator, True)
-    passes.add_unknown(begun)
-    passes.resolve(begun, PassPhase.EVALUATION)
-    passes.resolve(begun, PassPhase.EVALUATION)
-    assert passes.unknown == []
-    assert begun.kind is PassPhase.EVALUATION
-
-
 def measured_batches(workers, batches, step_ms=10.0, counts=None):
     """Return which batches of a pass are measured, counted from 0, as the patch of fetches does."""
     counts, loader_pass, measured = counts or LoaderCounts("0"), LoaderPass(Iterator()), []

@@ -59,7 +59,8 @@ DRAINED = "10A 20-A | 30B 40-B 50A 60-A"  # what is before the bar has been drai
 @pytest.mark.parametrize(
     ("recorded", "call", "arguments", "kept"),
     [
-        ("1A 2-A", "remove_last", (), "1A"),
+        ("1A 2-A", "remove_last", (-A,), "1A"),
+        ("1A 2-A", "remove_last", (A,), "1A 2-A"),
         ("1A 2B", "discard_span", (B,), "1A"),
         ("1A 2B 3-B", "discard_span", (A,), "1A 2B 3-B 3-Ax"),
         ("1A 2B 3-B", "remove", (1, A), "2B 3-B"),

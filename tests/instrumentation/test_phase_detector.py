@@ -2,8 +2,7 @@
 
 import itertools
 
-from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, epochs, phases
-from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
+from tests.support.fake_training import FakeLoader, FakeModule, epochs, phases
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES
 from training_profiler.recording.data_loader import LoaderRegistry
@@ -21,46 +20,6 @@ def test_concurrent_evaluation_loaders_are_recognized(training, model, optimizer
     assert stats.counts["validation_epoch/data_loading"] == 16
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.0
     assert training.detector.phases.with_grad.pop() == (0, 0)
-
-
-def test_manual_epoch_ends_evaluation(training, model, optimizer, loader, val_loader):
-    training.train(model, loader, optimizer)
-    for batch in val_loader:
-        with training.no_grad():
-            model(batch)
-    training.detector.resolve_pending()
-    training.spend(4)
-    stats = training.finish()
-    assert stats.counts == epochs(1, **phases())
-    assert stats.total_s["validation_epoch"] == 10.0
-
-
-def test_manual_epoch_ends_the_pending_step(training, model):
-    first, second = FakeOptimizer(), FakeOptimizer()
-    for _ in range(2):
-        for optimizer in (first, second):
-            model(0)
-            training.backward()
-            training.update(optimizer)
-    assert training.steps == 1
-    training.detector.resolve_pending()
-    assert training.steps == 2
-    assert training.finish().step_s == [12.0, 12.0]
-
-
-def test_many_frozen_calls_without_loader_are_evaluation(training, model, optimizer):
-    judge = FakeModule(training, requires_grad=False, seconds=1)
-    for _ in range(3):
-        with training.no_grad():
-            for _ in range(MAX_TEACHER_CALLS + 1):
-                judge(0)
-        model(0)
-        training.backward()
-        training.update(optimizer)
-    stats = training.finish()
-    assert stats.counts["validation_epoch/forward_pass"] == 3 * (MAX_TEACHER_CALLS + 1)
-    assert stats.counts["validation_epoch"] == 3
-    assert stats.step_s == [6.0] * 3
 
 
 def test_long_evaluation_is_drained_meanwhile(training, model, optimizer, loader):
@@ -155,23 +114,6 @@ def with_grad(training):
     """Return the number and the seconds of evaluations' forward passes with gradients."""
     count, spent_ns = training.detector.phases.with_grad.pop()
     return count, spent_ns / 1e9
-
-
-def test_acting_in_eval_mode_with_gradients_is_part_of_the_step(training, model, optimizer):
-    def select_action():
-        model.eval()
-        model(0)
-        model.train()
-
-    for _ in range(4):
-        for _ in range(3):
-            select_action()
-        model(0)
-        training.backward()
-        training.update(optimizer)
-    stats = training.finish()
-    assert stats.counts["forward_pass"] == 16
-    assert "validation_epoch" not in stats.counts
 
 
 def known_loaders(training, *loaders):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from training_profiler.inspections import program_reader
-from training_profiler.instrumentation.optimizers import optimizer_facts
+from training_profiler.instrumentation.call_sites import optimizer_facts
 from training_profiler.snapshot.program import ConvolutionFacts, OptimizerFacts
 
 
@@ -27,7 +27,7 @@ def test_optimizer_and_autocast_are_read_once(instrumented):
     assert facts.optimizer == OptimizerFacts("Adam", 2, ("float32",), ("cpu",), False, None, True, True, 10)
     assert facts.autocast == "bfloat16"
     detector = instrumented.instrumentation.context.detector
-    assert not {"update_ends", "call_ends", "usual_call_begins"} & vars(detector).keys()
+    assert not {"update_ends", "call_ends"} & vars(detector).keys()
 
 
 def test_backward_passes_that_keep_the_graph_are_counted(instrumented):

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from training_profiler.base.units import NS_PER_MS
-from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
-from training_profiler.instrumentation.loop_detection.shapes import has_channels_last, largest_shape, shape_of
+from training_profiler.instrumentation.loop_detection.input_sizes import (
+    InputSizes,
+    has_channels_last,
+    largest_shape,
+    shape_of,
+)
 
 
 class Lazy:

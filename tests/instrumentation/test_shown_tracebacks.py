@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training_profiler.instrumentation.patches import excepthook
+from training_profiler.instrumentation.patches import calls
 from training_profiler.instrumentation.patching import Patches
 
 INPUTS = torch.ones(4, 2)
@@ -72,7 +72,7 @@ def names_shown(error):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "__excepthook__", lambda *error: None)
         monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-        excepthook.install(patches, None, torch)
+        calls.install_excepthook(patches, None, torch)
         sys.excepthook(type(error), error, error.__traceback__)
         patches.undo()
     return [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loader_passes import Passes
-from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
+from training_profiler.instrumentation.loop_detection.step_detector import StepEnds
 from training_profiler.recording.event_codes import EPOCH_BEGIN, STEP_END
 from training_profiler.recording.recorder import StepCount
 

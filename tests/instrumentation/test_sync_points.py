@@ -8,9 +8,9 @@ import torch.distributed
 
 from tests.support.one_rank import one_rank
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.patches import sync_points
+from training_profiler.instrumentation.ddp_statistics import SyncPoints
+from training_profiler.instrumentation.patches import collectives
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.recording.recorder import Recorder
 
 distributed = torch.distributed
@@ -20,7 +20,7 @@ distributed = torch.distributed
 def recorded():
     """The sync points of a process group of one rank."""
     patches, context = Patches(), PatchContext(Recorder(), lambda: None, lambda error: None)
-    sync_points.install(patches, context, torch)
+    collectives.install(patches, context, torch)
     with one_rank():
         yield context.sync_points
     patches.undo()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from tests.support.session import session_of
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
 

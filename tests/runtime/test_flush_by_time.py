@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from tests.support.session import session_of
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.runtime.session import FIRST_FLUSH_S
 from training_profiler.settings.settings import Settings
 from training_profiler.storage.run_reader import read_run

@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import FakeRun
 from tests.support.session import session_of
 from training_profiler.inspections.flop_counter import COUNTED_BY
-from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
+from training_profiler.instrumentation.loop_detection.step_detector import StepEnds
 from training_profiler.settings.settings import Settings
 
 STEPS, STEP_S, EVERY = 600, 0.001, 100

@@ -22,7 +22,7 @@ from tests.support.recording import implementation_of
 from training_profiler.aggregation.loaders import worker_stats
 from training_profiler.diagnosis.worker_plan import shared_lock, waiting_share
 from training_profiler.instrumentation.context import PatchContext, WorkerHooks
-from training_profiler.instrumentation.patches import loader_worker
+from training_profiler.instrumentation.patches import dataloader
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.recording.data_loader import LoaderCounts
@@ -119,7 +119,7 @@ class Observed:
         self.patches = Patches()
         hooks = WorkerHooks(observe=lambda loop: observer.observe_worker(loop))
         context = PatchContext(Recorder(), lambda: None, self.errors.append, hooks)
-        loader_worker.install(self.patches, context, torch)
+        dataloader.install_in_workers(self.patches, context, torch)
 
     def run(self, loader: DataLoader, use: Callable[[Any], None] = lambda batch: None) -> WorkerSums:
         """Take all batches of a loader; return what its workers did."""

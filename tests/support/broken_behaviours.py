@@ -42,7 +42,7 @@ instrumentation/loop_detection/phase_detector.py | instrumentation/test_phase_de
 instrumentation/loop_detection/loader_passes.py | instrumentation/test_passes.py
 - if latest is not None and not is_first and latest.iterator() is iterator:
 + if latest is not None and latest.iterator() is iterator:
-instrumentation/loop_detection/callers.py | instrumentation/test_no_grad_runs.py
+instrumentation/loop_detection/no_grad_runs.py | instrumentation/test_no_grad_runs.py
 - "completions", "decode", "generate", "generation",
 + "completions", "decode",
 instrumentation/training_thread.py | instrumentation/test_training_thread.py

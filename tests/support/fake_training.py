@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes
 from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
 
 
@@ -204,17 +203,13 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
     """Call as patches/module_call.py does: two frames between the caller and the detector, neither a method."""
     world = module.world
     caller = sys._getframe(2)
-    usual = world.detector.usual_call_begins(module, inputs, {}, caller)
-    call = usual or world.detector.call_begins(module, inputs, True, caller)
+    call = world.detector.call_begins(module, inputs, True, caller)
     world.is_busy = not call.is_explored
     try:
         module.forward(*inputs)
     finally:
         world.is_busy = False
-        if call.is_plain and module.training:
-            world.detector.calls.pop()
-            world.detector.forward_ends()
-        elif not world.detector.repeated_call_ends(call):
+        if not world.detector.repeated_call_ends(call):
             world.detector.call_ends(call, module)
 
 

@@ -114,7 +114,7 @@ class InstrumentedTorch:
 
     def place_fronts(self) -> None:
         """Have functions of C make the calls of patches, whatever else this process has compiled."""
-        self.context.dynamo.is_idle = True
+        self.context.fronts.dynamo.is_idle = True
         self.context.fronts.place()
         assert self.context.fronts.are_placed
 

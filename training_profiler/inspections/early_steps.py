@@ -13,9 +13,8 @@ from training_profiler.inspections.recurrent_steps import RecurrentSteps
 from training_profiler.inspections.repeated_forward import RepeatedForward, SlicedBatches
 from training_profiler.inspections.unused import GradientUse, GraphUse
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import is_bare
-from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.snapshot.program import ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns

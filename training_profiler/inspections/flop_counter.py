@@ -13,9 +13,8 @@ from typing import Any, Final
 from training_profiler.inspections.flop_operations import Operations, counting_mode
 from training_profiler.inspections.inspection import is_profiled, mode_stack, why_not_counted
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import is_bare
-from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.model.interval import StepFlops
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted

@@ -19,7 +19,11 @@ from training_profiler.inspections.inspection import (
     tensors_within,
 )
 from training_profiler.inspections.random_data import draws_random_numbers
-from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
+from training_profiler.inspections.repeated_forward import generator_state
+from training_profiler.instrumentation.loop_detection.modules import (
+    modules_within,
+    parameters_within,
+)
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import FrozenFacts
 

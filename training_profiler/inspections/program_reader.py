@@ -8,12 +8,11 @@ from itertools import islice
 from typing import Any, Final
 
 from training_profiler.inspections.inspection import is_watched
+from training_profiler.instrumentation.call_sites import dtype_name, optimizer_facts
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
-from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.input_sizes import EvaluatedRows
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
-from training_profiler.instrumentation.optimizers import dtype_name, optimizer_facts
-from training_profiler.instrumentation.shadow import Shadow
 from training_profiler.snapshot.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change

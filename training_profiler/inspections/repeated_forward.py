@@ -19,7 +19,10 @@ from training_profiler.inspections.inspection import (
     generator_state,
     plain_classes,
 )
-from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
+from training_profiler.instrumentation.loop_detection.modules import (
+    modules_within,
+    parameters_within,
+)
 from training_profiler.recording.object_identity import ObjectIdentity
 from training_profiler.snapshot.program import RepeatFacts, SliceFacts
 

@@ -1,4 +1,4 @@
-"""Remembers the calls whose arguments decide how fast a training is, and the user's lines that make them."""
+"""Calls whose arguments decide how fast a training is, the user's lines that make them, and settings of optimizers."""
 
 import contextlib
 import sys
@@ -9,12 +9,14 @@ from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite
+from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite, OptimizerFacts
 
 MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
 MOST_READ: Final = 500  # of one kind; a program that makes an optimizer in each step made the first ones there too
 MOST_LOADERS: Final = 64  # the newest ones, whose iterators can be recognized
 MOST_TEXT: Final = 60  # characters of an argument
+MOST_KINDS: Final = 4  # data types and devices that are listed
+MOST_OPTIMIZERS: Final = 64  # optimizers made in the training: some programs make one a step
 ReadSite = Callable[[FrameType | None], CallSite | None]
 
 
@@ -95,3 +97,54 @@ class CallSites:
     def facts(self) -> tuple[CallFacts, ...]:
         """Return the calls so far."""
         return tuple(self._calls.values())
+
+
+class LaterOptimizers:
+    """The optimizer that was made last after the first update, and whether it makes most of all updates."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._latest: tuple[int, int, OptimizerFacts] | None = None  # its id, updates before it, what it is set to
+        self.main: OptimizerFacts | None = None  # None: another one made most updates, or it is not known
+
+    def made(self, optimizer: Any, updates: int) -> None:
+        """Read an optimizer that has just been made, after so many updates. Does not raise."""
+        if not updates or self._read >= MOST_OPTIMIZERS:
+            return
+        self._read += 1
+        with contextlib.suppress(Exception):  # one that has other attributes is not described
+            self._latest = id(optimizer), updates, optimizer_facts(optimizer)
+
+    def find_main(self, primary: int, updates: int) -> None:
+        """Decide whether the latest makes most of all ``updates``: those since then, where its id is the primary's."""
+        if self._latest is not None:
+            latest, before, facts = self._latest
+            self.main = facts if latest == primary and updates > 2 * before else None
+
+
+def optimizer_facts(optimizer: Any) -> OptimizerFacts:
+    """Return what an optimizer of torch is set to."""
+    defaults = optimizer.defaults
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def of_groups(name: str) -> bool | None:
+        values = {group.get(name) for group in optimizer.param_groups}
+        return True if values == {True} else False if values == {False} else None
+
+    return OptimizerFacts(
+        type(optimizer).__name__,
+        len(parameters),
+        tuple(sorted({dtype_name(parameter.dtype) for parameter in parameters})[:MOST_KINDS]),
+        tuple(sorted({str(parameter.device.type) for parameter in parameters})[:MOST_KINDS]),
+        of_groups("foreach"),
+        of_groups("fused"),
+        "foreach" in defaults,
+        "fused" in defaults,
+        sum(parameter.numel() for parameter in parameters),
+        any(group.get("momentum", 0) != 0 for group in optimizer.param_groups),
+    )
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a data type of torch, such as "float32"."""
+    return str(dtype).removeprefix("torch.")

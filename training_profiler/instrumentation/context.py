@@ -1,26 +1,24 @@
 """Everything a patch may ask for: the training thread, its loop detector, and what to do after an error."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import CodeType
 from typing import Any, Final, NamedTuple, Protocol
 
-from training_profiler.instrumentation.call_sites import CallSites, ReadSite
-from training_profiler.instrumentation.ddp_statistics import GradientSync
-from training_profiler.instrumentation.dynamo_watch import DynamoWatch
+from training_profiler.instrumentation.call_sites import CallSites, LaterOptimizers, ReadSite
+from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
 from training_profiler.instrumentation.fronts import Fronts
 from training_profiler.instrumentation.graph_captures import GraphCaptures
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.open_updates import OpenUpdates
-from training_profiler.instrumentation.optimizers import LaterOptimizers
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.instrumentation.sync_points import SyncPoints
-from training_profiler.instrumentation.training_thread import TrainingThread
+from training_profiler.instrumentation.training_thread import OpenUpdates, TrainingThread
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.fields import Fields, field
 from training_profiler.recording.object_identity import LiveObjects
 from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.tracebacks import hide_our_frames
 
 Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is the torch module
 
@@ -88,8 +86,7 @@ class PatchContext(Fields):
         self.later_optimizers: Final = LaterOptimizers()
         self.captures: Final = GraphCaptures()
         self.open_updates: Final = OpenUpdates()
-        self.dynamo: Final = DynamoWatch(recorder.ask_dynamo)
-        self.fronts: Final = Fronts(recorder.implementation, self.dynamo, on_error)
+        self.fronts: Final = Fronts(recorder.implementation, recorder.ask_dynamo, on_error)
         self.backward_watch = None
         self.kept_graphs = 0  # backward passes that kept the graph for another one
         # Of these, the ones that an update followed before another backward pass; and the number of updates before the
@@ -123,11 +120,11 @@ class PatchContext(Fields):
 
     def use_detector(self, detector: LoopDetector | None) -> None:
         """Send events to ``detector`` from now on."""
-        self.detector = detector
-        self.training_thread.use_detector(None)  # until a gradient or an update confirms the thread
+        self.detector, training_thread = detector, self.training_thread
+        training_thread.confirmed_detector = None  # until a gradient or an update confirms the thread
         self.fronts.forget()
         if detector is not None:
-            detector.after_new_writers(lambda: self.fronts.follow(self.training_thread, self, detector))
+            detector.after_new_writers(lambda: self.fronts.follow(training_thread, self, detector))
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:
         """Return the loop detector on the training thread (see ``TrainingThread.is_current``); None on others."""
@@ -135,9 +132,10 @@ class PatchContext(Fields):
 
     def confirm_training(self) -> LoopDetector | None:
         """Return the detector for an event that proves training (a gradient or an update), and claim this thread."""
-        detector = self._detector_of_this_thread() if self.training_thread.claim() else None
+        training_thread = self.training_thread
+        detector = self._detector_of_this_thread() if training_thread.claim() else None
         if detector is not None:
-            self.training_thread.use_detector(detector)
+            training_thread.confirmed_detector = detector
         return detector
 
     def _detector_of_this_thread(self) -> LoopDetector | None:
@@ -145,10 +143,6 @@ class PatchContext(Fields):
         if detector is not None and detector.pending.events is self._recorder.buffer().events:
             return detector
         return self._create_detector()
-
-    def count_update_on_other_thread(self) -> None:
-        """Count an optimizer update outside the training thread while a training runs."""
-        self.updates_on_other_threads += self.detector is not None
 
     def watch_backward(self, watch: BackwardWatch | None) -> None:
         """Send the begins of backward passes to ``watch``, too, from now on; None: no longer."""
@@ -176,13 +170,16 @@ class PatchContext(Fields):
         """Remember that a GradScaler was used, so that updates may be skipped."""
         self.has_grad_scaler = True
 
-    def note_optimizer(self) -> None:
-        """Remember that the program has created an optimizer of torch, which reports its updates."""
-        self.has_optimizer = True
-        self.guarded(self._note_optimizer_in_loop)
+    def count_update_on_other_thread(self) -> None:
+        """Count an optimizer update outside the training thread while a training runs."""
+        self.updates_on_other_threads += self.detector is not None
 
-    def _note_optimizer_in_loop(self) -> None:
-        """Remember when the program made its optimizer, if it called its model before, and computed no gradient."""
+    def note_optimizer(self) -> None:
+        """Remember that the program has created an optimizer of torch, which reports its updates.
+
+        Also when, if it has called its model before, and computed no gradient.
+        """
+        self.has_optimizer = True
         detector = self.detector
         if detector is None or detector.has_trained or get_ident() != self.training_thread.ident:
             return
@@ -201,6 +198,87 @@ class PatchContext(Fields):
             replace(name)
         else:
             patches.keep(after_import(name, lambda: self.guarded(lambda: replace(name))))
+
+    def between(
+        self,
+        original: Any,
+        begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        end: Callable[[Any, bool], object],
+        method: str = "",
+    ) -> Any:
+        """Return ``original`` with what is recorded of its calls.
+
+        Args:
+            original: a function of torch's.
+            begin: called with the arguments before each call; None if nothing is recorded.
+            end: called after the call with what ``begin`` returned, and whether the call raised.
+            method: the name that a compiler finds ``original`` by, if it does not follow the function itself.
+        """
+        is_compiling, on_error = self.is_compiling, self.on_error
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return getattr(args[0], method)(*args[1:], **kwargs) if method else original(*args, **kwargs)
+            try:
+                begun = None
+                try:
+                    begun = begin(args, kwargs)
+                except Exception as error:
+                    on_error(error)
+                if begun is None:
+                    return original(*args, **kwargs)
+                has_failed = True
+                try:
+                    result = original(*args, **kwargs)
+                    has_failed = False
+                    return result
+                finally:
+                    try:
+                        end(begun, has_failed)
+                    except Exception as error:
+                        on_error(error)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+
+        return call
+
+    def spans(
+        self,
+        original: Any,
+        most: int,
+        kind: int,
+        code_of: Callable[[LoopDetector, tuple[Any, ...], dict[str, Any]], int],
+        method: str = "",
+    ) -> Any:
+        """Return ``original`` whose calls on the training thread are spans.
+
+        Args:
+            original: a function of torch's.
+            most: the last kind of calls inside which these are recorded.
+            kind: of these calls.
+            code_of: returns the code of a call's enter; 0 if it is not recorded.
+            method: as of ``between``.
+        """
+        training_thread = self.training_thread
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LoopDetector, int, int] | None:
+            detector = training_thread.confirmed_detector or self.detector
+            if detector is None or training_thread.busy_with > most or get_ident() != training_thread.ident:
+                return None
+            code = code_of(detector, args, kwargs)
+            if not code:
+                return None
+            detector.pending.record(code)
+            busy_before, training_thread.busy_with = training_thread.busy_with, kind
+            return detector, code, busy_before
+
+        def end(begun: tuple[LoopDetector, int, int], has_failed: bool) -> None:
+            detector, code, training_thread.busy_with = begun
+            detector.pending.record(-code)
+
+        return self.between(original, begin, end, method)
 
     def guarded(self, work: Callable[[], object]) -> None:
         """Do ``work``; an exception goes to ``on_error``."""

@@ -1,4 +1,8 @@
-"""Gradient synchronization of DistributedDataParallel. It happens in C++, and DDP's own statistics describe it."""
+"""Gradient synchronization of DistributedDataParallel, and moments that all ranks share.
+
+The synchronization happens in C++, and DDP's own statistics describe it. No rank leaves a sync point, such as a barrier
+of the program, before all ranks have entered it, which shows how the clocks of the hosts differ.
+"""
 
 import sys
 import time
@@ -8,9 +12,67 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, Final, NamedTuple
 
-from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, is_compared
 from training_profiler.recording.section import Clock
+
+KEPT: Final = 16  # of each kind: the first 16, and at most 16 spread over all
+
+
+class SyncPoint(NamedTuple):
+    """One sync point; ns of the wall clock."""
+
+    number: int  # counted within its kind; decides alone whether it is kept
+    key: str  # the same on every rank
+    enter_ns: int
+    leave_ns: int
+
+
+class SyncPoints:
+    """A bounded list of sync points. Every rank keeps the same ones."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[SyncPoint]] = {}
+        self._stride: dict[str, int] = {}  # by kind: every n-th is kept, a power of two
+        self._calls = 0
+        self._thread: int | None = None
+        self._is_inside = False
+
+    @property
+    def kept(self) -> list[tuple[str, int, int]]:
+        """(key, enter, leave), ns of the wall clock."""
+        return [point[1:] for points in list(self._kept.values()) for point in points]
+
+    def add(self, kind: str, number: int, key: str, enter_ns: int, leave_ns: int) -> None:
+        """Add the sync point ``number`` of ``kind``, counted from 0, if it is one to be kept."""
+        stride = self._stride.get(kind, 1)
+        while number >= KEPT * stride:
+            stride *= 2
+        if number >= KEPT and number % stride:
+            return
+        self._stride[kind] = stride
+        before = [point for point in self._kept.get(kind, ()) if point.number < KEPT or point.number % stride == 0]
+        self._kept[kind] = [*before, SyncPoint(number, key, enter_ns, leave_ns)]
+
+    def call_begins(self) -> int | None:
+        """Count a collective call of all ranks. Return its number, or None for a call inside another.
+
+        All ranks make these calls in the same order within a thread, but not across threads. So only those of the
+        first thread are counted.
+        """
+        ident = get_ident()
+        if self._thread is None:
+            self._thread = ident
+        if self._is_inside or self._thread != ident:
+            return None
+        self._is_inside = True
+        self._calls += 1
+        return self._calls - 1
+
+    def call_ends(self, number: int, enter_ns: int | None) -> None:
+        """Add the finished call; ``enter_ns`` is None if it failed."""
+        self._is_inside = False
+        if enter_ns is not None:
+            self.add("all", number, f"all:{number}", enter_ns, time.time_ns())
 
 
 class DdpReading(NamedTuple):
@@ -124,27 +186,20 @@ class GradientSync:
         if end_ns >= self._next_read_ns or any(map(is_compared, (step, step + 1, max(0, step - 1)))):
             self._next_read_ns = end_ns + NS_BETWEEN_READS
             self._thread = get_ident()
-            self._guarded(lambda: self._read_after(step, end_ns))
+            try:
+                self._read_after(step, end_ns)
+            except Exception as error:
+                self.stop(error)
         else:
             self._idle_before = (step // BLOCK_STEPS + 1) * BLOCK_STEPS - 1
 
     def read(self) -> None:
         """Read the statistics now, if this is the thread that reads them."""
         if not self._thread or get_ident() == self._thread:
-            self._guarded(lambda: self._store(self._read_modules(), ()))
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self.stop(error)
-
-    def _read_modules(self) -> list[DdpReading]:
-        if any(module.reference() is None for module in self.modules):
-            self.modules = [module for module in self.modules if module.reference() is not None]
-        backwards = self._backwards()
-        readings = (module.read(backwards) for module in self.modules)
-        return [reading for reading in readings if reading is not None]
+            try:
+                self._store(self._read_modules(), ())
+            except Exception as error:
+                self.stop(error)
 
     def _read_after(self, step: int, end_ns: int) -> None:
         readings = self._read_modules()
@@ -156,6 +211,13 @@ class GradientSync:
         complete = self._steps.pop_complete()
         are_on_host = all(module.is_on_host for module in self.modules)
         self._store(readings, [row for row in complete if is_compared(row[0])] if are_on_host else ())
+
+    def _read_modules(self) -> list[DdpReading]:
+        if any(module.reference() is None for module in self.modules):
+            self.modules = [module for module in self.modules if module.reference() is not None]
+        backwards = self._backwards()
+        readings = (module.read(backwards) for module in self.modules)
+        return [reading for reading in readings if reading is not None]
 
     def _store(self, readings: list[DdpReading], of_steps: Iterable[tuple[int, int]]) -> None:
         new = _sum(reading.totals for reading in readings)._replace(of_steps=tuple(of_steps))

@@ -10,14 +10,58 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Final
 
-from training_profiler.instrumentation.dynamo_watch import DynamoWatch
 from training_profiler.instrumentation.loop_detection.loader_passes import PassPhase
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import time_only
 from training_profiler.recording.implementation import Implementation
+from training_profiler.recording.tracebacks import hide_our_frames
 
 PLACED_AT: Final = 10  # complete steps
+TRACER: Final = "torch._dynamo.symbolic_convert"  # private: without it, nothing says that dynamo begins to trace
 MODULE, FETCH, CLEARING, BEFORE_UPDATE, AFTER_UPDATE, BACKWARD = range(6)  # kinds of calls, as in native/fronts.c
+
+
+class DynamoWatch:
+    """Says when dynamo, the tracer of ``torch.compile``, traces for the first time in this process.
+
+    Nearly all programs that import dynamo never use it: torch's optimizers import it. Until it traces, sections do not
+    ask whether they are traced.
+
+    Args:
+        ask_dynamo: lets sections ask whether they are traced, or not.
+        before_tracing: called before dynamo traces for the first time.
+    """
+
+    def __init__(self, ask_dynamo: Callable[[bool], None], before_tracing: Callable[[], None]) -> None:
+        self._ask_dynamo, self._before_tracing = ask_dynamo, before_tracing
+        self.is_idle = False  # it has traced nothing, and says when it begins
+
+    def begin(self, tracer: Any, patches: Patches, has_traced: bool) -> None:
+        """Watch the module ``tracer``, which may have traced before, until the patches are undone."""
+        if hasattr(tracer, "InstructionTranslator"):
+            patches.replace(tracer.InstructionTranslator, "__init__", self._tracing)
+            patches.keep(self._end)  # which comes before the patch is undone
+            self.is_idle = not has_traced
+            self._ask_dynamo(has_traced)
+
+    def _end(self) -> None:
+        """Be as dynamo can follow from here on: what it has traced, it may trace again."""
+        if self.is_idle:
+            self.is_idle = False
+            self._ask_dynamo(True)
+            self._before_tracing()
+
+    def _tracing(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
+            try:
+                self._end()
+                original(*args, **kwargs)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+
+        return __init__
 
 
 class Fronts:
@@ -25,20 +69,22 @@ class Fronts:
 
     Args:
         implementation: of the recorder; without C, there are no fronts.
-        dynamo: says when dynamo begins to trace.
+        ask_dynamo: lets sections ask whether they are traced, or not.
         on_error: called with an error of the profiler's own. Must not raise it into the training.
     """
 
     def __init__(
-        self, implementation: Implementation, dynamo: DynamoWatch, on_error: Callable[[Exception], None]
+        self,
+        implementation: Implementation,
+        ask_dynamo: Callable[[bool], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._make = implementation.front
         self.usual = None if implementation.usual_calls is None else implementation.usual_calls()
         self._on_error = on_error
         self._offers: list[tuple[Callable[[Any], None], Callable[[], Any], Any]] = []  # (puts one, makes it, the patch)
-        self._dynamo = dynamo
+        self.dynamo = DynamoWatch(ask_dynamo, self.withdraw)
         self.are_placed = False
-        dynamo.before_tracing(self.withdraw)
 
     def in_front_of(self, kind: int, original: Any, patch: Any, ended: Callable[..., None] | None) -> Any:
         """Return a front of ``patch``, or that itself without C; for the arguments see ``offer``."""
@@ -93,14 +139,9 @@ class Fronts:
         if self.usual is not None:
             self.usual.forget()
 
-    def step_ended(self, steps: int) -> None:
-        """Place the fronts once enough steps are complete."""
-        if steps >= PLACED_AT:
-            self.place()
-
-    def place(self) -> None:
-        """Put the fronts where they are offered, unless dynamo may have met the functions behind them."""
-        if not self.are_placed and self._dynamo.is_idle:
+    def place(self, steps: int = PLACED_AT) -> None:
+        """Put the fronts where they are offered after enough steps, unless dynamo may have met what is behind them."""
+        if steps >= PLACED_AT and not self.are_placed and self.dynamo.is_idle:
             self.are_placed = True
             for put, make, _ in self._offers:
                 put(make())

@@ -1,10 +1,11 @@
-"""Which calls a patch records: those of the training thread, and none inside another recorded call."""
+"""Which calls a patch records: those of the training thread, and none inside another recorded call or update."""
 
 import threading
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from typing import Final
+from types import CodeType, FrameType
+from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.recording.fields import Fields, field
@@ -26,7 +27,7 @@ class TrainingThread(Fields):
 
     busy_with: int = field(0)  # the kind of call that the training thread is in
     ident: int = field(1)  # of the training thread; 0 for none yet
-    confirmed_detector: LoopDetector | None = field(2)  # of the confirmed thread
+    confirmed_detector: LoopDetector | None = field(2)  # takes events that only a training has, without a question
     function: int = field(3)  # of the autograd function under way, negative if it is called without gradients
     fetching: set[int]  # threads in a fetch before confirmation: another thread may train meanwhile
 
@@ -53,20 +54,13 @@ class TrainingThread(Fields):
             return False
         if self.ident != ident:
             self._reset_if_dead()
-        if self.ident != ident and self._takes_over(ident, is_module_call):
-            self.ident = ident
-            self.busy_with = FREE
-        if self.ident != ident:
-            return False
+            is_stronger = is_module_call and not self.is_confirmed
+            is_stronger = is_stronger and (not self.has_called_module or ident == threading.main_thread().ident)
+            if self.ident and not is_stronger:
+                return False
+            self.ident, self.busy_with = ident, FREE
         self.has_called_module |= is_module_call
         return True
-
-    def _takes_over(self, ident: int, is_module_call: bool) -> bool:
-        if self.ident == 0:
-            return True
-        if self.is_confirmed or not is_module_call:
-            return False
-        return not self.has_called_module or ident == threading.main_thread().ident
 
     def claim(self) -> bool:
         """Confirm the calling thread, which computes gradients or updates; return whether it is the training thread."""
@@ -81,10 +75,6 @@ class TrainingThread(Fields):
         self.is_confirmed = True
         self._owner = weakref.ref(threading.current_thread())
         return True
-
-    def use_detector(self, detector: LoopDetector | None) -> None:
-        """Let patches that only a training calls send their events to ``detector`` without asking again."""
-        self.confirmed_detector = detector
 
     def _reset_if_dead(self) -> None:
         """Let another thread follow one that has ended, e.g. with a thread for each trial of a search."""
@@ -124,3 +114,41 @@ class TrainingThread(Fields):
         self.function = 0
         self.confirmed_detector = None
         self.fetching.clear()
+
+
+class OpenUpdates(Fields):
+    """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
+
+    _backwards: int = field(0)  # of the program, at the last update
+
+    def __init__(self) -> None:
+        # The id of the optimizer, and the id and the code of its frame, outermost first. A frame keeps all of its
+        # locals alive, and the id of one that has ended may be that of a caller's, which has other code.
+        self.open: list[tuple[int, int, CodeType | None]] = []
+        self._backwards = 0
+
+    def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
+        """Return whether this update is outermost, and whether one before it ended by an exception."""
+        had_failed = bool(self.open) and not self.is_running(frame)
+        self.open.append((id(optimizer), id(frame), None if frame is None else frame.f_code))
+        return len(self.open) == 1, had_failed
+
+    def end(self, optimizer: Any) -> bool:
+        """Return whether the update that ended was outermost."""
+        while self.open:
+            if self.open.pop()[0] == id(optimizer):
+                return not self.open
+        return False
+
+    def follows_backward(self, backwards: int) -> bool:
+        """Return whether there are more backward passes than at the last update; remember them for the next."""
+        follows, self._backwards = backwards != self._backwards, backwards
+        return follows
+
+    def is_running(self, frame: FrameType | None) -> bool:
+        """Return whether ``frame`` is within an update; forget updates that ended by an exception."""
+        while self.open and frame is not None and (frame := frame.f_back) is not None:
+            if id(frame) == self.open[0][1] and frame.f_code is self.open[0][2]:
+                return True
+        self.open.clear()  # no hook is called when an update raises
+        return False

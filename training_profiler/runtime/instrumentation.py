@@ -10,30 +10,19 @@ from training_profiler.inspections.flop_counter import COUNTED_BY, Flops
 from training_profiler.inspections.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
-from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
+from training_profiler.instrumentation.loop_detection.loader_passes import KnownLoaders
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
-from training_profiler.instrumentation.loop_detection.step_ends import StepEnds
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary, EpochDetector, StepEnds
 from training_profiler.instrumentation.patches import (
-    autograd_function,
-    backward,
     calls,
     collectives,
     dataloader,
-    ddp,
     dynamo,
-    excepthook,
-    grad_scaler,
-    graph_replay,
-    loader_worker,
     module_call,
     optimizer,
     simple_spans,
-    tracers,
-    transfer,
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
@@ -48,20 +37,20 @@ TRACEBACKS: Final = "tracebacks"
 TRACERS: Final = "tracers"
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
-    "loader workers": loader_worker.install,
+    "loader workers": dataloader.install_in_workers,
     "forward pass": module_call.install,
-    "backward pass": backward.install,
-    "autograd functions": autograd_function.install,
+    "backward pass": module_call.install_gradients,
+    "autograd functions": module_call.install_functions,
     "optimizer": optimizer.install,
-    "gradient scaler": grad_scaler.install,
-    "graph replays": graph_replay.install,
-    "transfer": transfer.install,
+    "gradient scaler": optimizer.install_scaler,
+    "graph replays": optimizer.install_replays,
+    "transfer": simple_spans.install_transfers,
     **{name: functools.partial(simple_spans.install, spans) for name, spans in SIMPLE_SPANS.items()},
     "collectives": collectives.install,
-    "gradient synchronization": ddp.install,
+    "gradient synchronization": collectives.install_ddp,
     "arguments of calls": calls.install,
-    TRACEBACKS: excepthook.install,
-    TRACERS: tracers.install,
+    TRACEBACKS: calls.install_excepthook,
+    TRACERS: dynamo.install_tracers,
 }
 
 
@@ -124,7 +113,7 @@ class Instrumentation:
 
     def install_early(self) -> None:
         """Install what needs no torch, until that is imported."""
-        self._install_patch(TRACEBACKS, excepthook.install, None)
+        self._install_patch(TRACEBACKS, calls.install_excepthook, None)
 
     @property
     def awaits_torch(self) -> bool:
@@ -165,7 +154,7 @@ class Instrumentation:
     def step_ended(self, steps: int, counts_flops: bool) -> None:
         """Read and count what only the first steps are asked for; ``steps`` are complete."""
         self.context.guarded(lambda: self.program.step_ended(steps))
-        self.context.guarded(lambda: self.context.fronts.step_ended(steps))
+        self.context.guarded(lambda: self.context.fronts.place(steps))
         if counts_flops and steps >= READ_UNTIL:
             self.flops.step_ended(steps)
         if steps >= READ_UNTIL and (self.flops.is_over or not counts_flops or steps == COUNTED_BY - 1):

@@ -10,7 +10,7 @@ from training_profiler.aggregation.loaders import interval_stats
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.runtime.health import budget_s, measure
 from training_profiler.runtime.parts import Parts, RunContext, SessionCalls

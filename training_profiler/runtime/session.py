@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.flop_counter import COUNTED_BY
-from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT
 from training_profiler.recording.section import FLUSH_AT_MOST

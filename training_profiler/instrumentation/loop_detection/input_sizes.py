@@ -1,21 +1,135 @@
-"""How large the inputs of forward passes are, looked at in some steps only."""
+"""How large the inputs of forward passes are, in some steps of the training and in evaluations beside it."""
 
+import math
+from collections.abc import Iterator
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.evaluated_rows import EvaluatedRows
-from training_profiler.instrumentation.loop_detection.shapes import (
-    elements_of,
-    has_channels_last,
-    largest_shape,
-    shape_of,
-)
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
+from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.recording.fields import Fields, field
+from training_profiler.snapshot.program import RowFacts
 
 EACH_OF_FIRST: Final = 64  # updates before each of which the inputs are looked at, for a short training
 EVERY: Final = 16  # updates later, at least, and a power of two
 APART_NS: Final = 50_000_000  # from one such update to the next: looking takes some 40 us in a short step
 MOST_APART: Final = 1024  # updates
 MOST: Final = 4096  # kept until the next ``pop``
+FEW: Final = 4  # rows
+TRAINING_CALLS: Final = 64  # forward passes of the training that are looked at
+CALLS: Final = 4096  # of evaluations
+MOST_INSIDE: Final = 8  # tensors of one list or dictionary
+IMAGE: Final = 4  # dimensions of a batch of images
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor; () for anything else, and where it is not known in numbers.
+
+    A nested tensor raises where it has no shape, and a compiler that traces has symbols.
+    """
+    try:
+        shape = value.shape
+    except Exception:
+        return ()
+    return shape if isinstance(shape, tuple) and all(type(length) is int for length in shape) else ()
+
+
+def elements_of(shape: tuple[int, ...]) -> int:
+    """Return how many numbers a tensor of this shape has; 0 for (), which may be no tensor at all."""
+    return math.prod(shape) if shape else 0
+
+
+def _inside(values: Any) -> Iterator[Any]:
+    """Yield the values, and those of lists and dictionaries in place of these."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _inside(value[:MOST_INSIDE])
+        elif isinstance(value, dict):
+            yield from _inside(list(value.values())[:MOST_INSIDE])
+        else:
+            yield value
+
+
+def largest_shape(values: Any) -> tuple[int, ...]:
+    """Return the shape of the largest tensor, also of those in a list or a dictionary; () without any."""
+    return max(filter(elements_of, map(shape_of, _inside(values))), key=elements_of, default=())
+
+
+def has_channels_last(values: Any) -> bool:
+    """Return whether an image among ``values`` has its channels last in memory: strides of NHWC, but not of NCHW."""
+    return any(len(shape_of(value)) == IMAGE and _is_channels_last(value) for value in _inside(values))
+
+
+def _is_channels_last(image: Any) -> bool:
+    try:
+        _, channels, _, width = image.shape
+        strides = image.stride()
+    except Exception:  # a tensor without strides, such as a sparse one
+        return False
+    return channels > 1 and width > 1 and bool(strides[1] == 1 and strides[3] == channels)
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.calls = self.rows = self.elements = 0
+
+    def add(self, shape: tuple[int, ...]) -> None:
+        self.calls += 1
+        self.rows += shape[0]
+        self.elements += elements_of(shape)
+
+
+class EvaluatedRows:
+    """Sums over the first forward passes: the rows of the largest input of each, and what a row has of elements."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # of evaluations
+        self._trained = _Sums()
+        self._few = _Sums()
+        self._batch = self._few_batch = (0, 0)  # that was fetched last before a call, and before one with few rows
+        self._batches, self._few_batches, self._after_one, self._most = 0, 0, 0, 0
+
+    def add_training(self, shape: tuple[int, ...]) -> None:
+        """Add a forward pass of the training with the shape of its largest input."""
+        if self._trained.calls < TRAINING_CALLS:
+            self._trained.add(shape)
+
+    def add_evaluation(self, module: Any, inputs: tuple[Any, ...], loader_pass: LoaderPass | None) -> None:
+        """Add a call without gradients, if it evaluates the model that is trained; ``loader_pass`` is the latest."""
+        if module.training or self.calls >= CALLS:
+            return
+        if not getattr(next(parameters_within(module), None), "requires_grad", False):  # as of a frozen teacher
+            return
+        self.calls += 1
+        batch = (id(loader_pass), 0 if loader_pass is None else loader_pass.fetches)
+        if batch != self._batch:
+            self._batch = batch
+            self._batches += 1
+            self._after_one = 0
+        shape = largest_shape(inputs)
+        if shape and shape[0] <= FEW:
+            self._few.add(shape)
+            self._after_one += 1
+            self._most = max(self._most, self._after_one)
+            if batch != self._few_batch:
+                self._few_batch = batch
+                self._few_batches += 1
+
+    def facts(self) -> RowFacts | None:
+        """Return the sums so far; None without forward passes of both the training and an evaluation."""
+        trained, few = self._trained, self._few
+        if not trained.rows or not few.rows:
+            return None
+        return RowFacts(
+            self.calls,
+            few.calls,
+            few.rows / few.calls,
+            few.elements / few.rows,
+            self._batches,
+            self._few_batches,
+            self._most,
+            trained.rows / trained.calls,
+            trained.elements / trained.rows,
+        )
 
 
 class InputSizes(Fields):
@@ -43,36 +157,30 @@ class InputSizes(Fields):
         if updates < EACH_OF_FIRST:
             self.next_update = min(1 << updates.bit_length(), EACH_OF_FIRST)
         elif self.is_due:
-            self._choose_pace(updates, now_ns)
+            before, self._looked_at = self._looked_at, (updates, now_ns)
+            if before is not None and updates > before[0]:
+                step_ns = (now_ns - before[1]) / (updates - before[0])
+                self._every = EVERY
+                while self._every < MOST_APART and self._every * step_ns < APART_NS:
+                    self._every *= 2
             self.next_update = updates + 1
         else:
             self.next_update = min((updates // self._every + 1) * self._every, 1 << updates.bit_length())
-
-    def _choose_pace(self, updates: int, now_ns: int) -> None:
-        before, self._looked_at = self._looked_at, (updates, now_ns)
-        if before is not None and updates > before[0]:
-            step_ns = (now_ns - before[1]) / (updates - before[0])
-            self._every = EVERY
-            while self._every < MOST_APART and self._every * step_ns < APART_NS:
-                self._every *= 2
 
     def add(self, inputs: tuple[Any, ...], update: int) -> None:
         """Add a forward pass with these inputs before the update of this number, if any of them is a tensor."""
         if update == 1 and not self.are_channels_last:
             self.are_channels_last = has_channels_last(inputs)
         shape = shape_of(inputs[0]) if len(inputs) == 1 else ()
-        elements = elements_of(shape)
-        if not elements:
+        if not elements_of(shape):
             shape = largest_shape(inputs)
-            elements = elements_of(shape)
         if shape:
-            self.rows.add_training(shape, elements)
+            self.rows.add_training(shape)
             if len(self._seen) < MOST:
-                self._seen.append((update, elements))
+                self._seen.append((update, elements_of(shape)))
 
     def pop(self) -> list[tuple[int, int]]:
         """Return (step, elements) of those since the last call."""
-        count = len(self._seen)
-        seen = self._seen[:count]
-        del self._seen[:count]
+        seen = self._seen[:]
+        del self._seen[: len(seen)]
         return seen

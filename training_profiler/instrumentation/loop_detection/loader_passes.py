@@ -1,12 +1,21 @@
-"""Passes over data loaders: what of each is known, and which are under way."""
+"""Data loaders, which iterators belong to which, and their passes: what of each is known, and which are under way."""
 
 import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, MadeBatches, batch_size
+from training_profiler.recording.data_loader import (
+    TRAIN,
+    VAL,
+    LoaderCounts,
+    LoaderRegistry,
+    MadeBatches,
+    batch_size,
+    loader_arguments,
+)
 from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.object_identity import ObjectIdentity
 
 MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 # The CPU time of a batch is that of all threads, for which two system calls are needed: several microseconds in a step
@@ -18,6 +27,8 @@ MADE_EVERY: Final = 3
 LATER_MADE_EVERY: Final = (23, 47, 97, 197, 397)
 MADE_APART_NS: Final = 50_000_000
 NEVER: Final = 1 << 62
+MAX_LOADERS: Final = 32  # further ones share one entry
+OTHER_LOADERS: Final = "(other loaders)"
 
 
 class PassPhase(Enum):
@@ -87,19 +98,17 @@ class LoaderPass(Fields):
 
     def add_made(self, cpu_ns: int, now_ns: int) -> None:
         """Add a batch that was made on the training thread by ``now_ns``, and choose the next one to be measured."""
-        self.measured_at = self.fetches + self._measured_every(now_ns)
-        self.measured_before = (self.fetches, now_ns)
+        before, self.measured_before = self.measured_before, (self.fetches, now_ns)
         self.made_count += 1
         self.made_cpu_ns += cpu_ns
-
-    def _measured_every(self, now_ns: int) -> int:
-        before = self.measured_before
+        every = LATER_MADE_EVERY[0]
         if self.fetches < self.measured_often:
-            return MADE_EVERY
-        if before is None or self.fetches <= before[0]:
-            return LATER_MADE_EVERY[0]
-        step_ns = (now_ns - before[1]) / (self.fetches - before[0])
-        return next((every for every in LATER_MADE_EVERY if every * step_ns >= MADE_APART_NS), LATER_MADE_EVERY[-1])
+            every = MADE_EVERY
+        elif before is not None and self.fetches > before[0]:
+            step_ns = (now_ns - before[1]) / (self.fetches - before[0])
+            enough = (every for every in LATER_MADE_EVERY if every * step_ns >= MADE_APART_NS)
+            every = next(enough, LATER_MADE_EVERY[-1])
+        self.measured_at = self.fetches + every
 
     @property
     def made(self) -> MadeBatches:
@@ -147,11 +156,12 @@ class Passes(Fields):
         return loader_pass
 
     def _begin(self, iterator: Any) -> LoaderPass:
-        before = self._by_id.pop(id(iterator), None)
-        if before is not None:
-            _end(before)
+        ended = [before] if (before := self._by_id.pop(id(iterator), None)) is not None else []
         while len(self._by_id) >= MAX_PASSES:
-            _end(self._by_id.pop(next(iter(self._by_id))))
+            ended.append(self._by_id.pop(next(iter(self._by_id))))
+        for before in ended:
+            if before.counts is not None:
+                before.counts.end_pass(before)
         loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
         counts = self._loader_of(iterator)
         if counts is not None:
@@ -168,19 +178,65 @@ class Passes(Fields):
             for candidate in self._by_id.values()
         )
 
-    def add_unknown(self, loader_pass: LoaderPass) -> None:
-        """Add a pass whose phase is not known yet."""
-        if len(self.unknown) >= MAX_PASSES:
-            del self.unknown[0]
-        self.unknown.append(loader_pass)
 
-    def resolve(self, loader_pass: LoaderPass, kind: PassPhase) -> None:
-        """Set the phase of the pass."""
-        loader_pass.kind = kind
-        if loader_pass in self.unknown:
-            self.unknown.remove(loader_pass)
+class _KnownLoader:
+    """A loader found before: the sampler and the data set of its latest iterator."""
+
+    def __init__(self, counts: LoaderCounts, iterator: Any) -> None:
+        self.counts, self.signature = counts, _signature(iterator)
+        self.follow(iterator)
+
+    def follow(self, iterator: Any) -> None:
+        self.sampler, self.data = ObjectIdentity(iterator._index_sampler), ObjectIdentity(iterator._dataset)
 
 
-def _end(loader_pass: LoaderPass) -> None:
-    if loader_pass.counts is not None:
-        loader_pass.counts.end_pass(loader_pass)
+class KnownLoaders:
+    """The loaders found by the patches, in the order of their first batches.
+
+    A loader is recognized by its index sampler, which it keeps for all passes. A program may also make a new loader for
+    each epoch. It continues an earlier loader that is gone and had the same signature and data set. The data set may
+    differ if the earlier one is gone too. ``place_of`` returns the user's line that made the loader of a sampler.
+    """
+
+    def __init__(self, registry: LoaderRegistry, place_of: Callable[[Any], str] = lambda sampler: "") -> None:
+        self._registry = registry
+        self._place_of = place_of
+        self._known: list[_KnownLoader] = []
+        self._others: LoaderCounts | None = None
+
+    def counts_of(self, iterator: Any) -> LoaderCounts | None:
+        """Return the counts of the loader of a ``DataLoader`` iterator; None if it lacks the expected attributes."""
+        try:
+            known, is_remade = self._find(iterator), False
+            if known is not None:
+                is_remade = not known.sampler.matches(iterator._index_sampler)
+                known.follow(iterator)
+            elif len(self._known) < MAX_LOADERS:
+                known = _KnownLoader(self._registry.add_inferred(), iterator)
+                self._known.append(known)
+            if known is not None:
+                arguments, made_at = loader_arguments(iterator, "_"), self._place_of(iterator._index_sampler)
+                known.counts.use_arguments(arguments and arguments._replace(is_remade=is_remade, made_at=made_at))
+                return known.counts
+        except Exception:  # private attributes of torch, and classes of the user's
+            return None
+        if self._others is None:
+            self._others = self._registry.add_inferred(OTHER_LOADERS)
+        return self._others
+
+    def _find(self, iterator: Any) -> _KnownLoader | None:
+        sampler, data = iterator._index_sampler, iterator._dataset
+        for known in self._known:
+            if known.sampler.matches(sampler):
+                return known
+        signature = _signature(iterator)
+        gone = [known for known in self._known if known.sampler.is_gone and known.signature == signature]
+        of_same_data = [known for known in gone if known.data.matches(data)]
+        return next(iter(of_same_data or [known for known in gone if known.data.is_gone]), None)
+
+
+def _signature(iterator: Any) -> tuple[Any, ...]:
+    """Return what loaders made by the same line of code have in common."""
+    sampler = iterator._index_sampler
+    inner, size = getattr(sampler, "sampler", None), getattr(sampler, "batch_size", None)
+    return type(iterator._dataset), type(sampler), type(inner), size, getattr(sampler, "drop_last", None)

@@ -4,16 +4,24 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.evaluated_rows import CALLS
-from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
-from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, depth_of, is_bare
+from training_profiler.instrumentation.loop_detection.input_sizes import CALLS, InputSizes
+from training_profiler.instrumentation.loop_detection.modules import (
+    MethodFrames,
+    ModuleCall,
+    TrainableModules,
+    depth_of,
+    is_bare,
+)
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
-from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
+from training_profiler.instrumentation.loop_detection.pending_events import (
+    MAX_PENDING,
+    PendingEvents,
+    SectionCodes,
+    either,
+)
 from training_profiler.instrumentation.loop_detection.phase_detector import PhaseDetector
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.fields import Fields
+from training_profiler.recording.fields import Fields, field
 
 MAX_USUAL_CALLS: Final = 1000
 TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
@@ -22,27 +30,24 @@ TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model i
 class ModuleCalls(Fields):
     """Infers forward passes from outermost module calls, and finds the begin of the training loop."""
 
-    updates: int
-    frame: tuple[int, int] | None  # the method whose calls are one forward pass
-    forward_begins: Callable[[], None]  # writes an event
-    forward_ends: Callable[[], None]
+    frame: tuple[int, int] | None = field(0)  # the method whose calls are one forward pass
+    backwards: int = field(1)
+    updates: int = field(2)
+    shadows: int = field(5)  # methods in front of ours: no call is usual meanwhile
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, module_class: type, is_grad_enabled: Callable[[], bool]
     ) -> None:
-        self.pending = pending
-        self.codes = codes
+        self.pending, self.codes, self.is_grad_enabled = pending, codes, is_grad_enabled
         self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
-        self._events = pending.events
-        self._forward_code, self._bare_code = codes.forward, time_only(codes.forward)
-        self.known_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module
+        self.known_calls: dict[int, ModuleCall] = {}  # calls of every step, by id of the module, which C looks up
         self.calls: list[ModuleCall] = []  # under way, outermost first
         self.frame = None
+        self.backwards = self.updates = self.shadows = 0
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same, as known while calls are explored
-        self.is_grad_enabled = is_grad_enabled
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
         self._called_in_frame: set[int] = set()  # ids of the modules that were called in ``frame``
@@ -50,61 +55,23 @@ class ModuleCalls(Fields):
         self._function = 0  # the autograd function of the last call that one made
         self.input_sizes = InputSizes()
 
-    def usual_call_begins(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType, function: int = 0
-    ) -> ModuleCall | None:
-        """Record an outermost call that the same function makes in every step; return None for any other call.
-
-        Two calls of nearly every step come through here, so this sets the cost of a step.
-        """
-        call, is_unresolved = self.known_calls.get(id(module)), self.phases.is_unresolved
-        if (
-            call is None
-            or call.caller is not caller.f_code
-            or self.update.open_code
-            or (is_unresolved and (call.is_bare or call.is_in_method or not module.training))
-            or call.kind is not type(module)
-            or not self.is_grad_enabled()
-        ):
-            return None if function else self.repeated_call_begins(module, caller)
-        if is_unresolved:
-            self.training_call_begins(module)
-        events, code, is_part = self._events, self._forward_code, call.is_bare
-        call.is_plain = True
-        if call.is_in_method:
-            is_part = self._is_same_forward(module, caller)
-        elif not is_part:
-            self.frame = None
-        if not is_part:
-            if self.input_sizes.is_due:
-                self.input_sizes.add(inputs_of(args, kwargs), self.updates + 1)
-            self.forward_begins()
-            call.begin_ns, call.code = events[-2], code
-        elif events and events[-1] == -code:  # a loss right after the model
-            del events[-2:]
-            call.begin_ns, call.code = 0, code
-        else:
-            if self.input_sizes.is_due and not call.is_bare:
-                self.input_sizes.add(inputs_of(args, kwargs), self.updates + 1)
-            call.is_plain = False
-            call.code = self._bare_code
-            call.begin_ns = self.pending.record(call.code)
-        self.calls.append(call)
-        return call
-
     def call_begins(
         self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType, function: int = 0
     ) -> ModuleCall:
-        """Record any other outermost call of a module; ``function`` as in ``TrainingThread``."""
-        if self.update.open_code:
-            self.update.closure_begins()
-        if function:
-            call = self._call_in_function_begins(module, caller, function)
-        elif self.is_grad_enabled():
-            call = self._grad_call_begins(module, may_explore, caller, inputs)
-        else:
-            self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
-            call = self._call_without_grad_begins(module, caller)
+        """Record an outermost call of a module; ``function`` as in ``TrainingThread``."""
+        call = None
+        if not (function or self.shadows or self.is_grad_enabled()):
+            call = self._repeated_call_begins(module, caller)
+        if call is None:
+            if self.update.open_code:
+                self.update.closure_begins()
+            if function:
+                call = self._call_in_function_begins(module, caller, function)
+            elif self.is_grad_enabled():
+                call = self._grad_call_begins(module, may_explore, caller, inputs)
+            else:
+                self.input_sizes.rows.add_evaluation(module, inputs, self.phases.passes.latest)
+                call = self._call_without_grad_begins(module, caller)
         self.calls.append(call)
         return call
 
@@ -120,12 +87,9 @@ class ModuleCalls(Fields):
             code = self.phases.no_grad_call_begins(module, caller, now_ns)
         elif self._trainable.is_trainable(module) and module.training and self.phases.is_unresolved:
             self._training_event_begins(self.pending.host_clock())
-        if is_continued and self.pending.ends_with(-code):
-            self.pending.remove_last()
-            return ModuleCall(type(module), 0, code, has_grad=has_grad)
-        code = time_only(code) if is_continued else code
-        self.pending.events.extend((now_ns, code))
-        return ModuleCall(type(module), now_ns, code, has_grad=has_grad)
+        call = ModuleCall(type(module), 0, code, has_grad=has_grad)
+        self._enter(call, code, now_ns, is_continued)
+        return call
 
     def _grad_call_begins(
         self, module: Any, may_explore: bool, frame: FrameType, inputs: tuple[Any, ...]
@@ -137,8 +101,7 @@ class ModuleCalls(Fields):
         ):
             is_trainable = True  # the input is trained, e.g. an image by a frozen network
         is_continued = is_trainable and self._is_same_forward(module, frame)
-        if (is_continued or not is_trainable) and pending.ends_with(-code):
-            pending.remove_last()
+        if (is_continued or not is_trainable) and pending.remove_last(-code):
             call = ModuleCall(kind, 0, code)
             self._remember_as_usual(call, module, frame, is_trainable)
             return call
@@ -146,7 +109,7 @@ class ModuleCalls(Fields):
         if is_trainable and module.training:
             self._seen_in_training.add(id(module))
             if self.phases.is_unresolved and not is_explored:
-                self.training_call_begins(module)
+                self._training_event_begins(pending.host_clock(), id(module))
         if is_continued or not is_trainable:
             code = time_only(code)
         if is_trainable and self.input_sizes.is_due:
@@ -160,10 +123,11 @@ class ModuleCalls(Fields):
     def _remember_as_usual(self, call: ModuleCall, module: Any, frame: FrameType, is_trainable: bool) -> None:
         """Remember a call as one of every step, if the module is in train mode or a loss."""
         call.is_bare = not module._modules and not module._parameters
-        if call.is_bare or (is_trainable and module.training):
+        if not call.is_bare and self.frame is not None:  # a method of a module makes it
+            self.known_calls.pop(id(module), None)
+        elif call.is_bare or (is_trainable and module.training):
             if len(self.known_calls) >= MAX_USUAL_CALLS:
                 self.known_calls.clear()
-            call.is_in_method = not call.is_bare and self.frame is not None
             call.caller = frame.f_code
             self.known_calls[id(module)] = call
 
@@ -179,30 +143,20 @@ class ModuleCalls(Fields):
             return
         if call.is_explored:
             self._confirmed.add(call.kind)
-            self._remove_inner(call)
+            own = {*either(self.codes.forward), *either(self.codes.no_grad), *either(self.codes.data_transfer)}
+            self.pending.remove_since(call.begin_ns, call.code, own | {-code for code in own})
             self.frame, self._called_in_frame = call.around
             if call.code == self.codes.forward and module.training and self.phases.is_unresolved:
                 self._training_event_begins(call.begin_ns, id(module))
             if self._loop_from_ns is not None:
                 self._loop_begins(call.begin_ns)
-        now_ns = self.pending.clock()
-        self.pending.events.extend((now_ns, -call.code))
+        now_ns = self.pending.record(-call.code)
         if not call.has_grad:
             self.phases.no_grad_call_ends(now_ns)
         elif not module.training:
             begin_ns = call.begin_ns if call.code == self.codes.forward else 0
             known = id(module) if id(module) in self._seen_in_training else 0
             self.phases.eval_mode_call_ends(begin_ns, now_ns, known)
-
-    def _remove_inner(self, call: ModuleCall) -> None:
-        """Remove the events inside a call that turned out to be a forward pass."""
-        own = (self.codes.forward, self.codes.no_grad, self.codes.data_transfer)
-        codes = {*own, *map(time_only, own)}
-        self.pending.remove_since(call.begin_ns, call.code, codes | {-code for code in codes})
-
-    def training_call_begins(self, module: Any) -> None:
-        """Decide what was before a forward pass with gradients of ``module``, which is in train mode."""
-        self._training_event_begins(self.pending.host_clock(), id(module))
 
     def trains_within(self) -> None:
         """Handle a training event inside the calls under way.
@@ -216,11 +170,14 @@ class ModuleCalls(Fields):
                 self.pending.remove(call.begin_ns, call.code)
             else:  # it extends a span
                 self.pending.record(-call.code)
+        for module in [module for module, known in self.known_calls.items() if known in calls]:
+            del self.known_calls[module]  # the same module may be called in its own call
         calls.clear()
         if self._loop_from_ns is not None:
             self._loop_begins(self._loop_from_ns)
 
     def _training_event_begins(self, now_ns: int, module: int = 0) -> None:
+        """Decide what was before a training event; ``module`` is the id of one in train mode that is called."""
         begin_ns = self.phases.training_event_begins(now_ns, module)
         if self.loop_begin_ns is None:
             self._loop_begins(begin_ns)
@@ -247,51 +204,42 @@ class ModuleCalls(Fields):
 
     def _enter(self, call: ModuleCall, code: int, now_ns: int, is_part: bool) -> None:
         """Record the begin of ``call``; ``is_part`` says that it may go on with the span before."""
-        if is_part and self.pending.ends_with(-code):
-            self.pending.remove_last()
+        if is_part and self.pending.remove_last(-code):
             call.begin_ns, call.code = 0, code
         else:
             call.begin_ns, call.code = now_ns, time_only(code) if is_part else code
-            self._events.extend((now_ns, call.code))
+            self.pending.events.extend((now_ns, call.code))
 
-    def repeated_call_begins(self, module: Any, caller: FrameType) -> ModuleCall | None:
-        """Record a call without gradients that repeats an earlier one of the same run; return None for any other."""
-        if self.calls or self.update.open_code or self.phases.is_open:
+    def _repeated_call_begins(self, module: Any, caller: FrameType) -> ModuleCall | None:
+        """Record a call that repeats one of the same run, or of that before an earlier step; None for any other."""
+        phases = self.phases
+        if self.calls or self.update.open_code or phases.is_open:
             return None
-        use = self.phases.repeated_use(module, caller)
+        use, is_same_run = phases.repeated_use(module, caller), True
         if use is None:
-            return self._call_like_before(module, caller)
-        if use.call is None or self.is_grad_enabled():
+            use, is_same_run = phases.use_before(module, caller), False
+        if use is None or use.call is None:
             return None
-        if not module.training and not (use.is_evaluated and self.input_sizes.rows.calls >= CALLS):
-            return None  # the sizes of the inputs are read
+        is_read = use.is_evaluated and self.input_sizes.rows.calls >= CALLS  # else the sizes of the inputs are read
+        if not (module.training or (is_same_run and is_read)):
+            return None
         call, now_ns = use.call, self.pending.clock()
+        if not is_same_run:
+            phases.no_grad_call_begins(module, caller, now_ns)
         if not use.depth:
             self.frame = None
         self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
-        self.phases.repeats(use)
-        self.calls.append(call)
-        return call
-
-    def _call_like_before(self, module: Any, caller: FrameType) -> ModuleCall | None:
-        """Record the first call of a module in a run if it is like that before an earlier step; else return None."""
-        use = self.phases.use_before(module, caller)
-        if use is None or use.call is None or not module.training or self.is_grad_enabled():
-            return None
-        call, now_ns = use.call, self.pending.clock()
-        self.phases.no_grad_call_begins(module, caller, now_ns)
-        if not use.depth:
-            self.frame = None
-        self._enter(call, self.codes.no_grad, now_ns, use.depth > 0 and self._is_same_forward(module, caller))
-        self.phases.may_repeat(call, caller.f_code, use.depth)
-        self.calls.append(call)
+        if is_same_run:
+            phases.repeats(use)
+        else:
+            phases.may_repeat(call, caller.f_code, use.depth)
         return call
 
     def repeated_call_ends(self, call: ModuleCall) -> bool:
         """Record the end of such a call; return whether its end needs nothing more than that."""
-        if not self.calls or self.calls[-1] is not call or self.phases.is_open or not self.phases.is_latest(call):
+        if self.shadows or not self.calls or self.calls[-1] is not call or self.phases.is_open:
             return False
-        if len(self.pending.events) + 2 > MAX_PENDING:
+        if not self.phases.is_latest(call) or len(self.pending.events) + 2 > MAX_PENDING:
             return False
         self.calls.pop()
         self.phases.no_grad_call_ends(self.pending.record(-call.code))

@@ -1,11 +1,34 @@
-"""Which modules are trainable: those with a parameter that requires a gradient, unlike losses and frozen teachers."""
+"""Calls of modules, the methods that make them, and which modules are trainable, unlike losses and frozen teachers."""
 
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from training_profiler.recording.fields import Fields, field
+
 MAX_CODES: Final = 10_000
 MAX_FRAMES: Final = 8
+MAX_MODULES: Final = 100_000
+CALLS_PER_CHECK: Final = 64  # of a frozen module
+
+
+class ModuleCall(Fields):
+    """An outermost module call under way, which no other module makes."""
+
+    caller: CodeType | None = field(0)  # code of the function that makes this call in every step
+    kind: type = field(1)
+    is_bare: bool = field(2)
+    is_plain: bool = field(3)  # C has recorded its begin, and its end needs nothing but the exit of its span
+    begin_ns: int = field(4)  # of its span; 0 if it extends the span before
+    code: int = field(5)  # of its span
+
+    def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
+        self.kind, self.begin_ns, self.code, self.has_grad = kind, begin_ns, code, has_grad
+        self.is_explored = is_explored  # calls inside are recorded too, because it may be a trainer module
+        self.is_bare = self.is_trainer = self.is_plain = False
+        # Of an explored call: the method it is called from, and the modules called there.
+        self.around: tuple[tuple[int, int] | None, set[int]] = (None, set())
+        self.caller = None
 
 
 class MethodFrames:
@@ -39,11 +62,11 @@ class MethodFrames:
     def _look_up(self, code: CodeType) -> tuple[CodeType, bool]:
         if len(self._is_method) >= MAX_CODES:
             self._is_method.clear()
-        known = self._is_method[id(code)] = (code, "." in code.co_qualname and self._is_of_module(code))
+        is_method = "." in code.co_qualname and any(
+            _code_of(vars(kind).get(code.co_name)) is code for kind in _subclasses(self._root)
+        )
+        known = self._is_method[id(code)] = (code, is_method)
         return known
-
-    def _is_of_module(self, code: CodeType) -> bool:
-        return any(_code_of(vars(kind).get(code.co_name)) is code for kind in _subclasses(self._root))
 
 
 def _code_of(function: Any) -> CodeType | None:
@@ -69,10 +92,6 @@ def depth_of(method: tuple[int, int], frame: FrameType | None) -> int:
     while frame is not None and id(frame) != method[0]:
         depth, frame = depth + 1, frame.f_back
     return depth
-
-
-MAX_MODULES: Final = 100_000
-CALLS_PER_CHECK: Final = 64  # of a frozen module
 
 
 class TrainableModules:

@@ -1,80 +1,197 @@
-"""Forward passes without gradients in a row: which of them feed an update, decided at the next training event."""
+"""Forward passes without gradients in a row: which of them feed an update, by their order and the callers' names."""
 
+import re
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.callers import (
-    Callers,
-    NamedFrame,
-    Purpose,
-    is_nearest,
-    nearest,
-    says,
-)
-from training_profiler.instrumentation.loop_detection.modules import modules_within
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
+from training_profiler.instrumentation.loop_detection.modules import ModuleCall, modules_within
+from training_profiler.tables.sections import ROLLOUT, SAMPLING
 
+MAX_FRAMES: Final = 12
+NEAREST: Final = 4
+MAX_CODES: Final = 10_000
+MAX_STACKS: Final = 1_000
 MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Purpose(Enum):
+    """Why a program calls its model without gradients, as far as its names say."""
+
+    UNKNOWN = "unknown"
+    EVALUATING = "evaluating"
+    ACTING = "acting"
+    GENERATING = "generating"  # for an update, or only to look at
+
+
+_PURPOSES: Final = {
+    Purpose.EVALUATING: {"eval", "evaluate", "evaluates", "evaluation", "evaluator", "test", "testing", "tests"}
+    | {"accuracy", "perplexity", "val", "valid", "validate", "validation"},
+    Purpose.ACTING: {"act", "acting", "action", "actions", "episode", "episodes", "env", "explore", "interact", "play"}
+    | {ROLLOUT, "rollouts", "selfplay", "trajectories", "trajectory"},
+    Purpose.GENERATING: {"completions", "decode", "generate", "generation", "sample", "samples", SAMPLING},
+}
+# Words of the variables, attributes and constants of a function whose own name says nothing.
+_OF_VARIABLES: Final = {
+    Purpose.EVALUATING: {"acc", "accuracy", "correct", "perplexity", "test", "val", "validation"},
+    Purpose.ACTING: {"action", "actions", "episode", "episodes", "env", "envs", "obs", "observation", "observations"}
+    | {"reward", "rewards", "trajectory", "trajectories"},
+}
+# A program that has imported one of these lets its model act, unless its names say otherwise.
+_SIMULATORS: Final = ("gymnasium", "gym", "pettingzoo", "dm_env", "dm_control", "envpool", "brax", "procgen")
+
+NamedFrame = tuple[int, CodeType, Purpose]  # the id of the frame: the frame would keep its local variables alive
+
+
+def purpose_of_name(name: str) -> Purpose:
+    """Return what the words in a function's name say."""
+    words = {word.lower() for word in _WORD.findall(name)}
+    return next((purpose for purpose, known in _PURPOSES.items() if words & known), Purpose.UNKNOWN)
+
+
+def purpose_of_variables(code: CodeType) -> Purpose:
+    """Return what the words of a function's variables, attributes and texts say; evaluating, if they say both.
+
+    That is weaker than its name: a function with rewards may act to learn from them, or to evaluate.
+    """
+    texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
+    words = {
+        word.lower()
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names, *texts)
+        for word in _WORD.findall(name)
+    }
+    return next((purpose for purpose, known in _OF_VARIABLES.items() if words & known), Purpose.UNKNOWN)
+
+
+class Callers:
+    """Reads the names of functions, each once."""
+
+    def __init__(self) -> None:
+        # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
+        self._known: dict[int, tuple[CodeType, Purpose]] = {}
+        self._hints: dict[int, tuple[CodeType, Purpose]] = {}
+        self._named_at: dict[tuple[int, ...], tuple[int, ...]] = {}  # by functions around a call: those that are named
+
+    def named(self, frame: FrameType | None) -> tuple[NamedFrame, ...]:
+        """Return the frames from ``frame`` outwards whose names say something."""
+        around = _codes_around(frame, MAX_FRAMES)
+        positions = self._named_at.get(around)
+        if positions is None:
+            positions = self._find_named(frame, around)
+        found, at = [], 0
+        for position in positions:
+            while at < position and frame is not None:
+                frame, at = frame.f_back, at + 1
+            assert frame is not None
+            purpose = self._known[id(frame.f_code)][1]
+            if purpose is not Purpose.UNKNOWN:  # another call of it trained
+                found.append((id(frame), frame.f_code, purpose))
+        return tuple(found)
+
+    def _find_named(self, frame: FrameType | None, around: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many frames away from ``frame`` those are whose names say something."""
+        if len(self._known) > MAX_CODES or len(self._named_at) >= MAX_STACKS:
+            self.clear()
+        found = []
+        for position in range(len(around)):
+            assert frame is not None
+            code = frame.f_code
+            known = self._known.get(id(code))
+            if known is None:
+                known = self._known[id(code)] = (code, purpose_of_name(code.co_name))
+            if known[1] is not Purpose.UNKNOWN:
+                found.append(position)
+            frame = frame.f_back
+        self._named_at[around] = tuple(found)
+        return tuple(found)
+
+    def hint(self, frame: FrameType | None) -> Purpose:
+        """Return what the variables of the function say, see ``purpose_of_variables``."""
+        if frame is None:
+            return Purpose.UNKNOWN
+        code = frame.f_code
+        known = self._hints.get(id(code))
+        if known is None:
+            if len(self._hints) >= MAX_CODES:
+                self._hints.clear()
+            known = self._hints[id(code)] = (code, purpose_of_variables(code))
+        return known[1]
+
+    def purpose(self, frames: tuple[NamedFrame, ...], *, has_training_event: bool = False) -> Purpose:
+        """Return the purpose of calls made from these frames.
+
+        With ``has_training_event``, a function that makes the call of now does not evaluate, whatever its name:
+        ``test_training`` trains. That is remembered.
+        """
+        said = {purpose for _, _, purpose in frames}
+        if has_training_event and Purpose.EVALUATING in said:
+            around = {(at, id(code)) for at, code, _ in frames}.intersection(_stack())
+            for at, code, purpose in frames:
+                if purpose is Purpose.EVALUATING and (at, id(code)) in around:
+                    self._known[id(code)] = (code, Purpose.UNKNOWN)
+            said = {purpose for at, code, purpose in frames if (at, id(code)) not in around}
+        for purpose in (Purpose.EVALUATING, Purpose.ACTING, Purpose.GENERATING):
+            if purpose in said:
+                return purpose
+        return Purpose.ACTING if any(name in sys.modules for name in _SIMULATORS) else Purpose.UNKNOWN
+
+    def clear(self) -> None:
+        """Release the code objects, and forget their ids, which may become those of others."""
+        self._known.clear()
+        self._named_at.clear()
+        self._hints.clear()
+
+
+def _codes_around(frame: FrameType | None, most: int) -> tuple[int, ...]:
+    """Return the ids of the code of ``frame`` and of those around it, outwards, of ``most`` at most."""
+    found: list[int] = []
+    while frame is not None and len(found) < most:
+        found.append(id(frame.f_code))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def nearest(frame: FrameType | None) -> tuple[int, ...]:
+    """Return a key of the functions around a call that is much quicker to compare than their names are to read."""
+    return _codes_around(frame, NEAREST)
+
+
+def _stack() -> Iterator[tuple[int, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield id(frame), id(frame.f_code)
+        frame = frame.f_back
 
 
 class ModuleUse:
-    """The calls of one module."""
+    """The calls of one module in a run."""
 
-    is_evaluated: bool
-    module: Callable[[], Any]
-    caller: CodeType | None  # of the calls that may be repeated
-    call: ModuleCall | None  # the same call in all of them
-    kind: type | None
-    calls: int
-    end_ns: int
-    depth: int  # of the outermost of the methods of modules that make them, from 1; 0 without one
-
-    def __init__(self, begin_ns: int, module: Callable[[], Any] = lambda: None) -> None:
-        self.module = module  # None once it is gone
+    def __init__(self, module: Any, begin_ns: int) -> None:
+        self.module = weakref.ref(module)
         self.begin_ns = begin_ns
         self.end_ns = begin_ns  # of the call added last
         self.calls = 0
         self.is_evaluated = False  # it was in eval mode
-        self.caller = self.call = self.kind = None
-        self.around: tuple[int, ...] = ()  # key of the functions around the calls that may be repeated
-        self.depth = 0
+        # A call that stands for others like it, the function that makes it, and a key of the functions around that.
+        self.call: ModuleCall | None = None
+        self.caller: CodeType | None = None
+        self.around: tuple[int, ...] = ()
+        self.depth = 0  # of the outermost of the methods of modules that make them, from 1; 0 without one
 
-    def call_ends(self, now_ns: int) -> None:
-        """Set the end of the call added last."""
-        self.end_ns = now_ns
-
-    def repeats(self) -> None:
-        """Add a call that repeats an earlier one."""
-        self.calls += 1
-
-    def may_repeat(self, call: ModuleCall, caller: CodeType, around: tuple[int, ...], depth: int) -> None:
-        """Let ``call``, which the function ``caller`` made, stand for those like it."""
-        self.call, self.kind, self.caller, self.around, self.depth = call, call.kind, caller, around, depth
-
-    def is_repeated(self, module: Any, caller: CodeType) -> bool:
-        """Return whether a call of ``module`` by ``caller`` is like that."""
-        return self.caller is caller and self.kind is type(module) and self.module() is module
-
-    def has_trained_parts(self, was_trained: Callable[[int], bool]) -> bool:
-        """Return whether modules inside this one are trained: a policy may act by its own call and learn by theirs."""
-        module = self.module()
-        return module is not None and any(was_trained(id(inner)) for inner in modules_within(module))
-
-
-_NO_USE: Final = ModuleUse(0)  # until the first call
+    def is_like(self, module: Any, caller: CodeType) -> bool:
+        """Return whether a call of ``module`` by ``caller`` is like ``call``."""
+        call = self.call
+        return call is not None and self.caller is caller and call.kind is type(module) and self.module() is module
 
 
 class NoGradRun:
     """The calls without gradients since the last training event."""
-
-    key: tuple[int, ...]
-    _uses: dict[int, ModuleUse]  # by id of the module
-    latest: ModuleUse
-    calls: int
 
     def __init__(
         self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...], hint: Purpose = Purpose.UNKNOWN
@@ -88,129 +205,64 @@ class NoGradRun:
         self.is_rollout_open = False
         self.acts = False  # by its variables, although no name says so
         self.named = named
-        self._uses = {}
-        self.latest = _NO_USE
-
-    def hand_out(self, *, is_rollout: bool) -> None:
-        """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
-        self.is_final, self.is_rollout_open = True, is_rollout
-
-    def feeds_in_eval_mode(self) -> None:
-        """Take the run for acting if its variables say so: it makes the data of an update."""
-        self.acts = self.hint is Purpose.ACTING
+        self.uses: dict[int, ModuleUse] = {}  # by id of the module
+        self.latest: ModuleUse | None = None
 
     def call_begins(self, module: Any, now_ns: int) -> None:
         """Add a call of ``module``."""
-        self.calls += 1
-        use = self._uses.get(id(module))
+        use = self.uses.get(id(module))
         if use is None:
-            use = ModuleUse(now_ns, weakref.ref(module))
-            if len(self._uses) < MAX_MODULES:
-                self._uses[id(module)] = use
-        use.calls += 1
+            use = ModuleUse(module, now_ns)
+            if len(self.uses) < MAX_MODULES:
+                self.uses[id(module)] = use
         use.is_evaluated |= not module.training
-        self.latest = use
-
-    def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
-        """Return the calls that one of ``module`` by ``caller`` repeats; None without such."""
-        use = self._uses.get(id(module))
-        is_repeated = use is not None and use.is_repeated(module, caller.f_code) and is_nearest(self.key, caller)
-        return use if is_repeated else None
-
-    def has_called(self, module: Any) -> bool:
-        """Return whether ``module`` was called."""
-        return id(module) in self._uses
-
-    def use_like(self, module: Any, caller: FrameType) -> ModuleUse | None:
-        """Return the calls that one of ``module`` by ``caller`` in a later run is like; None without such."""
-        use = self._uses.get(id(module))
-        is_like = use is not None and use.is_repeated(module, caller.f_code) and is_nearest(use.around, caller)
-        return use if is_like else None
+        self.repeats(use)
 
     def repeats(self, use: ModuleUse) -> None:
-        """Add a call that repeats those of ``use``."""
+        """Add a call to those of ``use``."""
         self.calls += 1
-        use.repeats()
+        use.calls += 1
         self.latest = use
+
+    def use_like(self, module: Any, caller: FrameType, *, in_same_run: bool) -> ModuleUse | None:
+        """Return the calls that one of ``module`` by ``caller``, in this run or a later one, repeats; else None."""
+        use = self.uses.get(id(module))
+        if use is None or not use.is_like(module, caller.f_code):
+            return None
+        return use if nearest(caller) == (self.key if in_same_run else use.around) else None
 
     def moves_to(self, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> bool:
         """Go on in other functions; return False if those evaluate and the ones before do not, or the reverse."""
         self.key = key
-        if says(named, Purpose.EVALUATING) != says(self.named, Purpose.EVALUATING):
+        before, now = ({purpose for _, _, purpose in frames} for frames in (self.named, named))
+        if (Purpose.EVALUATING in now) != (Purpose.EVALUATING in before):
             return False
-        if says(named, Purpose.ACTING) and not says(self.named, Purpose.ACTING):
+        if Purpose.ACTING in now and Purpose.ACTING not in before:
             self.named = named
         return True
 
-    def call_ends(self, now_ns: int) -> None:
-        """Set the end of the call added last."""
-        self.latest.call_ends(now_ns)
-
     def of_trained(self, was_trained: Callable[[int], bool]) -> list[ModuleUse]:
         """Return the calls of each module that is trained."""
-        return [use for module, use in self._uses.items() if was_trained(module)]
+        return [use for module, use in self.uses.items() if was_trained(module)]
 
     @property
     def has_eval_mode(self) -> bool:
         """Whether a module was called in eval mode."""
-        return any(use.is_evaluated for use in self._uses.values())
-
-    @property
-    def is_long_in_eval_mode(self) -> bool:
-        """Whether a module was in eval mode, in enough calls for a model that acts."""
-        return self.calls >= ROLLOUT_CALLS and self.has_eval_mode
+        return any(use.is_evaluated for use in self.uses.values())
 
     def rollout(self, was_trained: Callable[[int], bool]) -> ModuleUse | None:
         """Return the stretch in which the trained model acts; None if it is called too seldom.
 
-        The targets that follow are not part of it. Before the first update, all modules may be trained later.
+        The targets that follow are not part of it. Before the first update, all modules may be trained later. A policy
+        may act by its own call, and learn by those of modules inside it.
         """
-        often = [use for use in self._uses.values() if use.calls >= ROLLOUT_CALLS]
+        often = [use for use in self.uses.values() if use.calls >= ROLLOUT_CALLS]
         trained = self.of_trained(was_trained)
         acting = [use for use in trained or often if use.calls >= ROLLOUT_CALLS]
-        acting = acting or [use for use in often if use.has_trained_parts(was_trained)]
+        acting = acting or [
+            use for use in often if any(was_trained(id(inner)) for inner in modules_within(use.module()))
+        ]
         return max(acting, key=lambda use: use.calls, default=None)
-
-
-class WithGrad:
-    """Forward passes of evaluations that recorded gradients. The training thread adds them, others read them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.spent_ns = 0
-        self._popped = (0, 0)
-
-    def add(self, count: int, spent_ns: int) -> None:
-        """Add so many forward passes, and their time."""
-        self.count += count
-        self.spent_ns += spent_ns
-
-    def pop(self) -> tuple[int, int]:
-        """Return what was added since the last call: the number of forward passes and their time in ns."""
-        count, spent_ns = self.count, self.spent_ns
-        before, self._popped = self._popped, (count, spent_ns)
-        return count - before[0], spent_ns - before[1]
-
-
-class EvalModeCalls:
-    """Calls with gradients in eval mode."""
-
-    def __init__(self) -> None:
-        self.first: NoGradRun | None = None  # of modules that were in train mode before
-        self.modules: set[int] = set()  # ids of these modules
-        self.spans: set[int] = set()  # when the spans of all such calls begin
-
-    def add(self, module: int, first: NoGradRun) -> None:
-        """Add a call of a module that was in train mode before; ``first`` counts if it is the first."""
-        self.first = self.first or first
-        self.modules.add(module)
-
-    def clear(self) -> None:
-        """Forget the calls: what they were is decided."""
-        if self.spans:
-            self.first = None
-            self.modules.clear()
-            self.spans.clear()
 
 
 class NoGradDecisions:
@@ -231,10 +283,6 @@ class NoGradDecisions:
         """Return a new run, whose first call is made in ``frame``."""
         return NoGradRun(now_ns, nearest(frame), self.callers.named(frame), self.callers.hint(frame))
 
-    def goes_on(self, run: NoGradRun, frame: FrameType | None) -> bool:
-        """Return whether a call made in ``frame`` has the purpose of ``run``."""
-        return is_nearest(run.key, frame) or run.moves_to(nearest(frame), self.callers.named(frame))
-
     def purpose(self, run: NoGradRun, *, has_training_event: bool = False) -> Purpose:
         """Return what the names of the calling functions say, see ``Callers``."""
         return self.callers.purpose(run.named, has_training_event=has_training_event)
@@ -248,23 +296,20 @@ class NoGradDecisions:
             is_within_batch: several updates learn from one batch of a loader, and the run lies between two of them.
             updates: how many have been made so far.
         """
-        is_first_update = not updates
-        is_needed = self._is_first_update_fed or is_first_update
+        is_needed = self._is_first_update_fed or not updates
         trained = run.of_trained(self.was_trained)
-        if purpose is Purpose.EVALUATING:
-            feeds = False
-        elif purpose is Purpose.ACTING:
-            feeds = True
+        if purpose in (Purpose.EVALUATING, Purpose.ACTING):
+            feeds = purpose is Purpose.ACTING
         elif self._acts_in_eval_mode(run, updates):
             feeds = True
-            run.feeds_in_eval_mode()
+            run.acts = run.hint is Purpose.ACTING
         elif not trained:
             feeds = self._is_first_update_fed or run.calls <= MAX_TEACHER_CALLS
         elif any(use.is_evaluated for use in trained):
             feeds = is_needed and purpose is Purpose.GENERATING
         else:
             feeds = is_needed or is_within_batch
-        self._is_first_update_fed |= is_first_update and feeds
+        self._is_first_update_fed |= not updates and feeds
         return feeds
 
     def is_preparation(self, run: NoGradRun, purpose: Purpose, updates: int) -> bool:
@@ -280,7 +325,7 @@ class NoGradDecisions:
         They did in the functions that did so before the first update, by their variables, or before each single update
         from the first one on: an evaluation is not that frequent.
         """
-        if not run.is_long_in_eval_mode:
+        if run.calls < ROLLOUT_CALLS or not run.has_eval_mode:
             return False
         key = run.begun_in
         if self._acting is None:

@@ -13,29 +13,25 @@ class OptimizerUpdate(Fields):
     """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
 
     open_code: int = field(0)  # of the open span; 0 for none, or while the loss is computed
-    _code: int
-    is_scaling: bool = field(2)  # in a method of GradScaler
     is_in_closure: bool = field(1)
+    is_scaling: bool = field(2)  # in a method of GradScaler
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
         self.open_code = 0
-        self.is_in_closure = False
-        self._pending = pending
-        self._code = code
-        self._pieces_code = time_only(code)
+        self._pending, self._code, self._pieces_code = pending, code, time_only(code)
         self.had_closure = self.has_closures = False  # of this update, and of any so far
-        self.is_scaling = self._has_piece = False
+        self.is_in_closure = self.is_scaling = self._has_piece = False
         self.make_writers()
 
     def make_writers(self) -> None:
         """Create the writers of every update's events, again for each new clock."""
-        code, writer = self._code, self._pending.writer
-        self._plain = writer(code), writer(-code)
-        self.span_begins, self.span_ends = self._plain
-        if self.is_scaling:
-            self.span_begins, self.span_ends = self._begins_within, self._ends_within
-        code = self._pieces_code
-        self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
+        self._begin_span, self.span_ends = self._pending.writer(self._code), self._pending.writer(-self._code)
+
+    def span_begins(self) -> None:
+        """Record that the optimizer begins to update, perhaps within a method of GradScaler."""
+        if self._has_piece:
+            self._end_piece()
+        self._begin_span()
 
     def replay_begins(self, code: int) -> None:
         """Record that the update that has just begun is the replay of a graph, with the code of such replays."""
@@ -45,27 +41,15 @@ class OptimizerUpdate(Fields):
     def scaling_begins(self) -> None:
         """Record that a method of GradScaler begins. Its time is in pieces around an update that it makes."""
         self.is_scaling = True
-        self.span_begins, self.span_ends = self._begins_within, self._ends_within
-        self._begin_piece()
+        self.resume_scaling()
 
     def scaling_ends(self) -> None:
         """Record that the method of GradScaler has ended, or raised; an update that raised ends later."""
         self._end_piece()
         self.is_scaling = False
-        self.span_begins, self.span_ends = self._plain
-
-    def _begins_within(self) -> None:
-        self._end_piece()
-        self._plain[0]()
-
-    def _ends_within(self) -> None:
-        self._plain[1]()
 
     def resume_scaling(self) -> None:
         """Record that a method of GradScaler goes on after its update, and after what the end of a step brings."""
-        self._begin_piece()
-
-    def _begin_piece(self) -> None:
         if self.is_scaling and not self._has_piece:
             self._has_piece = True
             self._pending.record(self._pieces_code)
@@ -81,16 +65,16 @@ class OptimizerUpdate(Fields):
         Right after the update, both are one span. At the begin of the next step, what lies between is not the
         optimizer's time.
         """
-        pending, events = self._pending, self._pending.events
-        if events and events[-1] == -self._code and pending.host_clock() - events[-2] <= AT_ONCE_NS:
-            del events[-2:]
-            return self._code
-        self._clearing_begins()
+        pending, code = self._pending, self._code
+        if pending.ends_with(-code) and pending.host_clock() - pending.events[-2] <= AT_ONCE_NS:
+            pending.remove_last(-code)
+            return code
+        pending.record(self._pieces_code)
         return self._pieces_code
 
     def clearing_ends(self, code: int) -> None:
         """Record that gradients are cleared."""
-        (self.span_ends if code == self._code else self._clearing_ends)()
+        self._pending.record(-code)
 
     def closure_begins(self) -> None:
         """Record that the closure begins to compute the loss."""
@@ -109,13 +93,15 @@ class OptimizerUpdate(Fields):
     def drop(self) -> None:
         """Forget the update under way: it has changed nothing."""
         self._end()
-        self._pending.drop_last_span(self._code)
-        self._begin_piece()
+        events = self._pending.events
+        if events[-3::2] == [self._code, -self._code]:
+            del events[-4:]
+        self.resume_scaling()
 
     def end(self) -> int:
         """Record that the update has ended, or raised some time ago; return the time in ns."""
         now_ns = self._end()
-        self._begin_piece()
+        self.resume_scaling()
         return now_ns
 
     def _end(self) -> int:

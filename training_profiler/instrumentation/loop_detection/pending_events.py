@@ -4,14 +4,59 @@ The purpose of a fetch or a forward pass often shows only at the next event: a b
 was a validation batch. The recorder hands out nothing later than its watermark, which ``release`` moves.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 
-from training_profiler.recording.event_codes import LOOP_BEGIN, discarded_exit
+from training_profiler.recording.event_codes import INFERRED, LOOP_BEGIN, discarded_exit, time_only
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer
+from training_profiler.recording.section import FLUSH_AT_MOST, Clock
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.tables import sections
 
 NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
 MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do
+
+
+class CodesByName(dict[str, int]):
+    """The code of each section name, made at its first use."""
+
+    def __init__(self, names: SectionNames) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, name: str) -> int:
+        code = self[name] = self._names.id_of(name) | INFERRED
+        return code
+
+
+class SectionCodes:
+    """Codes of the enters that patches record; an exit has the negative code."""
+
+    def __init__(self, names: SectionNames) -> None:
+        self.by_name = CodesByName(names)
+        code = self.by_name.__getitem__
+        self.data_loading = code(sections.DATA_LOADING)
+        self.first_fetch = code(sections.FIRST_FETCH)
+        self.worker_start = code(sections.WORKER_START)
+        self.data_transfer = code(sections.DATA_TRANSFER)
+        self.forward = code(sections.FORWARD_PASS)
+        self.no_grad = code(sections.FORWARD_WITHOUT_GRAD)
+        self.rollout = code(sections.ROLLOUT)
+        self.backward = code(sections.BACKWARD_PASS)
+        self.optimizer = code(sections.OPTIMIZER_STEP)
+        self.replay = code(sections.GRAPH_REPLAY)
+        self.metrics = code(sections.METRICS_COMPUTATION)
+        self.averaging = code(sections.EMA_UPDATE)
+        self.checkpoint = code(sections.CHECKPOINTING)
+        self.synchronization = code(sections.SYNCHRONIZATION)
+        self.validation = code(sections.VALIDATION_EPOCH)
+        self.codes_in_evaluation = {
+            sign * change(self.no_grad): sign * change(self.forward) for sign in (1, -1) for change in (int, time_only)
+        }
+
+
+def either(code: int) -> tuple[int, int]:
+    """Return the codes of a span's enter: of one that counts, and of one that only adds time."""
+    return code, time_only(code)
 
 
 class PendingEvents:
@@ -20,25 +65,14 @@ class PendingEvents:
     Operations on the end of the list need no lock, because other threads remove events only from its beginning.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_next_drain_ns",
-        "_recorder",
-        "clock",
-        "events",
-        "host_clock",
-        "on_clock_change",
-        "step_end_ns",
-    )
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._buffer = recorder.buffer()
-        self.events = self._buffer.events
-        self.clock = recorder.clock_of(self._buffer)  # read once per event: it may do more than return the time
+        self.buffer = recorder.buffer()
+        self.events = self.buffer.events
+        self.clock = recorder.clock_of(self.buffer)  # read once per event: it may do more than return the time
         self.host_clock = recorder.clock
         self.on_clock_change: Callable[[], None] = lambda: None  # the results of ``writer`` have to be made again
-        self._buffer.on_clock_change = self._use_clock
+        self.buffer.on_clock_change = self._use_clock
         self.step_end_ns: Callable[[], int | None] = lambda: None  # end of a step that is not marked yet
         self._next_drain_ns = self.host_clock() + NS_PER_DRAIN
 
@@ -46,13 +80,9 @@ class PendingEvents:
         self.clock = clock
         self.on_clock_change()
 
-    def thread_buffer(self) -> ThreadBuffer:
-        """Return the buffer that holds the events."""
-        return self._buffer
-
     def writer(self, code: int) -> Callable[[], None]:
         """Return a fast equivalent of ``record(code)``, without a Python frame, for events of every step."""
-        return self._buffer.implementation.event_writer(self.events, self.clock, code)
+        return self.buffer.implementation.event_writer(self.events, self.clock, code)
 
     def record(self, code: int) -> int:
         """Append an event and return its time in ns."""
@@ -60,29 +90,25 @@ class PendingEvents:
         self.events.extend((now_ns, code))
         return now_ns
 
-    def drop_last_span(self, code: int) -> None:
-        """Remove the span of ``code`` that ended last, if there is nothing in it or after it."""
-        if self.events[-3::2] == [code, -code]:
-            del self.events[-4:]
-
     def ends_with(self, code: int) -> bool:
         """Return whether the last event is ``code``."""
         return bool(self.events) and self.events[-1] == code
 
-    def remove_last(self) -> None:
-        """Remove the last event."""
-        del self.events[-2:]
+    def remove_last(self, code: int) -> bool:
+        """Remove the last event if it is ``code``; return whether it was."""
+        if self.ends_with(code):
+            del self.events[-2:]
+            return True
+        return False
 
     def discard_span(self, code: int) -> None:
         """End the span of ``code`` without counting it; its time goes to the enclosing section."""
-        if self.ends_with(code):
-            self.remove_last()
-        else:
+        if not self.remove_last(code):
             self.record(discarded_exit(code))
 
     def remove(self, at_ns: int, code: int) -> None:
         """Remove the enter ``code`` at ``at_ns``. If it was drained already, end its span without counting it."""
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             at = self._find(at_ns, (code,))
             if self._is_at(at, at_ns):
                 del self.events[at : at + 2]
@@ -91,13 +117,13 @@ class PendingEvents:
 
     def insert_before(self, at_ns: int, firsts: tuple[int, ...], code: int) -> None:
         """Insert an event at ``at_ns``, right before the first event of that time that is one of ``firsts``."""
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             at = self._find(at_ns, firsts)
             self.events[at:at] = (at_ns, code)
 
     def insert_exit(self, at_ns: int, code: int) -> None:
         """Insert the exit of ``code`` at ``at_ns``, after the exits and before the enters of that time."""
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             at = self._index(at_ns + 1)
             # A coarse clock may give the next enter the same time.
             while self._is_at(at - 2, at_ns) and self.events[at - 1] > 0 and self.events[at - 1] != code:
@@ -106,9 +132,29 @@ class PendingEvents:
 
     def recode(self, from_ns: int, codes: dict[int, int]) -> None:
         """Replace the codes of all events since ``from_ns`` by this table."""
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
                 self.events[at] = codes.get(self.events[at], self.events[at])
+
+    def recode_last(self, old: int, new: int) -> None:
+        """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
+        with self.buffer.rewrite_lock:
+            for at in range(len(self.events) - 1, 0, -2):
+                if self.events[at] == old:
+                    self.events[at] = new
+                    return
+
+    def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
+        """Remove events of these codes that come after the event ``first`` at ``from_ns``."""
+        with self.buffer.rewrite_lock:
+            at = self._find(from_ns, (first,))
+            at += 2 if self._is_at(at, from_ns) else 0
+            later = (self.events[i : i + 2] for i in range(at, len(self.events), 2))
+            self.events[at:] = [value for event in later if event[1] not in codes for value in event]
+
+    def _latest_first(self) -> Iterator[tuple[int, int]]:
+        events = self.events
+        return ((events[at - 1], events[at]) for at in range(len(events) - 1, 0, -2))
 
     def spans_since(self, from_ns: int, code: int, begins: Container[int] | None = None) -> tuple[int, int]:
         """Return the number and the time in ns of the spans of ``code`` since ``from_ns``, which do not overlap.
@@ -116,7 +162,7 @@ class PendingEvents:
         With ``begins``, only spans that begin at these times.
         """
         count, spent_ns, begin_ns = 0, 0, 0
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             for at in range(self._index(from_ns), len(self.events), 2):
                 at_ns, found = self.events[at : at + 2]
                 if found == code and (begins is None or at_ns in begins):
@@ -125,75 +171,47 @@ class PendingEvents:
                     count, spent_ns, begin_ns = count + 1, spent_ns + at_ns - begin_ns, 0
         return count, spent_ns
 
-    def is_held_back(self, from_ns: int) -> bool:
-        """Return whether no event since ``from_ns`` was handed out."""
-        watermark_ns = self._recorder.watermark_ns
-        return watermark_ns is not None and watermark_ns <= from_ns
-
     def first_after(self, last: int, codes: Container[int]) -> int:
         """Return the time of the first event of these codes after the last event ``last``, or of that; 0 without it."""
-        events, found_ns = self.events, 0
-        for at in range(len(events) - 1, 0, -2):
-            if events[at] == last:
-                return found_ns or events[at - 1]
-            if events[at] in codes:
-                found_ns = events[at - 1]
+        found_ns = 0
+        for at_ns, code in self._latest_first():
+            if code == last:
+                return found_ns or at_ns
+            found_ns = at_ns if code in codes else found_ns
         return 0
 
     def first_since(self, from_ns: int, codes: Container[int]) -> int:
         """Return the time of the first event of these codes since ``from_ns``; 0 without any."""
-        for at in range(self._index(from_ns), len(self.events), 2):
-            if self.events[at + 1] in codes:
-                return self.events[at]
-        return 0
+        found = range(self._index(from_ns), len(self.events), 2)
+        return next((self.events[at] for at in found if self.events[at + 1] in codes), 0)
+
+    def last_of(self, codes: Container[int]) -> int:
+        """Return the time of the last event of these codes; 0 without one."""
+        return next((at_ns for at_ns, code in self._latest_first() if code in codes), 0)
 
     def with_spans_before(self, at_ns: int, first: int, codes: tuple[int, ...]) -> int:
         """Return when the nested spans of these codes began, outermost first, that end right before ``first``.
 
         ``first`` is an event at ``at_ns``, or one that would be recorded then. Without the spans, return ``at_ns``.
         """
-        with self._buffer.rewrite_lock:
+        with self.buffer.rewrite_lock:
             events, at = self.events, self._find(at_ns, (first,))
             if events[max(0, at - 2 * len(codes)) + 1 : at : 2] != [-code for code in reversed(codes)]:
                 return at_ns
             return next((events[i - 1] for i in range(at - 1, 0, -2) if events[i] == codes[0]), at_ns)
-
-    def last_of(self, codes: Container[int]) -> int:
-        """Return the time of the last event of these codes; 0 without one."""
-        events = self.events
-        return next((events[at - 1] for at in range(len(events) - 1, 0, -2) if events[at] in codes), 0)
 
     def around(self, begin_ns: int, end_ns: int, codes: Container[int]) -> tuple[int, int]:
         """Return when the span of these codes began that is open at ``begin_ns``, and when the one at ``end_ns`` ended.
 
         Calls that are one forward pass are one span, so a call may begin and end within it.
         """
-        events, at = self.events, len(self.events) - 1
         ended_ns = end_ns
-        while at > 0 and events[at - 1] >= end_ns:
-            ended_ns = events[at - 1] if -events[at] in codes else ended_ns
-            at -= 2
-        begun = (events[i - 1] for i in range(at, 0, -2) if events[i] in codes and events[i - 1] <= begin_ns)
-        return next(begun, begin_ns), ended_ns
-
-    def recode_last(self, old: int, new: int) -> None:
-        """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
-        with self._buffer.rewrite_lock:
-            for at in range(len(self.events) - 1, 0, -2):
-                if self.events[at] == old:
-                    self.events[at] = new
-                    return
-
-    def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
-        """Remove events of these codes that come after the event ``first`` at ``from_ns``."""
-        with self._buffer.rewrite_lock:
-            at = self._find(from_ns, (first,))
-            at += 2 if self._is_at(at, from_ns) else 0
-            kept: list[int] = []
-            for i in range(at, len(self.events), 2):
-                if self.events[i + 1] not in codes:
-                    kept += self.events[i : i + 2]
-            self.events[at:] = kept
+        for at_ns, code in self._latest_first():
+            if at_ns >= end_ns:
+                ended_ns = at_ns if -code in codes else ended_ns
+            elif code in codes and at_ns <= begin_ns:
+                return at_ns, ended_ns
+        return begin_ns, ended_ns
 
     def release(self, until_ns: int) -> None:
         """Let the recorder hand out events up to ``until_ns``, and request a drain now and then.
@@ -207,6 +225,11 @@ class PendingEvents:
         if until_ns >= self._next_drain_ns or len(self.events) > FLUSH_AT_MOST:
             self._next_drain_ns = until_ns + NS_PER_DRAIN
             self._recorder.on_full()
+
+    def is_held_back(self, from_ns: int) -> bool:
+        """Return whether no event since ``from_ns`` was handed out."""
+        watermark_ns = self._recorder.watermark_ns
+        return watermark_ns is not None and watermark_ns <= from_ns
 
     def begin_loop(self, at_ns: int) -> int:
         """Mark that the training loop began at ``at_ns``, or at the watermark if that is later; return the time."""

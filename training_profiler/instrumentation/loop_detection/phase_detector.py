@@ -3,26 +3,94 @@
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from training_profiler.instrumentation.loop_detection.callers import Purpose
-from training_profiler.instrumentation.loop_detection.first_evaluations import FirstEvaluations
-from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, PassPhase
+from training_profiler.base.units import NS_PER_S
+from training_profiler.instrumentation.loop_detection.loader_passes import MAX_PASSES, LoaderPass, Passes, PassPhase
+from training_profiler.instrumentation.loop_detection.modules import ModuleCall
 from training_profiler.instrumentation.loop_detection.no_grad_runs import (
-    EvalModeCalls,
     ModuleUse,
     NoGradDecisions,
     NoGradRun,
-    WithGrad,
+    Purpose,
+    nearest,
 )
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall
-from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents, SectionCodes, either
 from training_profiler.recording.event_codes import time_only
 from training_profiler.recording.fields import Fields, field
+from training_profiler.snapshot.program import PassesBefore
 
 _UNKNOWN: Final = PassPhase.UNKNOWN  # a member of an enum takes long to find
-MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
+MAX_MISSES: Final = 2  # with more, a pass taken for evaluation is training after all
+
+
+class WithGrad:
+    """Forward passes of evaluations that recorded gradients. The training thread adds them, others read them."""
+
+    def __init__(self) -> None:
+        self.count = self.spent_ns = 0
+        self._popped = (0, 0)
+
+    def add(self, count: int, spent_ns: int) -> None:
+        """Add so many forward passes, and their time."""
+        self.count += count
+        self.spent_ns += spent_ns
+
+    def pop(self) -> tuple[int, int]:
+        """Return what was added since the last call: the number of forward passes and their time in ns."""
+        before, self._popped = self._popped, (self.count, self.spent_ns)
+        return self._popped[0] - before[0], self._popped[1] - before[1]
+
+
+class _Evaluations(NamedTuple):
+    """Evaluations of one loader."""
+
+    made: tuple[str, str]  # the class of its data set, and the line that made it
+    number: int
+    ns: int
+
+
+class FirstEvaluations:
+    """Evaluations before the first training event, by their loaders, and which loaders are evaluated later.
+
+    Features made ahead of time look like a first validation. A loader that is made again for each evaluation may not be
+    recognized, so what the same line makes later counts as it.
+    """
+
+    def __init__(self) -> None:
+        self._has_trained = False
+        self._before: dict[int, _Evaluations] = {}  # by the id of a loader
+        self._later: set[int | tuple[str, str]] = set()
+        self._latest: tuple[int, tuple[str, str]] | None = None  # the loader under way, until the training begins
+
+    def training_begins(self) -> None:
+        """Handle a training event."""
+        self._has_trained = True
+
+    def passes(self, loader_pass: LoaderPass) -> None:
+        """Handle a pass that turns out to be an evaluation."""
+        loader, counts = loader_pass.loader_id, loader_pass.counts
+        arguments = None if counts is None else counts.arguments
+        made = ("", "") if arguments is None else (arguments.data_set, arguments.made_at)
+        if self._has_trained:
+            self._later.update((loader, made))
+        else:
+            self._latest = (loader, made) if loader else None
+
+    def ended(self, ns: int) -> None:
+        """Handle the end of an evaluation that took ``ns``."""
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            loader, made = latest
+            before = self._before.get(loader, _Evaluations(made, 0, 0))
+            self._before[loader] = _Evaluations(made, before.number + 1, before.ns + ns)
+
+    def facts(self) -> PassesBefore | None:
+        """Return the evaluations before the training over loaders that are not evaluated later; None without any."""
+        found = [each for loader, each in list(self._before.items()) if not {loader, each.made} & self._later]
+        if not found:
+            return None
+        return PassesBefore(sum(each.number for each in found), sum(each.ns for each in found) / NS_PER_S)
 
 
 class PhaseDetector(Fields):
@@ -34,32 +102,29 @@ class PhaseDetector(Fields):
 
     is_unresolved: bool = field(0)
     cycle: int = field(1)  # number of updates so far
-    passes: Passes
-    _run: NoGradRun | None  # calls without gradients since the last training event
-    _before: NoGradRun | None  # the last of these that were a part of a step
-    is_open: bool  # validation_epoch has been entered
-    forwards_without_grad: int
-    _run_end_ns: int
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, was_trained: Callable[[int], bool] = lambda module: False
     ) -> None:
+        self._pending, self._codes = pending, codes
         self.is_unresolved = True
         self.passes = Passes()
         self.cycle = 0
         self.forwards_without_grad = 0
-        self._pending = pending
-        self._codes = codes
-        self.is_open = False
+        self.is_open = False  # validation_epoch has been entered
         self._begin_ns = self._last_ns = 0  # of the evaluation, and end of its last event
         self.first_evaluations = FirstEvaluations()
+        self.with_grad = WithGrad()
         self._no_grad = NoGradDecisions(was_trained)
-        self._run = self._before = None
+        self._run: NoGradRun | None = None  # calls without gradients since the last training event
+        self._before: NoGradRun | None = None  # the last of these that were a part of a step
         self._run_end_ns = 0
-        self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
-        self._eval_mode = EvalModeCalls()  # since the last training event
+        # Calls with gradients in eval mode since the last training event.
+        self._eval_mode_end_ns = 0  # of the last of them, also before that
+        self._eval_mode_begins: set[int] = set()  # of their spans
+        self._switched: set[int] = set()  # ids of their modules that were in train mode before
+        self._first_switched: NoGradRun | None = None
         self._evaluated = 0  # the loader of the last pass that was evaluated to its end; 0 without any
-        self.with_grad = WithGrad()  # of evaluations
 
     # Fetches
 
@@ -90,7 +155,8 @@ class PhaseDetector(Fields):
         loader_pass.fetches += 1
         loader_pass.end_ns = now_ns
         if loader_pass.kind is PassPhase.UNKNOWN and loader_pass.fetches == 1:
-            self.passes.add_unknown(loader_pass)
+            self.passes.unknown.append(loader_pass)
+            del self.passes.unknown[:-MAX_PASSES]
         if loader_pass.kind is PassPhase.EVALUATION:
             self._continue(now_ns)
 
@@ -113,7 +179,9 @@ class PhaseDetector(Fields):
         return max(self._run_end_ns, self._eval_mode_end_ns) > loader_pass.end_ns
 
     def _evaluates(self, loader_pass: LoaderPass, now_ns: int) -> None:
-        self.passes.resolve(loader_pass, PassPhase.EVALUATION)
+        loader_pass.kind = PassPhase.EVALUATION
+        if loader_pass in self.passes.unknown:
+            self.passes.unknown.remove(loader_pass)
         self.first_evaluations.passes(loader_pass)
         if self.is_open:
             if loader_pass.fetches:
@@ -123,7 +191,7 @@ class PhaseDetector(Fields):
         else:
             begin_ns = self.with_workers(loader_pass.begin_ns if loader_pass.fetches else now_ns)
             if loader_pass.fetches or begin_ns < now_ns:
-                self._open_at(begin_ns, (self._codes.data_loading, time_only(self._codes.data_loading)))
+                self._open_at(begin_ns, either(self._codes.data_loading))
             else:
                 self._open_before_next(now_ns)
 
@@ -141,8 +209,9 @@ class PhaseDetector(Fields):
         self.forwards_without_grad += 1
         if self._continues_evaluation():
             return self._codes.forward
-        if self._run is not None and not self._no_grad.goes_on(self._run, frame):
-            self._end_run(self._run)
+        key, run = nearest(frame), self._run
+        if run is not None and run.key != key and not run.moves_to(key, self._no_grad.callers.named(frame)):
+            self._end_run(run)
         if self._run is None:
             self._run = self._no_grad.begin(frame, now_ns)
         self._run.call_begins(module, now_ns)
@@ -151,18 +220,19 @@ class PhaseDetector(Fields):
 
     def may_repeat(self, call: ModuleCall, caller: CodeType, depth: int) -> None:
         """Let ``call``, which has just begun, stand for those of the run that are like it."""
-        if self._run is not None:
-            self._run.latest.may_repeat(call, caller, self._run.key, depth)
+        if self._run is not None and self._run.latest is not None:
+            use = self._run.latest
+            use.call, use.caller, use.around, use.depth = call, caller, self._run.key, depth
 
     def repeated_use(self, module: Any, caller: FrameType) -> ModuleUse | None:
         """Return the calls of the run that a call of ``module`` by ``caller`` repeats; None without such."""
-        return None if self._run is None else self._run.repeated_use(module, caller)
+        return None if self._run is None else self._run.use_like(module, caller, in_same_run=True)
 
     def use_before(self, module: Any, caller: FrameType) -> ModuleUse | None:
         """Return the calls before an earlier step that the first one of ``module`` is like; None without such."""
-        if self._before is None or (self._run is not None and self._run.has_called(module)):
+        if self._before is None or (self._run is not None and id(module) in self._run.uses):
             return None
-        return self._before.use_like(module, caller)
+        return self._before.use_like(module, caller, in_same_run=False)
 
     def repeats(self, use: ModuleUse) -> None:
         """Handle the begin of such a call outside of evaluations."""
@@ -172,7 +242,7 @@ class PhaseDetector(Fields):
 
     def is_latest(self, call: ModuleCall) -> bool:
         """Return whether the latest call of the run is ``call``."""
-        return self._run is not None and self._run.latest.call is call
+        return self._run is not None and self._run.latest is not None and self._run.latest.call is call
 
     def _continues_evaluation(self) -> bool:
         latest = self.passes.latest
@@ -184,8 +254,9 @@ class PhaseDetector(Fields):
             self._continue(now_ns)
             return
         self._run_end_ns = now_ns
-        if self._run is not None:
-            self._run.call_ends(now_ns)
+        use = None if self._run is None else self._run.latest
+        if self._run is not None and use is not None:
+            use.end_ns = now_ns
             if self._pending.is_full():  # a long evaluation without a loader, such as sampling, or a long rollout
                 self._decide_early(self._run, now_ns)
 
@@ -206,27 +277,15 @@ class PhaseDetector(Fields):
                 self.with_grad.add(1, now_ns - begin_ns)
             self._continue(now_ns)
         elif begin_ns and (module or self.is_unresolved):
-            self._eval_mode.spans.add(begin_ns)
+            self._eval_mode_begins.add(begin_ns)
             if module:
                 self.is_unresolved = True
-                self._eval_mode.add(module, self._eval_mode.first or self._no_grad.begin(sys._getframe(1), begin_ns))
+                self._first_switched = self._first_switched or self._no_grad.begin(sys._getframe(1), begin_ns)
+                self._switched.add(module)
 
-    def _were_evaluated_with_grad(self, module: int) -> bool:
-        """Return whether eval-mode calls before a training forward pass of ``module`` were an evaluation.
-
-        The mode was switched for that module, or the names say so. Nothing else has learned from these calls.
-        """
-        first = self._eval_mode.first
-        if first is None:
-            return False
-        purpose = self._no_grad.purpose(first, has_training_event=True)
-        is_switched = module in self._eval_mode.modules and purpose is Purpose.UNKNOWN
-        return purpose is Purpose.EVALUATING or is_switched
-
-    def _open_with_grad(self) -> None:
-        first = self._eval_mode.first
-        if first is not None and not self.is_open:
-            self._open_at(first.begin_ns, (self._codes.forward, time_only(self._codes.forward)))
+    def _open_with_grad(self, first: NoGradRun) -> None:
+        if not self.is_open:
+            self._open_at(first.begin_ns, either(self._codes.forward))
 
     def reconsider(self, loader_pass: LoaderPass) -> None:
         """Turn a pass into an evaluation: it is over, and none of its batches reached a backward pass.
@@ -243,7 +302,7 @@ class PhaseDetector(Fields):
         end_ns = pending.last_of({-codes.forward, -time_only(codes.forward), -codes.data_loading})
         loader_pass.kind = PassPhase.EVALUATION
         begin_ns = self.with_workers(loader_pass.begin_ns)
-        pending.insert_before(begin_ns, (codes.data_loading, time_only(codes.data_loading)), codes.validation)
+        pending.insert_before(begin_ns, either(codes.data_loading), codes.validation)
         pending.insert_exit(end_ns, codes.validation)
 
     # Training events
@@ -262,12 +321,15 @@ class PhaseDetector(Fields):
             step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
         if self._run is not None:
             step_begin_ns = self._resolve_run(self._run, fed_by, step_begin_ns)
-        first = self._eval_mode.first
-        if first is not None and first.begin_ns <= step_begin_ns and self._were_evaluated_with_grad(module):
-            self._open_with_grad()
+        first = self._first_switched
+        if first is not None and first.begin_ns <= step_begin_ns:
+            # Calls in eval mode were an evaluation if names say so, or if the mode was switched for this module.
+            purpose = self._no_grad.purpose(first, has_training_event=True)
+            if purpose is Purpose.EVALUATING or (module in self._switched and purpose is Purpose.UNKNOWN):
+                self._open_with_grad(first)
         if self.is_open:
             self._close()
-        self._eval_mode.clear()
+        self._forget_eval_mode()
         self.is_unresolved = False
         self.first_evaluations.training_begins()
         return step_begin_ns
@@ -312,7 +374,7 @@ class PhaseDetector(Fields):
         elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:
             acting = run.rollout(self._no_grad.was_trained)
             if acting is not None:
-                codes = (self._codes.no_grad, time_only(self._codes.no_grad))
+                codes = either(self._codes.no_grad)
                 begin_ns, end_ns = self._pending.around(acting.begin_ns, acting.end_ns, codes)
                 self._pending.insert_before(begin_ns, codes, self._codes.rollout)
                 self._pending.insert_exit(end_ns, self._codes.rollout)
@@ -326,10 +388,9 @@ class PhaseDetector(Fields):
                 self._open_run(run, now_ns)
                 self._continue(now_ns)
                 return
-            run.hand_out(is_rollout=run.acts or purpose is Purpose.ACTING)
+            run.is_final, run.is_rollout_open = True, run.acts or purpose is Purpose.ACTING
             if run.is_rollout_open:
-                no_grad = self._codes.no_grad
-                self._pending.insert_before(run.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
+                self._pending.insert_before(run.begin_ns, either(self._codes.no_grad), self._codes.rollout)
         self._pending.release(now_ns)
 
     def end_evaluation(self, is_end: bool = True) -> None:
@@ -345,9 +406,9 @@ class PhaseDetector(Fields):
                 self._keep_in_step(run, purpose)
             elif is_end or not (run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle)):
                 self._open_run(run, run.begin_ns)
-        first = self._eval_mode.first
+        first = self._first_switched
         if first is not None and self._no_grad.purpose(first) is not Purpose.ACTING:
-            self._open_with_grad()
+            self._open_with_grad(first)
         if self.is_open:
             self._close()
 
@@ -392,7 +453,7 @@ class PhaseDetector(Fields):
             self._keep_in_step(run, Purpose.UNKNOWN)
             self._open_before_next(now_ns)
         else:
-            self._open_at(run.begin_ns, (self._codes.no_grad, time_only(self._codes.no_grad)))
+            self._open_at(run.begin_ns, either(self._codes.no_grad))
 
     def _open_at(self, begin_ns: int, firsts: tuple[int, ...]) -> None:
         """Enter ``validation_epoch`` if needed, before the event at ``begin_ns`` that is one of ``firsts``."""
@@ -405,12 +466,18 @@ class PhaseDetector(Fields):
 
     def _recode(self, begin_ns: int) -> None:
         """Turn calls since ``begin_ns`` into forward passes of the open evaluation."""
-        if self._eval_mode.spans:
-            self.with_grad.add(*self._pending.spans_since(begin_ns, self._codes.forward, self._eval_mode.spans))
-        self._eval_mode.clear()
+        if self._eval_mode_begins:
+            self.with_grad.add(*self._pending.spans_since(begin_ns, self._codes.forward, self._eval_mode_begins))
+        self._forget_eval_mode()
         self._pending.recode(begin_ns, self._codes.codes_in_evaluation)
         self._last_ns = max(self._last_ns, self._run_end_ns, self._eval_mode_end_ns)
         self._run = None
+
+    def _forget_eval_mode(self) -> None:
+        if self._eval_mode_begins:
+            self._first_switched = None
+            self._switched.clear()
+            self._eval_mode_begins.clear()
 
     def _open_before_next(self, now_ns: int) -> None:
         self._pending.events.extend((now_ns, self._codes.validation))

@@ -1,11 +1,13 @@
-"""Training steps from optimizer updates: one step is one logical update."""
+"""Training steps from optimizer updates, one logical update each, and epochs from passes over the data."""
 
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass, Passes, PassPhase
 from training_profiler.recording.fields import Fields, field
+from training_profiler.recording.recorder import Recorder
 
 # The primary optimizer has ended after so many updates of another optimizer without it:
 MISSED_BY_NEW: Final = 8  # by an optimizer that was never used together with the primary
@@ -142,3 +144,98 @@ def _reference(optimizer: Any) -> Callable[[], Any]:
         return weakref.ref(optimizer)
     except TypeError:  # a class with __slots__
         return lambda: True
+
+
+class StepEnds(Fields):
+    """Called at the end of each step, with its time.
+
+    The session is asked only where something may be due: at the steps and times that it has set in the recorder, and
+    where the batches come from another pass than at the last step, for an epoch may begin there. In a step of 0.25 ms,
+    which evicts them from the caches, the session's functions take several microseconds.
+    """
+
+    _latest: object = field(0)  # the pass at the last step
+
+    def __init__(self, recorder: Recorder, end_step: Callable[[int], None]) -> None:
+        self.recorder, self._end_step = recorder, end_step
+        self._passes: Passes | None = None
+        self._latest = self  # no step has ended
+
+    def follow(self, passes: Passes) -> None:
+        """Ask the session whenever ``passes`` have another latest one."""
+        self._passes = passes
+
+    def __call__(self, at_ns: int) -> None:
+        """End a step at ``at_ns``."""
+        latest: LoaderPass | None = None if self._passes is None else self._passes.latest
+        if latest is self._latest and self.recorder.ends_quietly(at_ns):
+            return
+        self._latest = latest
+        self._end_step(at_ns)
+
+
+class EpochBoundary(NamedTuple):
+    """One epoch ends and the next begins, at the first fetch of its pass."""
+
+    at_ns: int
+    number: int  # of the epoch that begins, counted from 1
+    batches: int | None  # of the epoch that ended; None for the first boundary
+    samples: int | None
+
+
+class EpochDetector:
+    """Called at the end of each step; reports each epoch boundary once.
+
+    Epochs exist only if all training batches come from passes over one loader, one after the other. Interleaved
+    passes, or loaders of different kinds, have no clear epochs.
+    """
+
+    def __init__(self) -> None:
+        self.is_off = False  # for good: the program marks epochs itself, or has none
+        self.current: LoaderPass | None = None
+        self.number = 0
+        self.unclear_after = 0  # complete epochs before batches came from other loaders, too; 0 while that is not so
+        self._latest: LoaderPass | None = None  # at the last step
+
+    def switch_off(self) -> None:
+        """Detect no more epochs: the program marks them itself."""
+        self.is_off = True
+
+    def is_same(self, latest: LoaderPass | None) -> bool:
+        """Return whether nothing changed since the last step, as in nearly all steps."""
+        return latest is self._latest or self.is_off
+
+    def next_boundary(self, latest: LoaderPass | None, is_alone: bool = True) -> EpochBoundary | None:
+        """Return the boundary at which the pass ``latest`` begins; None if it begins no epoch.
+
+        Args:
+            latest: the pass fetched from last.
+            is_alone: whether no other pass feeds the training at the same time.
+        """
+        self._latest = latest
+        if latest is None or latest.kind is not PassPhase.TRAINING:
+            return None
+        before = self.current
+        if before is latest:
+            return None
+        if not is_alone or (before is not None and not self._follows(before, latest)):
+            self.is_off = True
+            self.unclear_after = max(0, self.number - 1)
+            return None
+        self.current = latest
+        self.number += 1
+        batches, samples = (None, None) if before is None else (before.fetches, before.samples)
+        return EpochBoundary(latest.begin_ns, self.number, batches, samples)
+
+    def _follows(self, before: LoaderPass, latest: LoaderPass) -> bool:
+        is_over = before.has_ended or (before.iterator() is None and before.fetches > 1)
+        return is_over and latest.loader_id == before.loader_id and bool(latest.loader_id)
+
+    def last(self) -> tuple[int | None, int | None, bool] | None:
+        """Return (batches, samples, whether its pass has ended) of the epoch under way; None without one.
+
+        An unfinished first pass may be the whole training, so it is not an epoch.
+        """
+        if self.is_off or self.current is None or (self.number == 1 and not self.current.has_ended):
+            return None
+        return self.current.fetches, self.current.samples, self.current.has_ended

@@ -1,12 +1,14 @@
-"""Patch: calls whose arguments decide how fast a training is, made a few times: loaders, compilers, threads."""
+"""Patches of what is called a few times: loaders, compilers, threads, and the hook for an uncaught exception."""
 
 import functools
+import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.recording.tracebacks import hide_all_our_frames
 from training_profiler.snapshot.program import ANOMALY, COMPILE, THREADS
 
 # Private: may be gone. ``torch.compile`` makes one of them; it stays itself, because dynamo knows it by its identity.
@@ -15,62 +17,74 @@ COMPILERS: Final = {
     "_TorchCompileWrapper": ("backend", "mode", "options", "dynamic"),
 }
 
+MAX_CHAIN: Final = 100  # causes and contexts of an exception
 ANOMALY_CONTEXTS: Final = ("detect_anomaly", "set_detect_anomaly")
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Remember where the calls are made, and with which arguments. Optimizers and DDP have patches of their own."""
-    patches.replace(torch.utils.data.DataLoader, "__init__", functools.partial(_making_loader, context))
-    patches.replace(torch, "set_num_threads", functools.partial(_setting_threads, context))
-    for name in ANOMALY_CONTEXTS:
-        owner = getattr(getattr(torch, "autograd", None), name, None)
-        if owner is not None:
-            patches.replace(owner, "__init__", functools.partial(_finding_anomalies, context, name))
-    for name, arguments in COMPILERS.items():
-        if hasattr(torch, name):
-            patches.replace(getattr(torch, name), "__init__", functools.partial(_compiling, context, arguments))
+    calls = context.calls
 
+    def making_loader(loader: Any, *args: Any, **kwargs: Any) -> None:
+        calls.add_loader(loader)
 
-def _then(observe: Callable[..., None], original: Any) -> Any:
-    """Return ``original``, a function that returns nothing, with a call of ``observe`` after each of it."""
+    def setting_threads(*args: Any, **kwargs: Any) -> None:
+        calls.add(THREADS, "torch.set_num_threads", {"threads": args[0]} if args else {})
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> None:
-        try:
-            original(*args, **kwargs)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-        observe(*args, **kwargs)
+    def finding_anomalies(name: str, *args: Any, **kwargs: Any) -> None:
+        if name == "detect_anomaly" or kwargs.get("mode", args[1] if len(args) > 1 else True):
+            calls.add(ANOMALY, f"torch.autograd.{name}", {})
 
-    return call
-
-
-def _making_loader(context: PatchContext, original: Any) -> Any:
-    return hidden_from_warnings(_then(lambda loader, *args, **kwargs: context.calls.add_loader(loader), original))
-
-
-def _setting_threads(context: PatchContext, original: Any) -> Any:
-    def observe(*args: Any, **kwargs: Any) -> None:
-        if not context.is_compiling():
-            context.calls.add(THREADS, "torch.set_num_threads", {"threads": args[0]} if args else {})
-
-    return _then(observe, original)
-
-
-def _finding_anomalies(context: PatchContext, name: str, original: Any) -> Any:
-    def observe(*args: Any, **kwargs: Any) -> None:
-        mode = kwargs.get("mode", args[1] if len(args) > 1 else True)
-        if name == "detect_anomaly" or mode:
-            context.calls.add(ANOMALY, f"torch.autograd.{name}", {})
-
-    return hidden_from_warnings(_then(observe, original))
-
-
-def _compiling(context: PatchContext, names: tuple[str, ...], original: Any) -> Any:
-    def observe(compiler: Any, *args: Any, **kwargs: Any) -> None:
+    def compiling(names: tuple[str, ...], compiler: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         is_set = {name: given[name] for name in names if given.get(name) is not None}
-        context.calls.add(COMPILE, "torch.compile", is_set)
+        calls.add(COMPILE, "torch.compile", is_set)
 
-    return hidden_from_warnings(_then(observe, original))
+    def observed(observe: Callable[..., None], original: Any) -> Any:
+        """Return ``original`` with a call of ``observe`` after each of it."""
+
+        def end(call: tuple[tuple[Any, ...], dict[str, Any]], has_failed: bool) -> None:
+            if not has_failed:
+                observe(*call[0], **call[1])
+
+        return context.between(original, lambda *call: call, end)
+
+    def hidden(observe: Callable[..., None], original: Any) -> Any:
+        return hidden_from_warnings(observed(observe, original))
+
+    found: list[tuple[Any, Callable[..., None]]] = [(torch.utils.data.DataLoader, making_loader)]
+    found += [
+        (getattr(getattr(torch, "autograd", None), name, None), functools.partial(finding_anomalies, name))
+        for name in ANOMALY_CONTEXTS
+    ]
+    found += [
+        (getattr(torch, name, None), functools.partial(compiling, arguments)) for name, arguments in COMPILERS.items()
+    ]
+    for owner, observe in found:
+        if owner is not None:
+            patches.replace(owner, "__init__", functools.partial(hidden, observe))
+    patches.replace(torch, "set_num_threads", functools.partial(observed, setting_threads))
+
+
+def install_excepthook(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Print an uncaught exception as it would be without us, unless the program has a hook of its own.
+
+    Patches remove their frames from the exceptions that pass through them. What remains are exceptions raised in our
+    code, such as by Ctrl-C.
+    """
+    if sys.excepthook is not sys.__excepthook__:
+        return
+
+    def make(original: Any) -> Any:
+        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            cause: BaseException | None = error
+            for _ in range(MAX_CHAIN):
+                if cause is None:
+                    break
+                hide_all_our_frames(cause)
+                cause = cause.__context__ if cause.__cause__ is None else cause.__cause__  # not `or`: may be false
+            original(kind, error, error.__traceback__)
+
+        return excepthook
+
+    patches.replace(sys, "excepthook", make)

@@ -1,47 +1,51 @@
-"""Patch: collectives and barriers called from Python, and waiting for asynchronous ones."""
+"""Patches of distributed training: collectives and waiting for asynchronous ones, barriers, and DDP modules."""
 
 import functools
+import importlib
+import inspect
 import sys
-from collections.abc import Callable
-from threading import get_ident
+import time
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.patches import sync_points
-from training_profiler.instrumentation.patches.sync_points import FUNCTIONAL, replace_all, restore_dynamo_table
+from training_profiler.instrumentation.ddp_statistics import SyncPoints
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import COLLECTIVE
+from training_profiler.instrumentation.training_thread import COLLECTIVE, OTHER_PATCH
 from training_profiler.recording.event_codes import time_only
-from training_profiler.recording.tracebacks import hide_our_frames
 
-NAMES: Final = (
+ALWAYS_ASYNC: Final = ("batch_isend_irecv", "irecv", "isend")  # they return an object to wait for
+FUNCTIONAL: Final = "torch.distributed._functional_collectives"  # private: may be gone
+# The host waits in these for all ranks: in the first always, in the others if their tensors are on the CPU.
+HOST_BLOCKING: Final = ("all_gather_object", "barrier", "monitored_barrier")
+BLOCKING_ON_CPU_TENSORS: Final = (
     "all_gather",
-    "all_gather_coalesced",
     "all_gather_into_tensor",
-    "all_gather_object",
     "all_gather_single",
     "all_reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
+SYNCHRONIZING: Final = HOST_BLOCKING + BLOCKING_ON_CPU_TENSORS
+NAMES: Final = (
+    *SYNCHRONIZING,
+    "all_gather_coalesced",
     "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
-    "barrier",
     "broadcast",
     "broadcast_object_list",
     "gather",
     "gather_object",
-    "monitored_barrier",
     "recv",
     "recv_object_list",
     "reduce",
     "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
     "send",
     "send_object_list",
 )
-ALWAYS_ASYNC: Final = ("batch_isend_irecv", "irecv", "isend")  # they return an object to wait for
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -51,82 +55,116 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """
     if not torch.distributed.is_available():
         return
-    module = torch.distributed.distributed_c10d
-    is_compiling = context.is_compiling
+    package, module = torch.distributed, torch.distributed.distributed_c10d
     originals = {}
 
     def make(name: str, original: Any) -> Any:
-        inner = original
-        if name in sync_points.SYNCHRONIZING:
-            inner = sync_points.recorded(context, module, name, original)
-        position = sync_points.parameter_positions(original).get("async_op", sys.maxsize)
-        is_async = _always if name in ALWAYS_ASYNC else functools.partial(_is_async, position)
-        replacement = _recorded(context, inner, is_async, is_compiling)
+        position = parameter_positions(original).get("async_op", sys.maxsize)
+
+        def code_of(detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            is_async = kwargs.get("async_op") or (len(args) > position and args[position])
+            code = detector.codes.synchronization
+            return time_only(code) if is_async or name in ALWAYS_ASYNC else code
+
+        inner = recorded(context, module, name, original) if name in SYNCHRONIZING else original
+        replacement = context.spans(inner, OTHER_PATCH, COLLECTIVE, code_of)
         originals[replacement] = original
         return replacement
 
-    replace_all(patches, torch, (*NAMES, *ALWAYS_ASYNC), make)
+    def make_wait(original: Any) -> Any:
+        def code_of(detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            return 0 if context.is_tracing() else detector.codes.synchronization
+
+        return context.spans(original, OTHER_PATCH, COLLECTIVE, code_of)
+
+    for name in (*NAMES, *ALWAYS_ASYNC):
+        if hasattr(module, name):
+            patches.replace(module, name, functools.partial(make, name))
+            patches.repeat(module, package, name)
     work = getattr(module, "Work", None)
     if hasattr(work, "wait"):
-        patches.replace(work, "wait", lambda original: _recorded(context, original, _never, is_compiling))
+        patches.replace(work, "wait", make_wait)
 
     def replace_functional(name: str) -> None:
         restore_dynamo_table(sys.modules[name], originals)
-        if hasattr(sys.modules[name], "wait_tensor"):
+        if hasattr(sys.modules[name], "wait_tensor"):  # a compiler calls it with tensors that stand for others
             patches.replace(sys.modules[name], "wait_tensor", make_wait)
-
-    def make_wait(original: Any) -> Any:
-        # A compiler calls it with tensors that stand for others.
-        return _recorded(context, original, _never, lambda: is_compiling() or context.is_tracing())
 
     context.after_import(FUNCTIONAL, replace_functional, patches)
 
 
-def _always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
+def recorded(context: PatchContext, module: Any, name: str, original: Any) -> Any:
+    """Return ``original``, the collective ``name`` of ``module``, wrapped to record the calls that are sync points.
 
+    In these the host waits for all ranks.
+    """
+    positions = parameter_positions(original)
+    if "group" not in positions:
+        return original
 
-def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return False
+    def argument(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position = positions.get(name, len(args))
+        return kwargs[name] if name in kwargs else args[position] if position < len(args) else None
 
+    def is_sync_point(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        group = argument("group", args, kwargs)
+        if argument("async_op", args, kwargs) or not (group is None or group is module.GroupMember.WORLD):
+            return False
+        if name in HOST_BLOCKING:
+            return True
+        tensor = args[0] if args else next(iter(kwargs.values()))
+        tensor = tensor[0] if isinstance(tensor, (list, tuple)) else tensor
+        return bool(tensor.is_cpu and tensor.numel())
 
-def _is_async(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(kwargs.get("async_op") or (len(args) > position and args[position]))
-
-
-def _recorded(
-    context: PatchContext,
-    original: Any,
-    is_async: Callable[[tuple[Any, ...], dict[str, Any]], bool],
-    is_compiling: Callable[[], bool],
-) -> Any:
-    """Return ``original`` wrapped so that outermost calls on the training thread are spans."""
-    training_thread = context.training_thread
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(*args, **kwargs)
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[SyncPoints, int, int] | None:
         try:
-            detector = training_thread.confirmed_detector or context.detector
-            if detector is None or training_thread.busy_with >= COLLECTIVE or get_ident() != training_thread.ident:
-                return original(*args, **kwargs)
-            code = detector.codes.synchronization
-            try:
-                if is_async(args, kwargs):
-                    code = time_only(code)
-                detector.pending.record(code)
-            except Exception as error:
-                context.on_error(error)
-                return original(*args, **kwargs)
-            busy_before, training_thread.busy_with = training_thread.busy_with, COLLECTIVE
-            try:
-                return original(*args, **kwargs)
-            finally:
-                training_thread.busy_with = busy_before
-                detector.pending.record(-code)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
+            number = context.sync_points.call_begins() if is_sync_point(args, kwargs) else None
+        except Exception:  # torch itself will reject these arguments
+            number = None
+        return None if number is None else (context.sync_points, number, time.time_ns())
 
-    return call
+    def end(begun: tuple[SyncPoints, int, int], has_failed: bool) -> None:
+        sync_points, number, enter_ns = begun
+        sync_points.call_ends(number, None if has_failed else enter_ns)
+
+    return context.between(original, begin, end)
+
+
+def restore_dynamo_table(module: Any, originals: dict[Any, Any]) -> None:
+    """Put torch's own functions back into its table of compilable collectives, which was filled with ours."""
+    for name, value in list(vars(module).items()):
+        if callable(value) and type(value).__hash__ is not None and value in originals:
+            setattr(module, name, originals[value])
+    remaps = getattr(module, "traceable_collective_remaps", None)
+    if isinstance(remaps, dict):
+        for function in [function for function in remaps if function in originals]:
+            remaps[originals[function]] = remaps.pop(function)
+
+
+def parameter_positions(function: Any) -> dict[str, int]:
+    """Return the position of each parameter by name; empty if the signature is unknown."""
+    try:
+        return {name: position for position, name in enumerate(inspect.signature(function).parameters)}
+    except (TypeError, ValueError):
+        return {}
+
+
+def install_ddp(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Register each DDP module, and read its statistics before its process group is destroyed."""
+    if not torch.distributed.is_available():
+        return
+
+    def add(ddp: Any, has_failed: bool) -> None:
+        if not has_failed:
+            context.add_ddp_module(ddp)
+            context.calls.add_ddp(ddp)
+
+    def read(original: Any) -> Any:
+        return context.between(original, lambda *call: context.gradient_sync.read(), lambda *call: None)
+
+    module = importlib.import_module("torch.distributed.distributed_c10d")
+    # Private, and the last call of __init__. A patch of __init__ itself would make its warnings point at our line.
+    add_after = functools.partial(context.between, begin=lambda args, kwargs: args[0], end=add)
+    patches.replace(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", add_after)
+    patches.replace(module, "destroy_process_group", read)
+    patches.repeat(module, torch.distributed, "destroy_process_group")

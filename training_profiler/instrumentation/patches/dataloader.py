@@ -1,4 +1,4 @@
-"""Patch: fetches of ``torch.utils.data.DataLoader``, and the start of its workers."""
+"""Patch: fetches of ``torch.utils.data.DataLoader``, and its workers: their start, and the loop that each runs."""
 
 import functools
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from training_profiler.instrumentation.fronts import FETCH as FETCHING
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, TrainingThread
-from training_profiler.recording.event_codes import DISCARDED, time_only
+from training_profiler.instrumentation.training_thread import FORWARD, FREE, TrainingThread
+from training_profiler.recording.event_codes import discarded_exit, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 
 
@@ -26,21 +26,10 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
 
 def _fetching(context: PatchContext, original: Any) -> Any:
-    training_thread = context.training_thread
-
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         try:
-            loader_pass, detector, fetch = None, training_thread.confirmed_detector, original
-            if detector is not None and training_thread.busy_with <= FORWARD and training_thread.ident == get_ident():
-                try:  # as nearly all fetches
-                    loader_pass = detector.usual_fetch_begins(self)
-                except Exception as error:
-                    context.on_error(error)
-            if loader_pass is not None:
-                training_thread.busy_with = FETCH
-            else:
-                loader_pass, detector, fetch = _begins(context, original, self)
+            loader_pass, detector, fetch = _begins(context, original, self)
             if loader_pass is None or detector is None:
                 return fetch(self)
             batch: object = None
@@ -54,7 +43,7 @@ def _fetching(context: PatchContext, original: Any) -> Any:
                 raise
             finally:
                 try:
-                    _ends(training_thread, loader_pass, detector, batch, is_over)
+                    _ends(context.training_thread, loader_pass, detector, batch, is_over)
                 except Exception as error:
                     context.on_error(error)
         except BaseException as error:
@@ -62,6 +51,33 @@ def _fetching(context: PatchContext, original: Any) -> Any:
             raise
 
     return hidden_from_warnings(__next__)
+
+
+def _begins(
+    context: PatchContext, original: Any, iterator: Any
+) -> tuple[LoaderPass | None, LoopDetector | None, Callable[[Any], Any]]:
+    """Record the begin of a fetch; return its pass and detector, and how the batch is fetched.
+
+    A fetch without a pass has no end to be recorded, as one inside a call in which nothing is recorded.
+    """
+    training_thread = context.training_thread
+    events = context.events_of_other_thread()
+    if events is not None:
+        return None, None, functools.partial(_fetch_on_other_thread, context, events, original)
+    detector = training_thread.confirmed_detector or context.current_detector()
+    if detector is None or training_thread.busy_with > FORWARD:
+        return None, detector, original
+    try:
+        if detector.calls:
+            detector.trains_within()
+        loader_pass = detector.fetch_begins(iterator, is_first=getattr(iterator, "_num_yielded", 1) == 0)
+    except Exception as error:
+        context.on_error(error)
+        return None, detector, original
+    training_thread.fetch_begins()
+    if loader_pass.fetches < loader_pass.measured_at:
+        return loader_pass, detector, original
+    return loader_pass, detector, functools.partial(_measured, original, loader_pass, detector.pending.host_clock)
 
 
 def _ends(
@@ -83,23 +99,6 @@ def _ends(
         detector.fetch_ends(loader_pass)
 
 
-def _begins(
-    context: PatchContext, original: Any, iterator: Any
-) -> tuple[LoaderPass | None, LoopDetector | None, Callable[[Any], Any]]:
-    """Record the begin of a fetch; return its pass and detector, and how the batch is fetched.
-
-    A fetch without a pass has no end to be recorded.
-    """
-    events = context.events_of_other_thread()
-    if events is not None:
-        return None, None, functools.partial(_fetch_on_other_thread, context, events, original)
-    detector = context.training_thread.confirmed_detector or context.current_detector()
-    loader_pass = None if detector is None else _begin_any(context, detector, iterator)
-    if detector is None or loader_pass is None or loader_pass.fetches < loader_pass.measured_at:
-        return loader_pass, detector, original
-    return loader_pass, detector, functools.partial(_measured, original, loader_pass, detector.pending.host_clock)
-
-
 @hidden_from_warnings
 def _measured(original: Any, loader_pass: LoaderPass, clock: Callable[[], int], iterator: Any) -> Any:
     """Return the next batch, whose CPU time is measured."""
@@ -109,60 +108,52 @@ def _measured(original: Any, loader_pass: LoaderPass, clock: Callable[[], int], 
     return batch
 
 
-def _begin_any(context: PatchContext, detector: LoopDetector, iterator: Any) -> LoaderPass | None:
-    """Record the begin of a fetch on the training thread; return None inside a call in which nothing is recorded."""
-    training_thread = context.training_thread
-    if training_thread.busy_with > FORWARD:
-        return None
-    try:
-        if detector.calls:
-            detector.trains_within()
-        loader_pass = detector.fetch_begins(iterator, is_first=getattr(iterator, "_num_yielded", 1) == 0)
-    except Exception as error:
-        context.on_error(error)
-        return None
-    training_thread.fetch_begins()
-    return loader_pass
-
-
-def _starting(context: PatchContext, original: Any) -> Any:
-    training_thread = context.training_thread
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            detector = context.current_detector() if training_thread.busy_with == FREE else None
-            context.guarded(context.workers.expect)
-            if detector is None:
-                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-            codes = (time_only(detector.codes.data_loading), detector.codes.worker_start)
-            for code in codes:
-                detector.pending.record(code)
-            ident = training_thread.fetch_begins()
-            try:
-                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-            finally:
-                training_thread.fetch_ends(ident)
-                for code in reversed(codes):
-                    detector.pending.record(-code)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-
-    return __init__
-
-
 def _fetch_on_other_thread(context: PatchContext, events: list[int], original: Any, iterator: Any) -> Any:
-    """Return the next batch, and record the fetch among the events of the calling thread."""
+    """Return the next batch, and record the fetch among the events of the calling training_thread."""
     detector = context.detector
     if detector is None:
         return original(iterator)
     clock, code = detector.pending.host_clock, detector.codes.data_loading
     events.extend((clock(), code))
+    end = discarded_exit(code)
     try:
         batch = original(iterator)
-    except BaseException:
-        events.extend((clock(), -code - DISCARDED))
-        raise
-    events.extend((clock(), -code))
-    return batch
+        end = -code
+        return batch
+    finally:
+        events.extend((clock(), end))
+
+
+def _starting(context: PatchContext, original: Any) -> Any:
+    training_thread = context.training_thread
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LoopDetector, int] | None:
+        detector = context.current_detector() if training_thread.busy_with == FREE else None
+        context.guarded(context.workers.expect)
+        if detector is None:
+            return None
+        for code in (time_only(detector.codes.data_loading), detector.codes.worker_start):
+            detector.pending.record(code)
+        return detector, training_thread.fetch_begins()
+
+    def end(begun: tuple[LoopDetector, int], has_failed: bool) -> None:
+        detector, ident = begun
+        training_thread.fetch_ends(ident)
+        for code in (detector.codes.worker_start, time_only(detector.codes.data_loading)):
+            detector.pending.record(-code)
+
+    return context.between(original, begin, end)
+
+
+def install_in_workers(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Observe the loop that every worker process runs, however it is started.
+
+    A forked worker runs the patched loop. A spawned one is given the loop by its name, and runs the patch of its own
+    process if that is profiled. No object of the user's is wrapped, so that workers are given the same.
+    """
+
+    def make(original: Any) -> Any:
+        loop = original.__code__
+        return context.between(original, lambda *call: context.workers.observe(loop), lambda end, has_failed: end())
+
+    patches.replace(torch.utils.data._utils.worker, "_worker_loop", make)

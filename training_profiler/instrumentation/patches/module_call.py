@@ -1,22 +1,29 @@
-"""Patch: the outermost call of a module.
+"""Patches of forward and backward passes: outermost calls of a module, and gradients, by ``backward`` or ``grad``.
 
 A forward pass calls hundreds of modules inside one another, so inner calls must cost almost nothing
 (benchmarks/patches.py).
 """
 
+import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.fronts import BACKWARD as GRADIENTS
 from training_profiler.instrumentation.fronts import MODULE
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.loop_detection.outermost_call import ModuleCall, inputs_of
-from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.instrumentation.loop_detection.modules import ModuleCall
+from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
+from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE, TrainingThread
 from training_profiler.recording.tracebacks import hide_our_frames
+
+KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph
+CREATES_GRAPH: Final = {True: 3, False: 4}  # where create_graph is passed, of backward and of grad
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -24,7 +31,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     original = torch.nn.Module.__call__
     outermost, ends = _outermost(context, torch, original)
     is_known = is_known_call(torch, original)
-    patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost, ends))
+    patches.replace(torch.nn.Module, "__call__", lambda _: _recorded(context, original, is_known, outermost))
     if is_known:
         context.fronts.offer_attribute(patches, torch.nn.Module, "__call__", MODULE, ends)
         context.after_import("torch._dynamo.variables.nn_module", functools.partial(_inline, patches, torch), patches)
@@ -37,15 +44,9 @@ def _inline(patches: Patches, torch: Any, module: str) -> None:
         patches.replace(sys.modules[module], "unpatched_nn_module_call", lambda _: call)
 
 
-def _recorded(
-    context: PatchContext,
-    original: Any,
-    is_known: bool,
-    outermost: Callable[..., Any],
-    ends: Callable[..., None],
-) -> Any:
+def _recorded(context: PatchContext, original: Any, is_known: bool, outermost: Callable[..., Any]) -> Any:
     """Return the replacement of ``Module.__call__``, which ``is_known_call`` knows or not."""
-    training_thread, is_compiling, frame_of = context.training_thread, context.is_compiling, sys._getframe
+    training_thread, is_compiling = context.training_thread, context.is_compiling
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # is_compiling comes first: for dynamo it is a constant, while busy_with would need a guard.
@@ -65,32 +66,17 @@ def _recorded(
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
         try:
-            if training_thread.busy_with:
-                if self._compiled_call_impl is not None:
-                    return self._compiled_call_impl(*args, **kwargs)
-                return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
-            detector, call = training_thread.confirmed_detector, None
-            if detector is not None and training_thread.ident == get_ident() and self._compiled_call_impl is None:
-                try:  # as nearly all outermost calls
-                    call = detector.usual_call_begins(self, args, kwargs, frame_of(1), training_thread.function)
-                except Exception as error:
-                    context.on_error(error)
-            if detector is None or call is None:
+            if not training_thread.busy_with:
                 return outermost(self, args, kwargs)
-            training_thread.busy_with = FORWARD
-            try:
-                return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
-            finally:
-                ends(detector, call, self)
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs) if kwargs else self._call_impl(*args)
         except BaseException as error:
             hide_our_frames(error)
             raise
 
-    return _named(call_as_torch if is_known else __call__, original)
-
-
-def _named(replacement: Any, original: Any) -> Any:
-    """Return ``replacement`` with the signature and source of the original, under the name at which pickle finds it."""
+    replacement = call_as_torch if is_known else __call__
+    # The signature and source of the original, under the name at which pickle finds it.
     functools.update_wrapper(replacement, original, updated=())
     replacement.__name__, replacement.__qualname__ = "__call__", "Module.__call__"
     replacement.__module__ = "torch.nn.modules.module"
@@ -111,8 +97,9 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
             if detector is None:
                 return original(module, *args, **kwargs)
         try:
-            function, inputs = training_thread.function, inputs_of(args, kwargs)
-            call = detector.call_begins(module, inputs, not is_compiled(module), sys._getframe(2), function)
+            inputs = (*args, *kwargs.values(), *kwargs) if kwargs else args
+            may_explore, function = not is_compiled(module), training_thread.function
+            call = detector.call_begins(module, inputs, may_explore, sys._getframe(2), function)
         except Exception as error:
             context.on_error(error)
             return original(module, *args, **kwargs)
@@ -126,11 +113,7 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
         if context.detector is detector:  # otherwise another thread has become the training thread meanwhile
             training_thread.busy_with = FREE
         try:
-            calls = detector.calls
-            if call.is_plain and calls and calls[-1] is call and module.training:
-                calls.pop()
-                detector.forward_ends()
-            elif not detector.repeated_call_ends(call):
+            if not detector.repeated_call_ends(call):
                 detector.call_ends(call, module)
         except Exception as error:
             context.on_error(error)
@@ -150,3 +133,124 @@ def is_known_call(torch: Any, original: Any) -> bool:
     return (
         original is getattr(torch.nn.Module, "_wrapped_call_impl", None) and code is not None and code.co_names == names
     )
+
+
+def install_functions(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Mark outermost executions of ``torch.autograd.Function``, whose forward runs without gradients but has some.
+
+    An adjoint method calls the model there. Nothing is recorded here: module calls inside are one forward pass.
+    """
+    training_thread, numbers = context.training_thread, itertools.count(1)
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+        if (
+            training_thread.busy_with
+            or training_thread.function
+            or (training_thread.ident and training_thread.ident != get_ident())
+        ):
+            return None
+        number = next(numbers)
+        training_thread.function = number if torch.is_grad_enabled() else -number
+        return True
+
+    def end(begun: bool, has_failed: bool) -> None:
+        training_thread.function = 0
+
+    owner = torch.autograd.Function
+    apply = vars(owner)["apply"]
+    function = getattr(apply, "__func__", apply)  # since torch 2.14 a method of C, called with the class
+    patches.replace(owner, "apply", lambda _: classmethod(context.between(function, begin, end)))
+
+
+def look_for_update(
+    context: PatchContext, detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool
+) -> None:
+    """Find an update that the program made itself, unless it has an optimizer of torch or a failure shows it cannot."""
+    with contextlib.suppress(Exception):  # of tensors that are not torch's own
+        if not context.has_optimizer and not detector.updates:  # it may be older than the patches
+            detector.look_for_update(args, kwargs, trains)
+            return
+    detector.use_inferred_updates(None)
+
+
+def _gradient_begins(
+    context: PatchContext, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool, frame: FrameType
+) -> tuple[LoopDetector, int] | None:
+    """Record the begin of a gradient that ``frame`` computes, if it is one of the training's.
+
+    Return the detector, and the kind of call that the training thread was in.
+    """
+    training_thread, captures = context.training_thread, context.captures
+    if captures.under_way:
+        capture = captures.on_this_thread()
+        if capture is not None:
+            if trains:
+                capture.gradients_begin()
+            return None
+    at = CREATES_GRAPH[trains]
+    creates_graph = args[at] if len(args) > at else kwargs.get("create_graph")
+    if creates_graph is True or context.unused_graph is not None:
+        detector = context.detector
+        if detector is not None and get_ident() == training_thread.ident:
+            context.gradient_begins(detector.updates, creates_graph is True)
+    if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
+        return None
+    detector = training_thread.confirmed_detector
+    if detector is None or get_ident() != training_thread.ident:
+        detector = context.confirm_training()
+        if detector is None:
+            return None
+    if trains and detector.calls:
+        detector.trains_within()
+        training_thread.busy_with = FREE
+    if detector.inferred is not None:
+        look_for_update(context, detector, args, kwargs, trains)
+    keeps_graph = args[KEEPS_GRAPH] if len(args) > KEEPS_GRAPH else kwargs.get("retain_graph")
+    if trains and (keeps_graph or context.updates_at_kept is not None):
+        context.note_backward(detector.updates, bool(keeps_graph) and not creates_graph)
+    if context.backward_watch is not None:
+        context.backward_watch.backward_begins(args, kwargs, frame, trains)
+    detector.backward_begins()
+    busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
+    return detector, busy_before
+
+
+def install_gradients(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
+    # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
+    patches.replace(torch.autograd, "backward", functools.partial(_computing, context, trains=True))
+    patches.replace(torch.autograd, "grad", functools.partial(_computing, context, trains=False))
+
+
+def _computing(context: PatchContext, original: Any, trains: bool) -> Any:
+    """Return the replacement of ``original``; a front may make the calls that train."""
+    frame_of, frames = sys._getframe, 3 if trains else 2  # of ours
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LoopDetector, int] | None:
+        return _gradient_begins(context, args, kwargs, trains, frame_of(frames))
+
+    def end(begun: tuple[LoopDetector, int], has_failed: bool) -> None:
+        _gradient_ends(context.training_thread, begun[1], begun[0])
+
+    recorded = hidden_from_warnings(context.between(original, begin, end))
+    if not trains:
+        return recorded
+    is_compiling, ended = context.is_compiling, functools.partial(_gradient_ends, context.training_thread, FREE)
+    computed = context.fronts.in_front_of(GRADIENTS, original, recorded, ended)
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        try:
+            return computed(*args, **kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+
+    return hidden_from_warnings(backward)
+
+
+def _gradient_ends(training_thread: TrainingThread, busy_before: int, detector: LoopDetector) -> None:
+    training_thread.busy_with = busy_before
+    detector.backward_ends()

@@ -1,4 +1,7 @@
-"""Patch: optimizer updates, by torch's own hooks, and clearing gradients."""
+"""Patches of updates: by torch's own hooks, clearing gradients, scaling them, and replays of CUDA graphs.
+
+A replay runs no Python code of the step that was captured.
+"""
 
 import functools
 import importlib
@@ -10,11 +13,10 @@ from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.fronts import AFTER_UPDATE, BEFORE_UPDATE, CLEARING
+from training_profiler.instrumentation.graph_captures import CapturedGraph
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.open_updates import OpenUpdates
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
-from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, OpenUpdates
 
 
 def _was_skipped(optimizer: Any) -> bool:
@@ -59,160 +61,192 @@ def _put_hook(handle: Any, hook: Callable[..., None]) -> None:
 
 
 def _creating(context: PatchContext, original: Any) -> Any:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context.note_optimizer()
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-        context.calls.add_optimizer(self)
-        context.optimizers.add(self)
-        if context.detector is not None:
-            context.later_optimizers.made(self, context.detector.updates)
+        return args[0]
 
-    return hidden_from_warnings(__init__)
+    def end(optimizer: Any, has_failed: bool) -> None:
+        if not has_failed:
+            context.calls.add_optimizer(optimizer)
+            context.optimizers.add(optimizer)
+            if context.detector is not None:
+                context.later_optimizers.made(optimizer, context.detector.updates)
+
+    return hidden_from_warnings(context.between(original, begin, end))
 
 
 def _beginning(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    training_thread, captured = context.training_thread, context.captures.under_way
-    is_compiling, frame_of = context.is_compiling, sys._getframe
+    training_thread, captures, is_compiling = context.training_thread, context.captures, context.is_compiling
+
+    def begin(optimizer: Any, frame: FrameType) -> None:
+        capture = captures.on_this_thread() if captures.under_way else None
+        if capture is not None:
+            capture.update_begins(optimizer)
+            return
+        detector = training_thread.confirmed_detector
+        if detector is None or get_ident() != training_thread.ident:
+            detector = context.confirm_training()
+            if detector is None:
+                context.count_update_on_other_thread()
+                return
+        is_outermost, had_failed = updates.begin(optimizer, frame)
+        if had_failed:
+            detector.update.end()
+        if is_outermost:
+            if detector.calls:
+                detector.trains_within()
+                training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
+            detector.update_begins()
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling():
-            return
         try:
-            detector, frame = training_thread.confirmed_detector, frame_of(1)
-            if (
-                detector is None
-                or updates.open
-                or detector.calls
-                or captured
-                or training_thread.busy_with == FETCH
-                or training_thread.ident != get_ident()
-            ):
-                _any_update_begins(context, updates, optimizer, frame)
-            else:
-                updates.open.append((id(optimizer), id(frame), frame.f_code))
-                detector.update_begins()
+            if not is_compiling() and training_thread.busy_with != FETCH:
+                begin(optimizer, sys._getframe(1))
         except Exception as error:
             context.on_error(error)
 
     return begins
 
 
-def _any_update_begins(context: PatchContext, updates: OpenUpdates, optimizer: Any, frame: FrameType) -> None:
-    training_thread, captures = context.training_thread, context.captures
-    if training_thread.busy_with == FETCH:
-        return
-    if captures.under_way:
-        capture = captures.on_this_thread()
-        if capture is not None:
-            capture.update_begins(optimizer)
-            return
-    detector = training_thread.confirmed_detector
-    if detector is None or get_ident() != training_thread.ident:
-        detector = context.confirm_training()
-        if detector is None:
-            context.count_update_on_other_thread()
-            return
-    is_outermost, had_failed = updates.begin(optimizer, frame)
-    if had_failed:
-        detector.update.end()
-    if is_outermost:
-        if detector.calls:
-            detector.trains_within()
-            training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
-        detector.update_begins()
-
-
 def _ending(context: PatchContext, updates: OpenUpdates) -> Callable[..., None]:
-    training_thread, captured, is_compiling = context.training_thread, context.captures.under_way, context.is_compiling
+    training_thread, captures, is_compiling = context.training_thread, context.captures, context.is_compiling
+
+    def end(optimizer: Any) -> None:
+        capture = captures.on_this_thread() if captures.under_way else None
+        if capture is not None:
+            capture.update_ends(optimizer)
+            return
+        detector = training_thread.confirmed_detector
+        if detector is None or get_ident() != training_thread.ident or not updates.end(optimizer):
+            return
+        if not updates.follows_backward(detector.backwards) and _changes_nothing(optimizer):
+            detector.update.drop()
+            return
+        detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
+        if context.has_grad_scaler:
+            detector.update.resume_scaling()
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling():
-            return
         try:
-            detector = training_thread.confirmed_detector
-            if (
-                detector is None
-                or captured
-                or context.has_grad_scaler
-                or training_thread.ident != get_ident()
-                or len(updates.open) != 1
-                or updates.open[0][0] != id(optimizer)
-                or not updates.follows_backward(detector.backwards)
-            ):
-                _any_update_ends(context, updates, optimizer)
-            else:
-                updates.open.clear()
-                detector.update_ends(optimizer)
+            if not is_compiling():
+                end(optimizer)
         except Exception as error:
             context.on_error(error)
 
     return ends
 
 
-def _any_update_ends(context: PatchContext, updates: OpenUpdates, optimizer: Any) -> None:
+def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
+    training_thread = context.training_thread
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LoopDetector, int] | None:
+        if len(args) > 1 or kwargs:
+            context.calls.add_zero_grad(*args[1:], **kwargs)
+        detector = training_thread.confirmed_detector or context.detector
+        if (
+            detector is None
+            or updates.open
+            or get_ident() != training_thread.ident
+            or training_thread.busy_with > FORWARD
+        ):
+            return None
+        if is_of_optimizer and detector.calls:
+            detector.trains_within()
+            training_thread.busy_with = FREE
+        return detector, detector.update.clearing_begins()
+
+    def end(begun: tuple[LoopDetector, int], has_failed: bool) -> None:
+        begun[0].update.clearing_ends(begun[1])
+
+    return context.between(original, begin, end)
+
+
+def install_scaler(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record the methods of GradScaler as time of ``optimizer_step``. The update itself has its own patch."""
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopDetector | None:
+        detector, training_thread = context.detector, context.training_thread
+        if (
+            detector is None
+            or training_thread.busy_with != FREE
+            or detector.update.is_scaling
+            or not training_thread.is_current()
+        ):
+            return None
+        context.note_grad_scaler()
+        detector.update.scaling_begins()
+        return detector
+
+    for name in ("scale", "unscale_", "step", "update"):
+        make = functools.partial(context.between, begin=begin, end=lambda detector, _: detector.update.scaling_ends())
+        patches.replace(torch.amp.GradScaler, name, make)
+
+
+def install_replays(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record replays of graphs that train, and nothing that only happens in a capture, which executes nothing."""
     training_thread, captures = context.training_thread, context.captures
-    if captures.under_way:
-        capture = captures.on_this_thread()
-        if capture is not None:
-            capture.update_ends(optimizer)
+
+    def graph_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0]
+
+    def capture_has_begun(graph: Any, has_failed: bool) -> None:
+        if not has_failed:
+            captures.begin(graph)
+            training_thread.capture_begins()
+
+    def capture_has_ended(graph: Any, has_failed: bool) -> None:
+        training_thread.capture_ends(captures.end(graph, has_failed=has_failed))
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CapturedGraph, LoopDetector] | None:
+        graph = captures.training_graph(
+            args[0]
+        )  # compiled functions replay many graphs, none of which trains by itself
+        detector = None if graph is None else _replay_begins(context, graph)
+        return None if graph is None or detector is None else (graph, detector)
+
+    def end(begun: tuple[CapturedGraph, LoopDetector], has_failed: bool) -> None:
+        graph, detector = begun
+        optimizers = [] if has_failed else graph.optimizers()
+        if not optimizers:
+            detector.update.end()
             return
+        captures.note_replayed_update()
+        for optimizer in optimizers:
+            detector.update_ends(optimizer)
+
+    graph_class = getattr(torch.cuda, "CUDAGraph", None)
+    if graph_class is not None:
+        for name, before, after in (
+            ("capture_begin", graph_of, capture_has_begun),
+            ("capture_end", graph_of, capture_has_ended),
+            ("replay", begin, end),
+        ):
+            patches.replace(graph_class, name, functools.partial(context.between, begin=before, end=after))
+
+
+def _replay_begins(context: PatchContext, graph: CapturedGraph) -> LoopDetector | None:
+    """Record the begin of a replay; return None if it is not recorded."""
+    training_thread, updates = context.training_thread, context.open_updates
+    capture = context.captures.on_this_thread()
+    if capture is not None:
+        capture.add(graph)
+        return None
+    if training_thread.busy_with == FETCH:
+        return None
     detector = training_thread.confirmed_detector
     if detector is None or get_ident() != training_thread.ident:
-        return
-    is_outermost = updates.end(optimizer)
-    if is_outermost and not updates.follows_backward(detector.backwards) and _changes_nothing(optimizer):
-        detector.drop_update()
-    elif is_outermost:
-        detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
-        if context.has_grad_scaler:
-            detector.update.resume_scaling()
-
-
-def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
-    is_compiling = context.is_compiling
-
-    @functools.wraps(original)
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(self, *args, **kwargs)
-        has_arguments = args or kwargs
-        if has_arguments:
-            context.calls.add_zero_grad(*args, **kwargs)
-        try:
-            detector, code = None, 0
-            try:
-                detector, code = _clearing_begins(context, updates, is_of_optimizer)
-            except Exception as error:
-                context.on_error(error)
-            if detector is None:
-                return original(self, *args, **kwargs)
-            try:
-                return original(self, *args, **kwargs) if has_arguments else original(self)
-            finally:
-                try:
-                    detector.update.clearing_ends(code)
-                except Exception as error:
-                    context.on_error(error)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-
-    return zero_grad
-
-
-def _clearing_begins(
-    context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
-) -> tuple[LoopDetector | None, int]:
-    training_thread = context.training_thread
-    detector = training_thread.confirmed_detector or context.detector
-    if detector is None or updates.open or get_ident() != training_thread.ident or training_thread.busy_with > FORWARD:
-        return None, 0
-    if is_of_optimizer and detector.calls:
+        detector = context.confirm_training()
+        if detector is None:
+            if graph.optimizers():
+                context.count_update_on_other_thread()
+            return None
+    if updates.open:
+        if updates.is_running(sys._getframe()):  # an optimizer whose step is a replay
+            return None
+        detector.update.end()  # it raised
+    if detector.calls:
         detector.trains_within()
-        training_thread.busy_with = FREE
-    return detector, detector.update.clearing_begins()
+        training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
+    detector.update_begins()
+    detector.update.replay_begins(detector.codes.replay)
+    return detector

@@ -1,21 +1,16 @@
-"""Patch: functions whose calls are simply spans of a section. One row per function."""
+"""Patch: functions whose calls are simply spans of a section, one row each, and moving tensors to a device."""
 
 import functools
 import sys
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import OTHER_PATCH
-from training_profiler.recording.tracebacks import hide_our_frames
-from training_profiler.tables.sections import (
-    BATCH_NORM_UPDATE,
-    CHECKPOINTING,
-    EMA_UPDATE,
-    METRICS_COMPUTATION,
-)
+from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
+from training_profiler.tables.backends import BACKENDS
+from training_profiler.tables.sections import BATCH_NORM_UPDATE, CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
 
 
 class SimpleSpan(NamedTuple):
@@ -44,17 +39,8 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
         ),
     ),
     "weight averaging": (
-        SimpleSpan(
-            "torch.optim.swa_utils.AveragedModel",
-            ("update_parameters",),
-            EMA_UPDATE,
-        ),
-        SimpleSpan(
-            "torch.optim.swa_utils",
-            ("update_bn",),
-            BATCH_NORM_UPDATE,
-            ends_evaluation=True,
-        ),
+        SimpleSpan("torch.optim.swa_utils.AveragedModel", ("update_parameters",), EMA_UPDATE),
+        SimpleSpan("torch.optim.swa_utils", ("update_bn",), BATCH_NORM_UPDATE, ends_evaluation=True),
     ),
     "checkpoints": (
         _checkpoint("torch.serialization", "save", also_in="torch"),
@@ -71,7 +57,7 @@ def install(spans: tuple[SimpleSpan, ...], patches: Patches, context: PatchConte
         AttributeError: this version of torch has none of the functions of a row.
     """
     for span in spans:
-        make = recorded_as(context, span.section, span.ends_evaluation)
+        make = functools.partial(recorded_as, context, span.section, span.ends_evaluation)
         if span.is_optional:
             replace = functools.partial(_replace_if_imported, span, patches, make)
             context.after_import(span.owner, replace, patches)
@@ -101,48 +87,47 @@ def _replace_if_imported(span: SimpleSpan, patches: Patches, make: Callable[[Any
 
 def _at(torch: Any, path: str | None) -> Any:
     """Return what is at ``path``, which begins with "torch"; None for no path."""
-    if path is None:
-        return None
-    return functools.reduce(getattr, path.split(".")[1:], torch)
+    return None if path is None else functools.reduce(getattr, path.split(".")[1:], torch)
 
 
-def recorded_as(context: PatchContext, section: str, ends_evaluation: bool = False) -> Callable[[Any], Any]:
-    """Return a wrapper for functions whose calls on the training thread are spans.
+def recorded_as(context: PatchContext, section: str, ends_evaluation: bool, original: Any) -> Any:
+    """Return ``original``, whose calls on the training thread are spans of ``section``, and may end an evaluation."""
 
-    Args:
-        context: of the patches.
-        section: name of the section.
-        ends_evaluation: whether a call is not part of the evaluation before it.
-    """
-    training_thread, is_compiling = context.training_thread, context.is_compiling
+    def code_of(detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if ends_evaluation and detector.phases.is_unresolved:
+            detector.phases.checkpoint_begins()
+        return detector.codes.by_name[section]
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(*args, **kwargs)
-            try:
-                detector = training_thread.confirmed_detector or context.detector
-                if detector is None or training_thread.busy_with or get_ident() != training_thread.ident:
-                    return original(*args, **kwargs)
-                code = detector.codes.by_name[section]
-                try:
-                    if ends_evaluation and detector.phases.is_unresolved:
-                        detector.phases.checkpoint_begins()
-                    detector.pending.record(code)
-                except Exception as error:
-                    context.on_error(error)
-                    return original(*args, **kwargs)
-                busy_before, training_thread.busy_with = training_thread.busy_with, OTHER_PATCH
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    training_thread.busy_with = busy_before
-                    detector.pending.record(-code)
-            except BaseException as error:
-                hide_our_frames(error)
-                raise
+    return context.spans(original, FREE, OTHER_PATCH, code_of)
 
-        return call
 
-    return make
+def install_transfers(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record ``to`` and ``cuda`` as ``data_transfer`` if they name a device. A new dtype alone is not a transfer."""
+    device_kinds = (str, torch.device, int, torch.Tensor)
+
+    def code_of(
+        detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any], *, must_name_device: bool
+    ) -> int:
+        if must_name_device:
+            is_named = bool(len(args) > 1 and isinstance(args[1], device_kinds))
+            if not (is_named or kwargs.get("device") is not None or "tensor" in kwargs):
+                return 0
+        update = detector.update
+        # In an update, a closure moves batches; others move a learning rate, or whether a gradient is finite.
+        is_of_update = update.is_scaling or (context.open_updates.open and not update.has_closures)
+        is_recorded = not (is_of_update or context.is_tracing()) and context.training_thread.is_current()
+        return detector.codes.data_transfer if is_recorded else 0
+
+    def make(owner: Any, name: str, original: Any) -> Any:
+        # Dynamo recognizes methods of tensors by name only.
+        method = name if owner is torch.Tensor else ""
+        code = functools.partial(code_of, must_name_device=name == "to")
+        replacement = context.spans(original, FREE, OTHER_PATCH, code, method)
+        # So that it can be pickled by name: methods in C have no module of their own.
+        replacement.__module__, replacement.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+        return replacement
+
+    for owner in (torch.Tensor, torch.nn.Module):
+        for name in ("to", *(backend.kind for backend in BACKENDS)):
+            if hasattr(owner, name):
+                patches.replace(owner, name, functools.partial(make, owner, name))

@@ -45,18 +45,12 @@ def test_device_time_is_added_once_the_device_has_reached_the_span(run):
     assert run.time.stats() == stats(1)
 
 
-def test_while_the_device_has_work_a_fetch_keeps_it_waiting_for_nothing(run):
-    run.device.queue(3.0)
+@pytest.mark.parametrize(("queued_s", "waits_s"), [(3.0, 0.0), (0.5, 1.5)])
+def test_of_a_fetch_the_device_waits_for_what_its_work_does_not_cover(run, queued_s, waits_s):
+    run.device.queue(queued_s)
     run.spend("data_loading", 2.0)
     run.clock.advance(10)
-    assert run.device_s() == {"data_loading": (1, 0.0)}
-
-
-def test_of_a_fetch_the_device_waits_for_what_its_work_does_not_cover(run):
-    run.device.queue(0.5)
-    run.spend("data_loading", 2.0)
-    run.clock.advance(10)
-    assert run.device_s() == {"data_loading": (1, 1.5)}
+    assert run.device_s() == {"data_loading": (1, waits_s)}
 
 
 def test_sections_nest(run):

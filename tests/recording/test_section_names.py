@@ -55,19 +55,12 @@ def test_no_two_printable_names_have_the_same_key(given_names):
 
 
 @given(names)
-def test_no_name_has_a_key_of_a_row_that_the_profiler_makes(name):
-    assert key_of(name) not in KEYS
-    assert not key_of(name).startswith(tuple(f"{outer}/" for outer in (*OUTSIDE_STEPS_SECTIONS, "(profiler)")))
-
-
-@given(names)
-def test_a_name_is_shown_as_the_user_wrote_it_unless_its_key_is_cut(name):
-    assert name_of(key_of(name)) == name or len(key_of(name)) == 120 < len(USERS + name)
-
-
-@given(names)
-def test_a_key_is_a_single_printable_line_that_readers_leave_as_it_is(name):
-    assert printable(key_of(name)) == key_of(name)
+def test_a_key_is_a_printable_line_that_no_row_of_ours_has_and_shows_the_name_unless_it_is_cut(name):
+    key = key_of(name)
+    assert key not in KEYS
+    assert not key.startswith(tuple(f"{outer}/" for outer in (*OUTSIDE_STEPS_SECTIONS, "(profiler)")))
+    assert name_of(key) == name or len(key) == 120 < len(USERS + name)
+    assert printable(key) == key
 
 
 @pytest.mark.parametrize("key", [*KEYS, *WITHIN_OURS, *STANDARD])

@@ -79,12 +79,11 @@ def test_is_blocked_while_the_watermark_stands_still(held):
     assert held.is_blocked_at(1010)
     assert held.is_blocked_at(1020)
     assert not held.is_blocked_at(1009)
-    held.watermark_ns = None
-    assert not held.is_blocked_at(1010)
-
-
-def test_too_many_events_are_not_blocked(held):
     held.buffer().events.extend([1030, 1] * (2 * FLUSH_AT_MOST))
+    assert not held.is_blocked_at(1010)  # there are too many
+    held.discard()
+    assert held.is_blocked_at(1010)
+    held.watermark_ns = None
     assert not held.is_blocked_at(1010)
 
 
@@ -121,13 +120,10 @@ def test_drain_waits_for_rewriting_on_another_thread(recorder, clock):
     assert recorder.backlog() == 0
 
 
-def test_step_end_holds_back_what_is_not_final(held):
-    assert held.mark(STEP_END, final_ns=1020) == 1030
+@pytest.mark.parametrize(
+    ("at_ns", "end_ns", "until_ns", "marks"), [(None, 1030, 1020, []), (1005, 1005, 1005, [1005, STEP_END])]
+)
+def test_step_end_holds_back_what_is_not_final_and_what_is_later(held, at_ns, end_ns, until_ns, marks):
+    assert held.mark(STEP_END, at_ns, final_ns=1020) == end_ns
     batch = held.drain()
-    assert (batch.until_ns, batch.marks) == (1020, [])
-
-
-def test_step_end_before_all_that_is_held_back_releases_no_more(held):
-    held.mark(STEP_END, 1005, final_ns=1020)
-    batch = held.drain()
-    assert (batch.until_ns, batch.marks) == (1005, [1005, STEP_END])
+    assert (batch.until_ns, batch.marks) == (until_ns, marks)

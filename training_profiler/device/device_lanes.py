@@ -180,11 +180,6 @@ class _LaneSpan(NamedTuple):
     host_begin_ns: int
     host_end_ns: int
 
-    @property
-    def ahead_ns(self) -> int:
-        """How far the device's clock is behind the host's, at least: nothing is reached before it is recorded."""
-        return max(self.host_begin_ns - self.begin_ns, self.host_end_ns - self.end_ns)
-
 
 class _Device:
     """The spans on one device. Its clock begins with the first event."""
@@ -213,7 +208,8 @@ class _Device:
         if not spans:
             return []
         at_ns = min(span.begin_ns for span in spans)
-        shift_ns = max(span.ahead_ns for span in spans)
+        # The device's clock is behind the host's, at least by this: nothing is reached before it is recorded.
+        shift_ns = max(max(each.host_begin_ns - each.begin_ns, each.host_end_ns - each.end_ns) for each in spans)
         if self._shift is not None:
             known_ns, known_at_ns = self._shift
             shift_ns = max(shift_ns, known_ns - round(DRIFT * abs(at_ns - known_at_ns)))

@@ -19,7 +19,6 @@ from training_profiler.inspections.inspection import (
     tensors_within,
 )
 from training_profiler.inspections.random_data import draws_random_numbers
-from training_profiler.inspections.repeated_forward import generator_state
 from training_profiler.instrumentation.loop_detection.modules import (
     modules_within,
     parameters_within,

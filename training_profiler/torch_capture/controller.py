@@ -212,8 +212,7 @@ class Captures:
                 self._writer = None
                 return why_not
             self._source.slowed_by_capture.begin(window.first)
-            if window.spans is not None:
-                self._source.send_every_span(window.spans.add, window.spans.add_samples)
+            self._source.send_every_span(window.spans.add, window.spans.add_samples)
             writer.start((window.begin_ns - begin_ns) / NS_PER_S)
             atexit.register(self._at_exit)
         except BaseException:

@@ -127,11 +127,9 @@ class TraceWriter:
         self.held_s = time.perf_counter() - begin_s
         window.release_profile()
         check_whole(raw)
-        self._wait(None if spans is None else spans.is_complete)
+        self._wait(spans.is_complete)
         begin_s = time.perf_counter()
-        added: list[WrittenSpan | SampledLine] = [*window.steps_as_spans()]
-        if spans is not None:
-            added += [*spans.spans(), *spans.lines()]
+        added: list[WrittenSpan | SampledLine] = [*window.steps_as_spans(), *spans.spans(), *spans.lines()]
         most_bytes = self.plan.megabytes * 1e6
         self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
         self.export_s = self.held_s + time.perf_counter() - begin_s
@@ -164,9 +162,8 @@ class TraceWriter:
         if cleared_s is not None:
             parts.append(f"clearing memory {cleared_s:.3f} s")
         parts.append(f"{self.bytes / 1e6:.2f} MB")
-        left_out = window.spans.left_out if window.spans is not None else 0
-        if left_out:
-            parts.append(f"{left_out} sections left out of the trace")
+        if window.spans.left_out:
+            parts.append(f"{window.spans.left_out} sections left out of the trace")
         return f"{', '.join(parts)}; next: training-profiler trace {self.path.parent}"
 
 

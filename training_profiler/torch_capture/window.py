@@ -45,7 +45,7 @@ class Window:
         self.must_end: str | None = None  # reason to end early
         self.marks: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.begin_ns = 0
-        self.spans: CapturedSpans | None = None
+        self.spans: CapturedSpans  # from ``start`` on
         self.profile: Any = None
         self._torch, self._clock = torch, clock
         self._patches = Patches()
@@ -94,8 +94,7 @@ class Window:
 
     def stop(self) -> None:
         """Stop recording. The trace can be written."""
-        if self.spans is not None:
-            self.spans.ends(self.ends_ns[-1])
+        self.spans.ends(self.ends_ns[-1])
         self._mark(self.marks[1])
         try:
             self.profile.stop()

@@ -44,15 +44,6 @@ def test_collections_are_counted_by_generation_and_step() -> None:
     assert garbage_of(run).step_total_s == pytest.approx(1.62)
 
 
-def test_steps_without_a_collection_count_in_every_drain() -> None:
-    run = collecting()
-    run.collect(0.01, 0)
-    for _ in range(12):
-        run.step(forward_pass=1)
-        run.flush()
-    assert garbage_of(run).steps == 12
-
-
 def test_a_collection_belongs_to_its_step_over_many_drains() -> None:
     run = collecting()
     run.step(forward_pass=1)

@@ -98,17 +98,6 @@ def test_waiting_samples_are_bounded(monkeypatch):
     assert attributed(run) == {("", LOSS): 5}
 
 
-def test_samples_outside_sections_join_their_completed_step():
-    run = FakeRun()
-    run.step(forward_pass=1)
-    run.clock.advance(1)
-    run.sample_line(BATCH)
-    run.clock.advance(1)
-    assert attributed(run) == {("", BATCH): 1}
-    run.recorder.mark(STEP_END)
-    assert attributed(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
-
-
 def test_samples_of_a_step_cut_by_an_epoch_are_outside_steps():
     run = FakeRun()
     run.begin_epoch(1)

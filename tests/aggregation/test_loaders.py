@@ -210,28 +210,6 @@ def test_batches_of_one_loader_are_added_up_without_asking_of_which_each_is(monk
     assert len(asked) == 2
 
 
-def test_time_between_batches_does_not_reach_across_a_validation():
-    run = LoaderRun()
-    run.batch(1)
-    with run.section("validation_epoch"):
-        run.batch(2, data=7)
-    run.batch(1)
-    run.batch(1)
-    run.flush()
-    sums = run.sums.run.loaders
-    assert found_in(sums)[1, "train", "between"] == (6_000_000_000, 1)
-    counts = counts_of(1, 2)
-    counts[1].by_phase[VAL], counts[1].by_phase[TRAIN] = counts[1].by_phase[TRAIN], counts[1].by_phase[VAL]
-    train, val = loader_stats(counts, sums)
-    assert (train.phase, val.phase, val.data_avg_s, val.batch_wait_avg_s, val.proportion) == (
-        "train",
-        "val",
-        7,
-        None,
-        1,
-    )
-
-
 def test_fetches_on_other_threads_belong_to_no_loader():
     run = LoaderRun()
     run.recorder.thread_id()

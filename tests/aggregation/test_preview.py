@@ -54,15 +54,6 @@ def test_the_sums_are_the_same_with_and_without_previews(run):
     assert run.snapshot() == other.snapshot()
 
 
-def test_a_preview_sends_no_spans(run):
-    run.accumulator.send_spans(lambda *spans: pytest.fail("only spans that stay are sent"))
-    run.accumulator.send_every_span(lambda *spans: pytest.fail("only spans that stay are sent"))
-    run.spend("forward_pass", 1.0)
-    preview_of(run)
-    run.accumulator.send_spans(None)
-    run.accumulator.send_every_span(None)
-
-
 def test_a_mark_that_was_drained_around_is_not_before_its_step(run):
     before_ns = run.clock()
     run.clock.advance(1.0)

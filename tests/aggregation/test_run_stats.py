@@ -32,14 +32,6 @@ def test_shares_add_up_to_one(run):
     }
 
 
-def test_a_recursive_section_counts_inner_spans_and_its_time_once(run):
-    with run.section("a"):
-        run.clock.advance(1)
-        run.spend("a", 2)
-    section = run.snapshot().sections["a"]
-    assert (section.count, section.total_s, section.self_s, section.parent) == (2, 5.0, 3.0, None)
-
-
 def test_section_stats_match_their_spans(run):
     for seconds in (1, 2, 6):
         run.step(a=seconds)

@@ -99,14 +99,6 @@ def test_open_sections_of_a_thread_end_with_its_last_section(run):
 # Time without a count
 
 
-def test_time_only_spans_are_left_out_of_extremes(run):
-    for seconds in (2, 9):
-        run.infer("optimizer_step", seconds)
-    run.infer("optimizer_step", 1, TIME_ONLY)
-    stats = run.snapshot().sections["optimizer_step"]
-    assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (2, 6.0, 2.0, 9.0)
-
-
 def test_a_mean_of_mostly_time_only_spans_has_no_extremes(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 9, TIME_ONLY)

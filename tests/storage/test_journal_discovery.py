@@ -28,8 +28,8 @@ from training_profiler.storage.journal_discovery import (
 
 def shown(folder):
     """Return the journals that are read, and the messages on the others."""
-    chosen = select_journals(find_journals(folder), folder)
-    return [one.shown for one in chosen.journals], chosen.left_out
+    journals, left_out = select_journals(find_journals(folder), folder)
+    return [one.shown for one in journals], left_out
 
 
 def test_journals_are_sorted_by_attempt_and_rank(tmp_path):
@@ -127,7 +127,7 @@ def test_an_unreadable_file_has_a_reason_and_displaces_none(tmp_path):
     os.mkfifo(tmp_path / "rank4.jsonl")
     (tmp_path / "rank5.jsonl").symlink_to(tmp_path / "gone")
     (tmp_path / "rank6.jsonl").write_text('{"kind":"begin","schema":99}\n')
-    troubles = {one.shown: one.problem for one in select_journals(find_journals(tmp_path), tmp_path).journals}
+    troubles = {one.shown: one.problem for one in select_journals(find_journals(tmp_path), tmp_path)[0]}
     schema = "has schema 99, this version reads 1; read it with the version that wrote it (meta.json names it)"
     none = "does not begin like a journal; is it a file of the profiler's?"
     assert troubles == {
@@ -150,7 +150,7 @@ def test_with_a_garbled_first_line_the_file_name_counts(tmp_path):
 
 def shown_with_siblings(folder):
     found = find_journals(folder)
-    return [one.shown for one in select_journals(found + find_own_folder_journals(folder, found), folder).journals]
+    return [one.shown for one in select_journals(found + find_own_folder_journals(folder, found), folder)[0]]
 
 
 def test_journals_of_ranks_that_ended_early_are_found_beside_the_folder(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tests.support.many_ranks import RUN, S, simple_stats, summary_by, write_rank
 from training_profiler.base.errors import RunFolderError
 from training_profiler.snapshot.ranks import AttemptStats, GradientSyncStats
-from training_profiler.storage import rank_reader
+from training_profiler.storage import run_reader
 from training_profiler.storage.run_reader import read_run
 
 STILL_RUNS = "the run still runs: these figures reach to its last interval"
@@ -20,7 +20,7 @@ UNKNOWN = "the run did not come to its end (or still runs): what followed the la
 
 @pytest.fixture(autouse=True)
 def simple_ranks(monkeypatch):
-    monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
+    monkeypatch.setattr(run_reader, "all_ranks_stats", simple_stats)
 
 
 def ranks_in(snapshot):

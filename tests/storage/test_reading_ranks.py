@@ -9,9 +9,14 @@ import pytest
 
 from tests.support.many_ranks import BEGAN_S, RUN, S, simple_stats, summary_by, who, write_rank
 from training_profiler.base.errors import RunFolderError
-from training_profiler.storage import rank_reader
-from training_profiler.storage.journal_discovery import LaunchId
-from training_profiler.storage.rank_reader import read_ranks
+from training_profiler.storage import run_reader
+from training_profiler.storage.journal_discovery import LaunchId, find_journals, select_attempt
+from training_profiler.storage.run_reader import received_ranks
+
+
+def read_ranks(folder, attempt=None):
+    found = select_attempt(folder, find_journals(folder), attempt)
+    return received_ranks(found.of_attempt, found.left_out)
 
 
 def steps_by_rank(received):
@@ -72,7 +77,7 @@ def test_with_thousands_of_ranks_summaries_are_rarer(tmp_path):
 
 
 def test_ranks_without_a_journal_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
+    monkeypatch.setattr(run_reader, "all_ranks_stats", simple_stats)
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 2)
     assert read_ranks(tmp_path).stats().missing == (1, 3)

@@ -181,7 +181,9 @@ class Accumulator:
                 self._add_thread(thread.thread_id, events[thread.thread_id], cuts, None)
             if not thread.is_alive:
                 self.totals.unended += len(self._open.pop(thread.thread_id, NO_EVENTS).codes)
-        self.step_spans.end_batch(batch, self.warmup_steps, until_ns)
+        self.step_spans.end_batch(
+            {thread.thread_id: thread.name for thread in batch.threads}, self.warmup_steps, until_ns
+        )
         self.at_ns = self.totals.end_ns = until_ns
 
     def settled_ns(self) -> int | None:
@@ -245,7 +247,6 @@ class Accumulator:
             self.totals.first_fetch_ns = block.spans.first_ns(self._ids_of((DATA_LOADING,)))
 
     def _add_to_steps(self, block: ThreadBlock, cuts: Cuts, first_step: int) -> None:
-        """Add the time of the training thread, and attribute samples and collections to it."""
         step_rows = self._rows_of_pieces(cuts, first_step)
         times = sum_time(block, step_rows, self._complete, self.totals.sections.rows)
         row_of, end_ns = step_rows[block.pieces], int(cuts.ends_ns[-1])
@@ -294,7 +295,6 @@ class Accumulator:
         return rows
 
     def _send(self, block: ThreadBlock, cuts: Cuts) -> None:
-        """Hand the spans of the training thread to those that asked for them."""
         spans, end_ns = block.spans, int(cuts.ends_ns[-1])
         on_spans, on_every_span = self.on_spans, self.on_every_span
         if on_spans is not None:

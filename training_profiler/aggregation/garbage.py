@@ -129,7 +129,7 @@ class GarbageAttribution:
         if not self._waiting and not len(self._unfinished):  # as in most batches
             if not self._is_complete:
                 return None
-            sums.steps += complete
+            sums.add_in_steps(complete, *np.empty((3, 0), np.int64))
             return np.zeros(complete, np.int64)
         waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
         due = int(np.searchsorted(waiting[:, 0], until_ns))

@@ -14,8 +14,7 @@ from training_profiler.model.loader_workers import IDLE, PHASES, WorkerSums
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, LOADER, SECTION_MASK, STEP_END
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.lines import WorkerLineStats, WorkerStats
-from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
+from training_profiler.snapshot.snapshot import PROFILER, LoaderStats, WorkerLineStats, WorkerStats
 from training_profiler.statistics.arrays import Bools, Ints
 from training_profiler.tables.sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH, WITHIN
 
@@ -302,7 +301,6 @@ class LoaderAttribution:
         return True
 
     def _loaders_of(self, kinds: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
-        """Return the loader of each span."""
         loader_ids = np.full(len(kinds), NO_LOADER)
         for is_validation, fetched in enumerate(self._fetched):
             is_of_phase = (kinds >= KINDS) == is_validation

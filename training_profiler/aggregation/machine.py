@@ -44,16 +44,6 @@ class MachineSums:
         series = {quantity: series.points for quantity, series in self.series.items()}
         return MachineRecord(self.samples, self.levels, series, self.facts)
 
-    @staticmethod
-    def of(record: MachineRecord) -> "MachineSums":
-        """Return the sums of a journal."""
-        sums = MachineSums()
-        sums.samples, sums.levels, sums.facts = record.samples, dict(record.levels), dict(record.facts)
-        for quantity, points in record.series.items():
-            sums.series[quantity] = Series()
-            sums.series[quantity].add_points(points)
-        return sums
-
     def add_samples(
         self, samples: Iterable[MachineSample], loop_begin_ns: int | None = None, settled_ns: int | None = None
     ) -> None:
@@ -95,10 +85,6 @@ class MachineSums:
         self.facts.update(later.facts)
         for quantity, level in later.levels.items():
             self._add_level(quantity, level)
-
-    def forget_growth(self) -> None:
-        """Forget how memory has grown: all of it was before the first step."""
-        self.series.clear()
 
     def _add_level(self, quantity: str, level: tuple[float, float, float, float]) -> None:
         weight, weighted, largest, _ = self.levels.get(quantity, (0.0, 0.0, level[2], 0.0))

@@ -25,7 +25,6 @@ from training_profiler.model.location import Location
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.startup_frames import REST
-from training_profiler.snapshot.lines import UnseenWait
 from training_profiler.snapshot.snapshot import (
     EpochStats,
     Health,
@@ -35,6 +34,7 @@ from training_profiler.snapshot.snapshot import (
     StartupPart,
     StartupStats,
     Throughput,
+    UnseenWait,
 )
 from training_profiler.statistics.arrays import Floats
 from training_profiler.statistics.change_point import ChangePoint, change_point

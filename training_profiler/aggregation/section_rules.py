@@ -2,19 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.section_totals import rows_for
 from training_profiler.aggregation.span_matching import Events, OutsideSections
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Bools, Ints
-from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, PROFILER, STEP_PARTS, WITHIN
-
-# Work between training steps makes no step longer, wherever in the loop it is called.
-OUTSIDE_SECTIONS: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
+from training_profiler.tables.sections import OUTSIDE_SECTIONS, OUTSIDE_STEPS_SECTIONS, PROFILER, STEP_PARTS, WITHIN
 
 
 class OutsideSteps:
@@ -29,7 +24,7 @@ class OutsideSteps:
         """Return the sections outside steps among the names so far."""
         names = self._names.names
         if len(self._table) < len(names) + 1:  # there are new names
-            self._table = np.zeros(rows_for(2 * len(names)), np.bool_)
+            self._table = np.zeros(2 * len(names) + 16, np.bool_)
             self._known = 0
         if self._known != len(names):
             self._table[[id for id, name in list(self._names.names.items()) if name in OUTSIDE_SECTIONS]] = True

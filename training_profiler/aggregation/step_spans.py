@@ -10,7 +10,6 @@ import numpy as np
 from training_profiler.aggregation.span_matching import EndedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
-from training_profiler.recording.recorder import Batch
 from training_profiler.statistics.arrays import Ints
 
 Why = Literal["first", "slow", "last"]
@@ -50,10 +49,6 @@ class ThreadSpans(NamedTuple):
     def where(self, rows: Ints) -> "ThreadSpans":
         """Return some of the spans."""
         return ThreadSpans(self.thread_id, self.ids[rows], self.begin_ns[rows], self.end_ns[rows], self.are_sorted)
-
-    def ends_after(self, ns: int) -> bool:
-        """Return whether any of the spans, of which there must be some, ends after this time."""
-        return bool((self.end_ns[-1] if self.are_sorted else self.end_ns.max()) > ns)
 
     def between(self, from_ns: int, until_ns: int) -> "ThreadSpans":
         """Return the spans that have a part in this time."""
@@ -163,11 +158,11 @@ class StepSpans:
                 columns = (ids, spans.begin_ns[part], spans.end_ns[part])
                 self._spans.append(ThreadSpans(thread_id, *columns, are_sorted=are_sorted))
 
-    def end_batch(self, batch: Batch, warmup_steps: int | None, until_ns: int) -> None:
-        """Choose from the steps of the batch, and keep what the step that goes on may need."""
+    def end_batch(self, names: Mapping[int, str], warmup_steps: int | None, until_ns: int) -> None:
+        """Choose from the steps of a batch, and keep what the step that goes on may need. ``names``: its threads'."""
         may_be_written = (*self._spans, *(spans for _, kept in self._last for spans in kept))  # threads may have ended
         known = {spans.thread_id: self._names.get(spans.thread_id, "") for spans in may_be_written}
-        self._names = known | {thread.thread_id: thread.name for thread in batch.threads}
+        self._names = {**known, **names}
         ended, self._ended = self._ended, _NO_STEPS
         count = len(ended.durations_ns)
         settled = SETTLED_AFTER if warmup_steps is None else warmup_steps
@@ -181,7 +176,9 @@ class StepSpans:
         self._last += [(ended.at(row), self._spans) for row in range(max(0, count - AT_END), count)]
         del self._last[:-AT_END]
         since_ns = until_ns if self._begun_ns is None else self._begun_ns
-        going_on = [each for each in self._spans if each.ends_after(since_ns)]
+        going_on = [
+            each for each in self._spans if (each.end_ns[-1] if each.are_sorted else each.end_ns.max()) > since_ns
+        ]
         kept = [spans for each in going_on if len((spans := each.between(since_ns, until_ns + 1)).ids)]
         self._spans = [_longest([spans], KEPT)[0] for spans in (_merged(kept) if len(kept) > MOST_PARTS else kept)]
 

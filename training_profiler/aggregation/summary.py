@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, NO_TIMES, is_known, lines_of, lines_with_loops
-from training_profiler.aggregation.section_rules import OUTSIDE_SECTIONS
 from training_profiler.aggregation.step_change import explained_by_calls, halves, step_change, work_growth
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
@@ -29,6 +28,7 @@ from training_profiler.tables.sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FORWARD_PASS,
+    OUTSIDE_SECTIONS,
     ROLLOUT,
     STEP_PARTS,
     SYNCHRONIZATION,

@@ -289,7 +289,7 @@ class Totals(StretchFigures, eq=False, kw_only=True):
             self.add_early(steps, ids, later.early_ns[steps, ids])
         if later.loop_begin_ns is not None and self.loop_begin_ns != later.loop_begin_ns:
             self.loop_begin_ns = later.loop_begin_ns
-            self.machine.forget_growth()
+            self.machine.series.clear()  # all of it was before the first step
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
         self.lines.update(later.lines)

@@ -63,7 +63,11 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(self.rows[0])
-        writer.writerows([_csv_cell(value) for value in row.values()] for row in self.rows)
+        for row in self.rows:
+            cells = (
+                f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row.values()
+            )
+            writer.writerow(cells)
         return text.getvalue()
 
     def html(self, caption: str, most: int | None = None, by: str = "") -> html.Html:
@@ -72,10 +76,6 @@ class Table:
         cells = [[_html_cell(value) for value in row.values()] for row in shown[:most]]
         headers = [name.replace("_", " ") for name in self.rows[0]] if self.rows else []
         return html.table(caption, headers, cells)
-
-
-def _csv_cell(value: Value) -> Value:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _html_cell(value: Value) -> html.Cell:
@@ -99,7 +99,9 @@ def table(
         return "(nothing)"
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if name is not None:
-        room = _room(headers, cells, name)
+        columns = zip(headers, zip(*cells, strict=True), strict=True)
+        widths = [max(map(len, (*header.split("\n"), *column))) for header, column in columns]
+        room = max(MIN_NAME, WIDTH - sum(widths) + widths[name] - _BETWEEN * (len(widths) - 1))
         cells = [[shortened(cell, room) if i == name else cell for i, cell in enumerate(row)] for row in cells]
     # The headers are a row: tabulate makes columns wider than their headers, for which 80 columns have no room.
     text = tabulate(
@@ -124,14 +126,6 @@ def with_details(text: str, details: Sequence[str], indent: str = "    ") -> str
         if detail:
             parts.append(indent + shortened(detail, WIDTH - len(indent)))
     return "\n".join(parts)
-
-
-def _room(headers: Sequence[str], cells: Sequence[Sequence[str]], name: int) -> int:
-    widths = [
-        max(map(len, (*header.split("\n"), *column)))
-        for header, column in zip(headers, zip(*cells, strict=True), strict=True)
-    ]
-    return max(MIN_NAME, WIDTH - sum(widths) + widths[name] - _BETWEEN * (len(widths) - 1))
 
 
 def shortened(text: str, most: int) -> str:

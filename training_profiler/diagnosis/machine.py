@@ -16,9 +16,8 @@ from training_profiler.diagnosis.registry import (
 )
 from training_profiler.findings.finding import Change, Evidence, Finding, Fix
 from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.machine import Level, MachineStats
 from training_profiler.snapshot.program import THREADS
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, Level, MachineStats, Snapshot
 from training_profiler.tables.sections import (
     BACKWARD_PASS,
     FORWARD_PASS,

@@ -11,17 +11,19 @@ from training_profiler.snapshot.lines import CHECKS as CHECKS
 from training_profiler.snapshot.lines import HOT_PLACES as HOT_PLACES
 from training_profiler.snapshot.lines import HOT_SHARE as HOT_SHARE
 from training_profiler.snapshot.lines import PYTHON as PYTHON
+from training_profiler.snapshot.lines import READ_BY_FUNCTION as READ_BY_FUNCTION
 from training_profiler.snapshot.lines import LineStats as LineStats
 from training_profiler.snapshot.lines import UnseenWait as UnseenWait
 from training_profiler.snapshot.lines import WorkerLineStats as WorkerLineStats
 from training_profiler.snapshot.lines import WorkerStats as WorkerStats
-from training_profiler.snapshot.lines import hottest_places
+from training_profiler.snapshot.lines import hottest_places as hottest_places
 from training_profiler.snapshot.machine import GarbageStats as GarbageStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
 from training_profiler.snapshot.machine import MemoryChange as MemoryChange
+from training_profiler.snapshot.machine import Pause as Pause
 from training_profiler.snapshot.machine import Price as Price
 from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
-from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_SUM
+from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
 from training_profiler.safety.files import NotRegularFileError, is_folder, lines_of, may_follow, open_file
 from training_profiler.settings.settings import Launch
 from training_profiler.snapshot.ranks import AttemptStats
@@ -141,17 +141,14 @@ class LaunchId(NamedTuple):
 
 def this_launch(launch: Launch) -> LaunchId:
     """Return the launch of this process."""
-    return LaunchId(socket.gethostname(), launch.run_id, launch.job, *_parent())
-
-
-def _parent() -> tuple[int | None, float | None]:
+    this = LaunchId(socket.gethostname(), launch.run_id, launch.job)
     try:
         import psutil  # imported here, because a report does not need it
 
         parent = psutil.Process(os.getppid())
-        return parent.pid, parent.create_time()
+        return this._replace(parent_pid=parent.pid, parent_start_s=parent.create_time())
     except Exception:  # it has ended or belongs to another user; psutil.Error is not a built-in
-        return None, None
+        return this
 
 
 def launch_from_data(data: object) -> LaunchId:
@@ -256,7 +253,8 @@ class AttemptJournals(NamedTuple):
 
 def find_journals(folder: Path, stem: str = "rank") -> list[JournalFile]:
     """Return the files named like journals in ``folder`` and in folders one level below it."""
-    below = [entry for entry in _entries(folder) if _is_folder(entry)]
+    entries = [entry for entry in _entries(folder) if not entry.name.endswith(".jsonl")]
+    below = [entry for entry in entries if is_folder(entry) or (may_follow(entry) and entry.is_dir())]
     names = [path for parent in (folder, *sorted(below)) for path in sorted(_entries(parent))]
     return [inspect_journal(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
 
@@ -303,7 +301,14 @@ def select_journals(found: Iterable[JournalFile], folder: Path) -> tuple[list[Jo
     for journal in belonging:
         # An unreadable file does not displace another one.
         by_place[journal.rank, journal.attempt, journal.shown if journal.problem else ""].append(journal)
-    journals = [_best(same, left_out) for same in by_place.values()]
+    journals = []
+    for same in by_place.values():  # of each rank and attempt: that of the last process, and its longest copy
+        best = max(same, key=lambda journal: (journal.wall_ns, journal.size))
+        journals.append(best)
+        for journal in same:
+            if journal is not best:
+                why = "a copy of" if journal.process == best.process else "of an earlier process than"
+                left_out.append(f"left out: {journal.shown}, {why} {best.shown}")
     return sorted(journals, key=_order), left_out
 
 
@@ -334,12 +339,6 @@ def _entries(folder: Path) -> list[Path]:
         return [folder / name for name in os.listdir(folder)]
     except OSError:
         return []
-
-
-def _is_folder(path: Path) -> bool:
-    if path.name.endswith(".jsonl"):
-        return False
-    return is_folder(path) or (may_follow(path) and path.is_dir())
 
 
 def inspect_journal(path: Path, shown: str) -> JournalFile:
@@ -420,16 +419,6 @@ def enumerated(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _best(same: Sequence[JournalFile], left_out: list[str]) -> JournalFile:
-    """Return the journal to read for a rank and attempt: that of the last process, and its longest copy."""
-    best = max(same, key=lambda journal: (journal.wall_ns, journal.size))
-    for journal in same:
-        if journal is not best:
-            why = "a copy of" if journal.process == best.process else "of an earlier process than"
-            left_out.append(f"left out: {journal.shown}, {why} {best.shown}")
-    return best
-
-
 def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[AttemptStats, ...]:
     """Return the attempts before ``number``, each from the journal of its lowest rank, if there is one.
 
@@ -449,7 +438,7 @@ def _figures(journal: JournalFile) -> AttemptStats | None:
 
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:
         steps, ns = int(interval["first_step"]) + len(interval["step_ns"]), interval["end_ns"] - begin["begin_ns"]
-        if not (0 <= steps <= MOST_SUM and 0 <= ns <= MOST_SUM):
+        if not (0 <= steps <= MOST_NUMBER and 0 <= ns <= MOST_NUMBER):
             raise ValueError("steps or time out of range")
         return steps, ns / NS_PER_S
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
-from msgspec import structs
 
 from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
@@ -39,6 +38,7 @@ from training_profiler.model.interval import (
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.snapshot.snapshot import Health, Price, Snapshot
 from training_profiler.statistics.arrays import Ints
+from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
     BadLineError,
@@ -203,7 +203,6 @@ class Replay:
 
 
 def _price(folder: Path) -> Price | None:
-    """Return the price that the run had set; None if it had none."""
     try:
         amount, currency = read_meta(folder)["settings"]["gpu_hour_price"]
         price = Price(float(amount), printable(currency))
@@ -213,7 +212,6 @@ def _price(folder: Path) -> Price | None:
 
 
 def _thresholds(folder: Path) -> dict[str, float]:
-    """Return the rule thresholds that the run had set; empty if unknown."""
     try:
         return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -326,8 +324,13 @@ def machine_of(record: MachineRecord) -> MachineSums:
     kept = {f"gpu{index}.": device for index, device in list(devices.items())[:MOST_DEVICES] if "name" in device}
     facts |= {own + name: value for own, device in kept.items() for name, value in device.items()}
     own = tuple(kept)
-    levels = {key: level for key, level in _known(record.levels, own).items() if level[0] >= _LEAST_WEIGHT}
-    return MachineSums.of(structs.replace(record, facts=facts, levels=levels, series=_known(record.series, own)))
+    sums = MachineSums()
+    sums.samples, sums.facts = record.samples, facts
+    sums.levels = {key: level for key, level in _known(record.levels, own).items() if level[0] >= _LEAST_WEIGHT}
+    for quantity, points in _known(record.series, own).items():
+        sums.series[quantity] = Series()
+        sums.series[quantity].add_points(points)
+    return sums
 
 
 T = TypeVar("T")

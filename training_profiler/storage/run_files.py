@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.model.bounds import MOST_SUM
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import is_folder
 from training_profiler.safety.own_folder import (
@@ -28,6 +27,7 @@ from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal, JournalLines, Line
 from training_profiler.storage.journal_discovery import (
+    MOST_NUMBER,
     LaunchId,
     attempts_before,
     find_journals,
@@ -337,7 +337,6 @@ def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, An
 
 
 def _newest(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the newest run folders in ``parent``, each with its meta.json."""
     try:
         names = sorted((name for name in os.listdir(parent) if name[:8].isdigit()), reverse=True)
     except OSError:
@@ -377,4 +376,4 @@ def _attempt(row: Any) -> Attempt | None:
         attempt = Attempt(int(row["number"]), int(row["begin_wall_ns"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return attempt if all(0 <= number <= MOST_SUM for number in attempt) else None
+    return attempt if all(0 <= number <= MOST_NUMBER for number in attempt) else None

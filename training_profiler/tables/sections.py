@@ -99,6 +99,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 STEP_PARTS: Final = _names(STEP_PART)
 OUTSIDE_STEPS_SECTIONS: Final = _names(OUTSIDE_STEPS)
+OUTSIDE_SECTIONS: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)  # make no step longer, wherever they are called
 NESTED_SECTIONS: Final = _names(NESTED)
 LOOP_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.starts_loop)
 LOADER_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.per_loader)

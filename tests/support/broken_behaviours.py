@@ -85,8 +85,8 @@ diagnosis/shares.py | diagnosis/test_share_rules.py diagnosis/test_cases.py
 - if saved * total_s < MIN_SAVING_S:
 + if saved * total_s < 0:
 diagnosis/registry.py | diagnosis/test_claims.py diagnosis/test_diagnose.py
-- return left.potential_saving_s >= max(MIN_SAVING_S, SAYS_MORE_FROM * whole.potential_saving_s)
-+ return True
+- if is_own or finding.potential_saving_s >= least_s:
++ if True:
 comparison/compare.py | comparison/test_compare.py
 - return SLOWER if shown.relative > 0 else FASTER, is_by_mean
 + return FASTER, is_by_mean

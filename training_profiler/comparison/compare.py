@@ -169,6 +169,12 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
     if min(old.count, new.count) < FEWEST_STEPS:
         verdict = NOT_SHOWN
     sections = _sections(old, new, scale, is_by_mean)
+    sign, whole = {SLOWER: 1, FASTER: -1, NOT_SHOWN: 0}[verdict], sum(row.seconds for row in sections)
+    carriers = tuple(
+        row.name
+        for row in sections
+        if row.is_shown and sign * row.seconds > 0 and sign * row.seconds >= CARRIES * abs(whole)
+    )
     return Comparison(
         verdict,
         reasons if verdict == NOT_SHOWN else (),
@@ -176,7 +182,7 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
         usual,
         mean,
         sections,
-        _carriers(verdict, sections),
+        carriers,
         old,
         new,
         work,
@@ -282,10 +288,10 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
     level = 1 - (1 - SECTIONS_LEVEL) / max(1, len(names))
     explained, allowance = _explained((old, new))
     for name in names:
-        (was_s, *was), (now_s, now_variance, now_freedom) = (
+        (was_s, was_variance, was_freedom), (now_s, now_variance, now_freedom) = (
             _section(run, weight, name) for run, weight in zip((old, new), weights, strict=True)
         )
-        terms = [(was[0], was[1]), (scale**2 * now_variance, now_freedom)]
+        terms = [(was_variance, was_freedom), (scale**2 * now_variance, now_freedom)]
         unseen = [(was_s**2 * unseen_variance(run.span_s), MANY) for run in (old, new)]
         width = _width(level, [*terms, *unseen])
         after_s = scale * now_s
@@ -316,15 +322,3 @@ def _section(run: SettledSteps, weights: Floats, name: str) -> tuple[float, floa
     mean_s = float((weights * seconds).sum() / steps.sum())
     influence = (weights * seconds - mean_s * steps) / steps.mean()
     return mean_s, *variance_of_mean(influence)
-
-
-def _carriers(verdict: str, sections: tuple[SectionDifference, ...]) -> tuple[str, ...]:
-    if verdict == NOT_SHOWN:
-        return ()
-    sign = 1 if verdict == SLOWER else -1
-    whole = sum(row.seconds for row in sections)
-    return tuple(
-        row.name
-        for row in sections
-        if row.is_shown and sign * row.seconds > 0 and sign * row.seconds >= CARRIES * abs(whole)
-    )

@@ -100,6 +100,11 @@ def _gather(kept: Sequence[tuple[int, SeriesStretch, Bools]], warmup: int, slowe
     step_s = np.concatenate([np.zeros(0), *(stretch.step_s[is_kept] for _, stretch, is_kept in kept)])
     used = [(stretch, is_kept) for _, stretch, is_kept in kept if is_kept.any()]
     block_steps, block_s, sections = _blocks(used)
+    # Of the whole run: the batch of a stretch's first step may be fetched before it begins.
+    samples = [stretch.samples for _, stretch, _ in kept if len(stretch.step_s)]
+    steps, samples_a_step = sum(len(stretch.step_s) for _, stretch, _ in kept), None
+    if steps and None not in samples:
+        samples_a_step = sum(stretch.samples or 0 for _, stretch, _ in kept) / steps
     return SettledSteps(
         step_s=step_s,
         numbers=numbers,
@@ -108,19 +113,11 @@ def _gather(kept: Sequence[tuple[int, SeriesStretch, Bools]], warmup: int, slowe
         sections=sections,
         lost=_mean_lost([(stretch.lost, int(is_kept.sum())) for _, stretch, is_kept in kept]),
         lost_of_run=_mean_lost([(stretch.lost, len(is_kept)) for _, stretch, is_kept in kept]),
-        samples_a_step=_samples_a_step([stretch for _, stretch, _ in kept]),
+        samples_a_step=samples_a_step,
         warmup=warmup,
         slowed=slowed,
         busy=busy,
     )
-
-
-def _samples_a_step(stretches: Sequence[SeriesStretch]) -> float | None:
-    """Return samples a step of the whole run: the batch of a stretch's first step may be fetched before it begins."""
-    steps = sum(len(stretch.step_s) for stretch in stretches)
-    if not steps or any(stretch.samples is None for stretch in stretches if len(stretch.step_s)):
-        return None
-    return sum(stretch.samples or 0 for stretch in stretches) / steps
 
 
 def _mean_lost(stretches: Sequence[tuple[float | None, int]]) -> float | None:
@@ -141,17 +138,8 @@ def _blocks(used: Sequence[tuple[SeriesStretch, Bools]]) -> tuple[Ints, Floats, 
         counts.append(sizes[is_whole & has_sections])
         times.append(np.add.reduceat(stretch.step_s, begins)[is_whole & has_sections])
     names = {name for stretch, _ in chosen for name in stretch.sections}
-    nothing = np.zeros(0)
-    sections = {
-        name: np.concatenate(
-            [
-                nothing,
-                *(
-                    stretch.sections[name][is_whole] if name in stretch.sections else np.zeros(int(is_whole.sum()))
-                    for stretch, is_whole in chosen
-                ),
-            ]
-        )
-        for name in sorted(names)
-    }
-    return np.concatenate([np.zeros(0, np.int64), *counts]), np.concatenate([nothing, *times]), sections
+    sections = {}
+    for name in sorted(names):
+        columns = [stretch.sections.get(name, np.zeros(len(is_whole)))[is_whole] for stretch, is_whole in chosen]
+        sections[name] = np.concatenate([np.zeros(0), *columns])
+    return np.concatenate([np.zeros(0, np.int64), *counts]), np.concatenate([np.zeros(0), *times]), sections

@@ -47,8 +47,13 @@ def tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | None:
     parts, cpu, step = _parts(snapshot), snapshot.program.cpu, snapshot.step
     if parts is None or cpu is None or step is None:
         return None
-    operators, shortest_s = snapshot.program.operators, _shortest_s(snapshot)
-    if not operators or not shortest_s or shortest_s > NEARLY_EMPTY * cpu.operator_s * operators:
+    # Of a step's forward and backward passes if none is delayed.
+    passes = [(snapshot.sections.get(name), per_step(snapshot, name)) for name in (FORWARD_PASS, BACKWARD_PASS)]
+    shortest = [each.min_s * count for each, count in passes if each is not None and each.min_s]
+    operators, shortest_s = snapshot.program.operators, sum(shortest)
+    if not operators or len(shortest) < len(passes) or not shortest_s:
+        return None
+    if shortest_s > NEARLY_EMPTY * cpu.operator_s * operators:
         return None
     computing_s = snapshot.computing_s()
     # Longer passes than the shortest may have more to compute: more samples would take as much longer.
@@ -81,7 +86,7 @@ class _Parts(NamedTuple):
 
 def _parts(snapshot: Snapshot) -> _Parts | None:
     """Return what goes through the model: slices of a batch, or small batches; None for anything else."""
-    facts, loader = snapshot.program.slices, _main_loader(snapshot)
+    facts, loaders = snapshot.program.slices, [loader for loader in snapshot.loaders if loader.phase == "train"]
     if facts is not None and facts.steps >= STEPS_NEEDED and facts.slices >= MANY_SLICES * facts.steps:
         slices = facts.slices / facts.steps
         at = f" ({facts.place})" if facts.place else ""
@@ -100,9 +105,12 @@ def _parts(snapshot: Snapshot) -> _Parts | None:
             0.0,
             facts.of_rows / facts.rows,
         )
-    samples = loader.samples / loader.batches if loader is not None and loader.samples else 0.0
-    if loader is None or not samples or samples > TINY:
+    loader = max(loaders, key=lambda loader: loader.batches, default=None)
+    # One loader makes nearly all batches.
+    least = max(BATCHES_NEEDED, MOST_OF_THEM * sum(each.batches for each in loaders))
+    if loader is None or loader.batches < least or not loader.samples or loader.samples > TINY * loader.batches:
         return None
+    samples = loader.samples / loader.batches
     where = f" ({loader.made_at})" if loader.made_at else ""
     return _Parts(
         samples,
@@ -122,26 +130,6 @@ def _parts(snapshot: Snapshot) -> _Parts | None:
 
 def _samples(count: float) -> str:
     return "1 sample" if count == 1 else f"{count:.2g} samples"
-
-
-def _main_loader(snapshot: Snapshot) -> LoaderStats | None:
-    """Return the loader that makes nearly all batches of the training; None if there is no such loader."""
-    loaders = [loader for loader in snapshot.loaders if loader.phase == "train"]
-    most = max(loaders, key=lambda loader: loader.batches, default=None)
-    if most is None or most.batches < max(BATCHES_NEEDED, MOST_OF_THEM * sum(loader.batches for loader in loaders)):
-        return None
-    return most
-
-
-def _shortest_s(snapshot: Snapshot) -> float:
-    """Return the time of a step's forward and backward passes if none is delayed; 0 if unknown."""
-    shortest_s = 0.0
-    for name in (FORWARD_PASS, BACKWARD_PASS):
-        section = snapshot.sections.get(name)
-        if section is None or not section.min_s:
-            return 0.0
-        shortest_s += section.min_s * per_step(snapshot, name)
-    return shortest_s
 
 
 @RULES.rule(
@@ -175,18 +163,21 @@ def validation_tiny_batches(snapshot: Snapshot, threshold: float) -> Finding | N
     # A pass with many rows takes at least as long as one with few.
     passes_s = rows * (training_s + now_s * facts.rows / facts.training_rows)
     saving_s = max(0.0, passes.total_s - passes_s) + whole.self_s * (1 - facts.rows / facts.training_rows)
-    is_loaded_so = samples <= FEW_LOADED * batches
-    if is_loaded_so:
+    times, many, loader = rows / samples, f"{facts.training_rows:.0f}", ""
+    again, fix_again = "", ""
+    if samples <= FEW_LOADED * batches:
         saving_s += _saved_loading_s(snapshot, loaders)
-    cost = cost_of_run(snapshot, threshold, saving_s)
-    times = rows / samples
-    again = f", {times:.3g} times for each" if times > AGAIN else ""
+        most = max(loaders, key=lambda loader: loader.batches)
+        loader = f": batch_size={many} for its DataLoader{f' ({most.made_at})' if most.made_at else ''}"
+    if times > AGAIN:
+        again = f", {times:.3g} times for each"
+        fix_again = "; go through all samples of a batch together, until the last of them has ended"
     at_once = "1 sample" if round(facts.rows, 1) == 1 else f"{facts.rows:.2g} samples"
-    many = f"{facts.training_rows:.0f}"
-    return cost.finding(
+    return cost_of_run(snapshot, threshold, saving_s).finding(
         f"Validation calls the model on {at_once} at a time{again}: a forward pass takes {ms_text(now_s)} a "
         f"sample, and {ms_text(training_s)} in the training, on {many}",
-        _fix_of_validation(loaders, is_loaded_so, times > AGAIN, many),
+        f"Compute as many samples at once in validation as in the training{loader}{fix_again}; pad samples of other "
+        "lengths",
         rows=facts.rows,
         training_rows=facts.training_rows,
         seconds_per_sample=now_s,
@@ -229,14 +220,3 @@ def _saved_loading_s(snapshot: Snapshot, loaders: list[LoaderStats]) -> float:
     waited_s, samples = sum(loader.wait_s for loader in training), sum(loader.samples or 0 for loader in training)
     loaded = sum(loader.samples or 0 for loader in loaders)
     return max(0.0, loading.total_s - waited_s / samples * loaded)
-
-
-def _fix_of_validation(loaders: list[LoaderStats], is_loaded_so: bool, is_again: bool, many: str) -> str:
-    """Return what to change; ``many`` is how many samples the training has at once."""
-    most = max(loaders, key=lambda loader: loader.batches)
-    at = f" ({most.made_at})" if most.made_at else ""
-    loader = f": batch_size={many} for its DataLoader{at}" if is_loaded_so else ""
-    again = "; go through all samples of a batch together, until the last of them has ended" if is_again else ""
-    return (
-        f"Compute as many samples at once in validation as in the training{loader}{again}; pad samples of other lengths"
-    )

@@ -33,8 +33,8 @@ IDLE_BELOW: Final = 0.8  # of the loop in which a device runs a kernel
 
 def is_device_idle(snapshot: Snapshot) -> bool:
     """Return whether an accelerator is known to wait for the host for much of the loop."""
-    busy = _utilization(snapshot)
-    return busy is not None and busy < IDLE_BELOW
+    busy = None if snapshot.machine is None else snapshot.machine.least_busy
+    return busy is not None and busy[0] < IDLE_BELOW
 
 
 def busy_part(snapshot: Snapshot) -> float | None:
@@ -42,15 +42,13 @@ def busy_part(snapshot: Snapshot) -> float | None:
 
     None below 80 %, or if unknown.
     """
-    busy, shared = _utilization(snapshot), None if snapshot.machine is None else snapshot.machine.most_shared
-    if busy is not None and shared is not None:
-        busy = max(0.0, busy - shared[0])
-    return None if busy is None or busy < IDLE_BELOW else busy
-
-
-def _utilization(snapshot: Snapshot) -> float | None:
-    busy = None if snapshot.machine is None else snapshot.machine.least_busy
-    return None if busy is None else busy[0]
+    machine = snapshot.machine
+    if machine is None or machine.least_busy is None:
+        return None
+    busy = machine.least_busy[0]
+    if machine.most_shared is not None:
+        busy = max(0.0, busy - machine.most_shared[0])
+    return None if busy < IDLE_BELOW else busy
 
 
 def forward_fix(snapshot: Snapshot) -> Fix:

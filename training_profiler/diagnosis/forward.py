@@ -10,8 +10,7 @@ from training_profiler.diagnosis.program import is_on_cpu, per_step
 from training_profiler.diagnosis.registry import RULES, cost_of_steps
 from training_profiler.diagnosis.validation import RECORDING_COSTS
 from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.program import RepeatFacts
-from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot, StepStats
+from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot
 from training_profiler.tables.sections import (
     DATA_LOADING,
     FORWARD_PASS,
@@ -191,7 +190,14 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or facts is None or facts.steps < REPEATED_STEPS_NEEDED:
         return None
     is_each_step = facts.steps_with >= EACH_STEP * facts.steps
-    cost = cost_of_steps(snapshot, threshold, _repeated_s(snapshot, step, facts))
+    forward, repeated_s = snapshot.sections.get(FORWARD_PASS), facts.seconds / facts.steps * step.settled_count
+    if snapshot.is_by_device(FORWARD_PASS) and forward is not None and step.count:
+        # As much of the device's time as of the forward passes.
+        part = min(1.0, facts.calls / facts.steps / (forward.count / step.count)) if forward.count else 0.0
+        repeated_s = part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
+    else:
+        repeated_s = min(step.settled_s, repeated_s)
+    cost = cost_of_steps(snapshot, threshold, repeated_s)
     if not is_each_step and facts.steps_with < AT_TIMES:
         return None
     is_metric, is_random = facts.without_grad > MOSTLY * facts.calls, facts.random > MOSTLY * facts.calls
@@ -228,16 +234,6 @@ def repeated_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
         in_validation=int(in_validation),
         lines=facts.place,
     )
-
-
-def _repeated_s(snapshot: Snapshot, step: StepStats, facts: RepeatFacts) -> float:
-    """Return the time of repeated calls in all steps: on a device, as much of it as of the forward passes."""
-    forward = snapshot.sections.get(FORWARD_PASS)
-    if snapshot.is_by_device(FORWARD_PASS) and forward is not None and step.count:
-        calls_a_step = forward.count / step.count
-        part = min(1.0, facts.calls / facts.steps / calls_a_step) if calls_a_step else 0.0
-        return part * (snapshot.total_of_step_s(FORWARD_PASS) or 0.0)
-    return min(step.settled_s, facts.seconds / facts.steps * step.settled_count)
 
 
 @RULES.rule("unused-graphs", 0.1, claims=(FORWARD_PASS,), saves=(0.2, 2.5), changes=(Change.NO_GRAD,))  # of step time

@@ -13,7 +13,7 @@ from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
 from training_profiler.findings.finding import Change, Evidence, Finding, Fix, joined
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
 from training_profiler.snapshot.program import LOADER, OPTIMIZER
-from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
@@ -127,25 +127,21 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if host_runs_ahead(snapshot) or waits_for_device(snapshot, snapshot.thresholds) is not None:
         total_s -= waited_s(snapshot, OTHER)
     # The training computes gradients of something that no module computed.
-    backward, forward = (snapshot.sections.get(name) for name in (BACKWARD_PASS, FORWARD_PASS))
-    has_forward = backward is not None and backward.count > 0 and (forward is None or not forward.count)
+    counts = {name: section.count for name, section in snapshot.sections.items()}
+    has_forward = counts.get(BACKWARD_PASS, 0) > 0 and not counts.get(FORWARD_PASS)
     all_lines = snapshot.lines_of_steps(OTHER)
     its_lines = all_lines if has_forward else without_losses(all_lines)
     loss = sum(line.share for line in all_lines) - sum(line.share for line in its_lines)
     loss_s = loss / other.share * other.settled_total_s if other.share else 0.0
     if loss_s < SHOWN_FROM * total_s:  # the figure is the one of the bar
         loss, loss_s = 0.0, 0.0
-    total_s -= loss_s
     idle_s = snapshot.idle_device_s()
-    if idle_s is not None:  # waiting for a busy device makes no step longer
-        total_s = min(total_s, idle_s)
+    # Waiting for a busy device makes no step longer.
+    total_s = total_s - loss_s if idle_s is None else min(total_s - loss_s, idle_s)
     share = total_s / snapshot.step.settled_s
-    # What recording sections takes at most; how much of it lies in them is not known.
-    spans, step = sum(section.spans_in_steps for section in snapshot.sections.values()), snapshot.step
-    recording_s = snapshot.health.span_s * spans * step.settled_count / step.count if step.count else 0.0
-    has_sections = any(section.count for section in snapshot.sections.values())
+    recording_s = _recording_s(snapshot, snapshot.step)
     total_s -= recording_s
-    if total_s <= threshold * snapshot.step.settled_s or total_s < MIN_SAVING_S or not has_sections:
+    if total_s <= threshold * snapshot.step.settled_s or total_s < MIN_SAVING_S or not any(counts.values()):
         return None
     per_step_s = (total_s + recording_s) / snapshot.step.settled_count
     evidence: dict[str, float | int | str] = {"share_of_step": share, "threshold": threshold, "seconds": total_s}
@@ -156,16 +152,14 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     beside = f", beside {loss_s / snapshot.step.settled_s:.1%} in which the loss is computed" if loss_s else ""
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step{recording}){beside}"
     of_run = max(0.0, other.share - loss)
-    spent = activities(of_run, its_lines, has_forward)
-    if spent:
+    if spent := activities(of_run, its_lines, has_forward):
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
     of_these = replace(snapshot, settled_lines={**snapshot.settled_lines, OTHER: tuple(its_lines)})
     lines = places_text(of_these.hottest(OTHER, of_steps=True), of_run)
     if lines:
-        evidence["lines"] = lines
+        evidence["lines"], fix = lines, CHEAPER_LINES
         message += f": {lines}"
-        fix = CHEAPER_LINES
     saving_s = total_s
     if has_forward:
         message += "; it includes the forward pass, because no call of a module was seen"
@@ -179,6 +173,12 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     elif not lines:  # a saving needs a cause
         evidence[UNKNOWN_S], saving_s = saving_s * (saving_s > threshold * snapshot.step.settled_s), 0.0
     return found(message, evidence, fix, saving_s=saving_s)
+
+
+def _recording_s(snapshot: Snapshot, step: StepStats) -> float:
+    """Return what recording sections takes in the steps after warm-up, at most; how much is in them is not known."""
+    spans = sum(section.spans_in_steps for section in snapshot.sections.values())
+    return snapshot.health.span_s * spans * step.settled_count / step.count if step.count else 0.0
 
 
 def with_lines(finding: Finding, snapshot: Snapshot) -> Finding:

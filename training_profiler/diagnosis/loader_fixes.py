@@ -83,19 +83,21 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
             "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)",
             (Change.BATCHED,),
         )
-    fixes = [_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)]
+    first = _more_workers(snapshot, loader) if plan is None else plan.fix
+    fixes = [first, *_other_arguments(snapshot, loader)]
     is_said = fixes[0].endswith((PREPROCESS_LESS, LESS_LOCKED))
     if loader.is_remade and _begins_often(snapshot):
         once = Fix(f"{REMADE}, with new workers", REMADE.changes)
         fixes = [once, *(each.as_next for each in fixes if each != REMADE.as_next)]
     saved_by_workers, line = _saved_by_workers(snapshot), _hottest_of_making(snapshot)
-    called = {} if line is None else line.called
-    made_share = sum(share for name, share in called.items() if MAKING_TENSORS.matches(name))
-    makes = min(1.0, made_share / line.share) if line is not None and line.share else 0.0
-    if line is not None and makes * _part_of_waiting(snapshot, line) >= MOSTLY_TENSORS:
+    part = made_part = 0.0
+    if line is not None and line.share:
+        made_share = sum(share for name, share in line.called.items() if MAKING_TENSORS.matches(name))
+        part, made_part = _part_of_waiting(snapshot, line), min(1.0, made_share / line.share)
+    if line is not None and made_part * part >= MOSTLY_TENSORS:
         made = f"make the tensors of {line.place} ahead of time, or from NumPy arrays where they are made of lists"
         fixes.append(Fix(made, (Change.AHEAD_OF_TIME,)))
-    elif line is not None and saved_by_workers < _part_of_waiting(snapshot, line):
+    elif line is not None and saved_by_workers < part:
         fixes.append(Fix(f"less work in {line.place} can save more", (Change.LESS_PREPROCESSING,)))
     elif plan is not None and plan.cpu_s >= MOSTLY_COMPUTES * plan.making_s:  # it waits for no storage
         fixes += [] if is_said else [Fix("otherwise preprocess less")]
@@ -176,9 +178,6 @@ def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
 
 
 def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> Fix:
-    plan = _plan(snapshot, loader)
-    if plan is not None:
-        return plan.fix
     free, now = free_cpus(snapshot), loader.num_workers or 0
     if free is None:
         return Fix(f"Raise DataLoader(num_workers=...) from {now}", (Change.NUM_WORKERS,))

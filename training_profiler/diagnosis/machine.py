@@ -375,7 +375,7 @@ def few_threads(snapshot: Snapshot, threshold: float) -> Finding | None:
     # well, such as an agent's whole episode.
     computing_s, program = snapshot.computing_s(), snapshot.program
     counted_s = program.long_forward.all_s + program.long_backward.all_s
-    if not step.settled_count or not program.operators or counted_s < program.operators * LONG_OPERATOR_S:
+    if not step.settled_s or not program.operators or counted_s < program.operators * LONG_OPERATOR_S:
         return None
     if computing_s / step.settled_count > UNLIKE * counted_s:
         return None

@@ -9,7 +9,7 @@ from training_profiler.diagnosis.called_functions import COPYING_S
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, SAYS_MORE_FROM, found, has_enough_steps
 from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, MachineStats, Pause
+from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, Pause
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 
@@ -193,7 +193,15 @@ def pauses(snapshot: Snapshot) -> list[Pause]:
     step = snapshot.step
     if step is None or not has_enough_steps(snapshot) or not step.total_s:
         return []
-    loss, surely, possibly = (cpu_loss(machine) for machine in _bounds_of_wait(snapshot.machine))
+    # The training thread's own wait is lost for sure. That of a helper is lost only as far as the training thread has
+    # nothing else to do, so between none and all of it is; the estimate takes the thread that waits longest.
+    machine = least = most = snapshot.machine
+    if machine is not None and machine.cpu_wait is not None:
+        together = machine.cpu_waiting or machine.cpu_wait
+        least = replace(machine, cpu_wait=machine.cpu_wait_own or machine.cpu_wait)
+        together = replace(together, mean=min(1.0, max(together.mean, machine.cpu_wait.mean)))
+        most = replace(machine, cpu_wait=together)
+    loss, surely, possibly = map(cpu_loss, (machine, least, most))
     running = 1 - loss.all
     parts = {
         "CPUs busy with other programs": "others",
@@ -227,12 +235,20 @@ def _disk(snapshot: Snapshot, steps_s: float, running: float) -> Pause:
 
     The machine counts only the time in which every program waited, and none of some file systems.
     """
-    stalled = _stalled(snapshot)
+    machine, stalled = snapshot.machine, 0.0
+    if machine is not None and machine.disk_stall is not None and machine.samples >= SAMPLES_NEEDED:
+        # Pages that are read back from a disk are in both figures.
+        paged = 0.0 if machine.memory_stall is None else machine.memory_stall.mean
+        stalled = max(0.0, machine.disk_stall.mean - paged)
     counted = _of_run(DISK, stalled, stalled, stalled, snapshot, steps_s)
+    in_steps = {
+        name: min(1.0, section.step_self_s / section.self_s) if section.self_s else 0.0
+        for name, section in snapshot.sections.items()
+    } | {OTHER: 1.0}
     lines = [
         (part * share * snapshot.wall_s, part * line.samples * share / line.share)
         for name, lines in snapshot.lines.items()
-        if (part := _part_in_steps(snapshot, name)) > 0
+        if (part := in_steps[name]) > 0
         for line in lines
         for function, share in line.called.items()
         if share and function.rpartition(".")[2] in _SYNCS
@@ -244,37 +260,6 @@ def _disk(snapshot: Snapshot, steps_s: float, running: float) -> Pause:
     return Pause(DISK, min(synced_s, steps_s), max(0.0, synced_s * running - error_s), min(synced_s + error_s, steps_s))
 
 
-def _part_in_steps(snapshot: Snapshot, name: str) -> float:
-    """Return how much of a section's own time lies within steps; all of what is in no section does."""
-    section = snapshot.sections[name] if name != OTHER else None
-    if section is None:
-        return 1.0
-    return min(1.0, section.step_self_s / section.self_s) if section.self_s else 0.0
-
-
-def _stalled(snapshot: Snapshot) -> float:
-    """Return the part of the run in which every program waited for a disk, as long as none waited for memory."""
-    machine = snapshot.machine
-    if machine is None or machine.disk_stall is None or machine.samples < SAMPLES_NEEDED:
-        return 0.0
-    # Pages that are read back from a disk are in both figures.
-    paged = 0.0 if machine.memory_stall is None else machine.memory_stall.mean
-    return max(0.0, machine.disk_stall.mean - paged)
-
-
-def _bounds_of_wait(machine: MachineStats | None) -> tuple[MachineStats | None, ...]:
-    """Return the machine with the estimated wait for a CPU, with the least, and with the most.
-
-    The training thread's own wait is lost for sure. That of a helper is lost only as far as the training thread has
-    nothing else to do, so between none and all of it is; the estimate takes the thread that waits longest.
-    """
-    if machine is None or machine.cpu_wait is None:
-        return machine, machine, machine
-    own, together = machine.cpu_wait_own or machine.cpu_wait, machine.cpu_waiting or machine.cpu_wait
-    most = replace(together, mean=min(1.0, max(together.mean, machine.cpu_wait.mean)))
-    return machine, replace(machine, cpu_wait=own), replace(machine, cpu_wait=most)
-
-
 def _of_run(cause: str, part: float, least: float, most: float, snapshot: Snapshot, steps_s: float) -> Pause:
     """Return the time within steps of what the machine counts, from its mean part of the time that samples cover.
 
@@ -284,14 +269,7 @@ def _of_run(cause: str, part: float, least: float, most: float, snapshot: Snapsh
     steps of ``S`` and samples over ``C``, the sum over the steps is at least ``W - (T - S)``: so much fits in what is
     outside of steps. It is at most ``W + (T - C)``, and at most ``S`` (the bounds of Frechet for the length of what two
     sets have in common, given the lengths of both). The estimate has the same part in steps as in the run.
-
-    Args:
-        cause: of the pause.
-        part: of the time that samples cover, 0 to 1.
-        least: the part that is lost for sure.
-        most: the part that may be lost.
-        snapshot: of the run.
-        steps_s: the time of all steps.
+    Of the part that is lost, ``least`` is for sure and ``most`` may be.
     """
     run_s, known_s = snapshot.wall_s, None if snapshot.machine is None else snapshot.machine.cpu_wait_known_s
     covered_s = run_s if known_s is None else min(run_s, known_s)

@@ -31,6 +31,8 @@ SAMPLES_NEEDED: Final = 40  # of lines in the forward pass; the error of a part 
 
 def places_text(places: Sequence[LineStats], share: float) -> str:
     """Return the places with their parts of the time that is ``share`` of the run; "" for none."""
+    if not share:
+        return ""
     texts = [f"{place.place} {place.what} ({of_it(place, share)})" for place in places]
     callers = list(dict.fromkeys(place.caller for place in places if place.caller))
     return ", ".join(texts) + (f"; called at {', '.join(callers)}" if callers else "")

@@ -193,7 +193,7 @@ def _less_validation(snapshot: Snapshot) -> Fix:
     return Fix("Validate less often, on fewer batches, or with a larger batch size", (Change.LESS_VALIDATION,))
 
 
-def _clips_with_foreach(snapshot: Snapshot) -> bool:
+def _clips_at_once(snapshot: Snapshot) -> bool:
     """Return whether torch clips all gradients at once by itself, as it does on CUDA devices."""
     facts = snapshot.program.optimizer
     return facts is not None and facts.devices == (CUDA.kind,)
@@ -202,18 +202,16 @@ def _clips_with_foreach(snapshot: Snapshot) -> bool:
 def _fewer_metrics(snapshot: Snapshot) -> Fix:
     """Return the fix for norms and metrics. Clipping is part of the training, so it cannot be done less often."""
     rest = "the norm that clip_grad_norm_ returns; compute other norms and metrics every n-th step"
-    if _clips_with_foreach(snapshot):
+    if _clips_at_once(snapshot):
         return Fix(f"Use {rest}", (Change.LESS_OFTEN,))
     return Fix(f"Pass foreach=True to clip_grad_norm_ and use {rest}", (Change.FOREACH, Change.LESS_OFTEN))
 
 
 def _metrics_saved(snapshot: Snapshot) -> float:
-    """Return the part of the time for norms and metrics that its fix saves: nothing where it only clips gradients,
-    which happens at once already.
-    """
+    """Return the part of the time that its fix saves: nothing where it only clips gradients, and all at once."""
     section, step = snapshot.sections[METRICS_COMPUTATION], snapshot.step
     is_once = step is not None and section.count <= ABOUT_ONCE * step.count
-    return 0.0 if is_once and _clips_with_foreach(snapshot) else 0.5
+    return 0.0 if is_once and _clips_at_once(snapshot) else 0.5
 
 
 def _saves_of_waiting(finding: Finding, _: Snapshot) -> tuple[float, float]:

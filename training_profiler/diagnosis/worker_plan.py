@@ -26,19 +26,11 @@ CLEARLY_FEWER: Final = 0.9  # times the time of a batch as it is now
 
 
 class SharedLock(NamedTuple):
-    """A lock at which the workers of a loader wait for each other."""
+    """A lock at which the workers of a loader wait for each other; shares are 0 to 1."""
 
-    place: str
-    """The line that waits longest, and its function."""
-    taken: float
-    """At least this share of the time one of them has it, 0 to 1: some other one waits."""
-    waiting: float
-    """The share of the time of making a batch in which a worker waits for it, 0 to 1."""
-
-    @property
-    def text(self) -> str:
-        """What it is, and where."""
-        return f"a shared lock, {self.place}"
+    place: str  # the line that waits longest, and its function
+    taken: float  # of the time, at least: one of them has it, and some other one waits
+    waiting: float  # of the time of making a batch, in which a worker waits for it
 
 
 class WorkerPlan(NamedTuple):
@@ -92,6 +84,10 @@ class WorkerPlan(NamedTuple):
         """What to do with the number of workers."""
         where = " in a worker" if self.now else f" ({ms_text(self.cpu_s)} of CPU time)"
         times = f"making a batch takes {ms_text(self.making_s)}{where}, using it {ms_text(self.using_s)}"
+        computes = (
+            f". They compute for {ms_text(self.cpu_s)} of that: it helps if what they wait for serves more at a time"
+        )
+        unknown = computes if self.waits else ""
         if self.is_better_without:
             return Fix(
                 f"Set DataLoader(num_workers=0), now {self.now}: the training waits {ms_text(self.handing_over_s)} to "
@@ -104,9 +100,9 @@ class WorkerPlan(NamedTuple):
             return Fix(f"{workers} enough for batches of mean length{why}: {times}")
         if self.lock is not None and self.useful <= self.now:
             return Fix(
-                f"More workers would not help: they wait for each other at {self.lock.text}. It is taken in at least "
-                f"{self.lock.taken:.0%} of the time, so a batch takes at least {ms_text(self.at_best_s)} with any "
-                f"number of workers. {LESS_LOCKED}"
+                f"More workers would not help: they wait for each other at a shared lock, {self.lock.place}. It is "
+                f"taken in at least {self.lock.taken:.0%} of the time, so a batch takes at least "
+                f"{ms_text(self.at_best_s)} with any number of workers. {LESS_LOCKED}"
             )
         if self.useful <= self.now:
             workers = "More workers" if self.now else "Workers"
@@ -116,33 +112,24 @@ class WorkerPlan(NamedTuple):
                 (Change.LESS_PREPROCESSING,),
             )
         if self.useful < self.needed:
-            why = "find no free CPU" if self.lock is None else f"wait for each other at {self.lock.text}"
+            why = (
+                "find no free CPU" if self.lock is None else f"wait for each other at a shared lock, {self.lock.place}"
+            )
             return Fix(
                 f"Set DataLoader(num_workers={self.useful}), now {self.now}: more would {why}, so a batch "
                 f"takes at least {ms_text(self.at_best_s)}; without waiting {self.needed} would be needed: {times}"
-                f"{self._unknown}",
+                f"{unknown}",
                 (Change.NUM_WORKERS,),
             )
-        text = f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}{self._unknown}"
+        text = f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}{unknown}"
         return Fix(text, (Change.NUM_WORKERS,))
-
-    @property
-    def _unknown(self) -> str:
-        if not self.waits:
-            return ""
-        return f". They compute for {ms_text(self.cpu_s)} of that: it helps if what they wait for serves more at a time"
 
 
 def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None) -> WorkerPlan | None:
     """Return the plan for a loader of the training; None where it was not measured.
 
     Needs the times of the workers, or those of the training where that makes its batches itself, and that all training
-    batches come from this loader.
-
-    Args:
-        snapshot: of the run.
-        loader: the loader.
-        free_cpus: CPUs that this process could use beside those that it uses. None is unknown, and no limit.
+    batches come from this loader. ``free_cpus`` could be used beside those that are used; None does not limit them.
     """
     workers, times = loader.workers, batch_times(snapshot, loader)
     if loader.num_workers == 0:
@@ -165,6 +152,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     work_s = making_s
     if lock is not None:
         at_best_s, work_s = max(at_best_s, lock.taken * now_s), making_s * (1 - lock.waiting)
+    ahead = loader.num_workers * (loader.prefetch_factor or 1)
     return WorkerPlan(
         now=loader.num_workers,
         needed=_count(work_s / using_s),
@@ -174,17 +162,12 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         using_s=using_s,
         now_s=now_s,
         at_best_s=at_best_s,
-        is_uneven=_is_uneven(loader, workers, using_s),
+        # Longer than the mean, and than using the batches that are made ahead of it.
+        is_uneven=workers.batch_max_s > max(UNEVEN_FROM * workers.batch_avg_s, ahead * using_s),
         lock=lock,
         waits=waits and lock is None,
         handing_over_s=_handing_over_s(snapshot, workers),
     )
-
-
-def _is_uneven(loader: LoaderStats, workers: WorkerStats, using_s: float) -> bool:
-    """Return whether the longest batch took clearly longer than the mean, and than using those made ahead of it."""
-    ahead = (loader.num_workers or 0) * (loader.prefetch_factor or 1)
-    return workers.batch_max_s > max(UNEVEN_FROM * workers.batch_avg_s, ahead * using_s)
 
 
 def _handing_over_s(snapshot: Snapshot, workers: WorkerStats) -> float:

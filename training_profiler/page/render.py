@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ from training_profiler.reports.resources import loader_name, machine_lines
 from training_profiler.reports.sections import distribution, table_label
 from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
 from training_profiler.snapshot.series import RankSeries
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.snapshot.snapshot import Snapshot
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
 MOST_LINES = 200
@@ -75,34 +75,26 @@ def findings_part(
 
 
 def _finding(snapshot: Snapshot, finding: Finding, sources: Mapping[tuple[str, int], Excerpt]) -> Html:
-    saving = f"could save {saving_text(snapshot, finding)}" if finding.potential_saving_s else ""
     content: list[object] = [element("p", finding.message, class_="message")]
-    if saving:
-        content.append(element("p", saving, class_="saving"))
+    if finding.potential_saving_s:
+        content.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
     if finding.fix:
         content.append(element("p", "→ ", finding.advice, class_="fix"))
-    content += _excerpts(snapshot, finding, sources)
-    content.append(element("p", element("code", finding.code), class_="code"))
-    return element("li", *content)
-
-
-def _excerpts(snapshot: Snapshot, finding: Finding, sources: Mapping[tuple[str, int], Excerpt]) -> Iterator[Html]:
     for place in _places(snapshot, finding):
-        excerpt = sources.get(place)
+        excerpt, rows = sources.get(place), []
         if excerpt is None:
             continue
-        rows = []
         for number, line in enumerate(excerpt.lines, start=excerpt.first):
             shown = joined([element("span", f"{number:>5} ", class_="number"), line.expandtabs(4) or " "])
             rows.append(element("mark" if number == excerpt.marked else "span", shown))
         title = element("figcaption", f"{place[0]}:{place[1]}")
-        yield element("figure", title, element("pre", *rows, tabindex="0"), class_="source")
+        content.append(element("figure", title, element("pre", *rows, tabindex="0"), class_="source"))
+    content.append(element("p", element("code", finding.code), class_="code"))
+    return element("li", *content)
 
 
 def _ms(seconds: float | None) -> Cell:
-    if seconds is None:
-        return Cell("")
-    return Cell(rounded(seconds * MS_PER_S, 3), seconds)
+    return Cell("") if seconds is None else Cell(rounded(seconds * MS_PER_S, 3), seconds)
 
 
 def _s(seconds: float | None) -> Cell:
@@ -239,8 +231,7 @@ def flame(stacks: Counter[Stack], label: str = "Flame view of the line samples")
     whole = stacks.total()
     if not whole:
         return Html("")
-    boxes = _boxes(stacks, 0, whole)
-    return element("div", boxes, class_="flame", role="group", aria_label=label)
+    return element("div", _boxes(stacks, 0, whole), class_="flame", role="group", aria_label=label)
 
 
 def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:
@@ -249,10 +240,8 @@ def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:
     for stack, samples in stacks.items():
         if len(stack) > depth:
             by_frame.setdefault(stack[depth], Counter())[stack] += samples
-    sizes = {frame: inner.total() for frame, inner in by_frame.items()}
-    shown = [
-        frame for frame in sorted(sizes, key=lambda frame: (-sizes[frame], frame)) if sizes[frame] >= SHOWN_FROM * whole
-    ]
+    sizes = {frame: inner.total() for frame, inner in by_frame.items() if inner.total() >= SHOWN_FROM * whole}
+    shown = sorted(sizes, key=lambda frame: (-sizes[frame], frame))
     boxes = [_box(frame, by_frame[frame], depth, whole) for frame in shown]
     room = stacks.total() - sum(sizes[frame] for frame in shown)
     if room and boxes:
@@ -380,7 +369,11 @@ def _recorded(ranks: Sequence[RankSeries]) -> Html:
 
 def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
     boxes = flame(stacks_of(ranks[0])) if ranks else Html("")
-    of_workers = joined(_worker_flame(loader) for loader in snapshot.loaders)
+    of_workers: list[Html] = []
+    for loader in snapshot.loaders:
+        title = f"Workers of loader {loader_name(loader)}"
+        if loader.workers is not None and (its_boxes := flame(worker_stacks(loader.workers), title)):
+            of_workers += [element("h3", title), its_boxes]
     if not boxes and not of_workers:
         return Html("")
     note = element(
@@ -390,14 +383,7 @@ def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )
-    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, of_workers)
-
-
-def _worker_flame(loader: LoaderStats) -> Html:
-    """Return what the worker processes of a loader did, as boxes; nothing where that is unknown."""
-    title = f"Workers of loader {loader_name(loader)}"
-    boxes = flame(worker_stacks(loader.workers), title) if loader.workers is not None else Html("")
-    return joined([element("h3", title), boxes]) if boxes else Html("")
+    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, *of_workers)
 
 
 def _about(origin: PageOrigin) -> Html:

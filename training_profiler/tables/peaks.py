@@ -16,29 +16,27 @@ class Peak:
     memory_tb_s: float | None = None  # 1e12 bytes per second; None where the name stands for several
 
 
-def _tensor_cores(half: float, tf32: float | None, float32: float, float64: float | None = None) -> dict[str, float]:
+def _rates(
+    half: float, tf32: float | None, float32: float, float64: float | None = None, float8: float | None = None
+) -> dict[str, float]:
     rates = {"float16": half, "bfloat16": half, "tf32": tf32, "float32": float32, "float64": float64}
+    rates |= {"float8_e4m3fn": float8, "float8_e5m2": float8}
     return {dtype: rate for dtype, rate in rates.items() if rate is not None}
 
 
-_HOPPER: Final = {**_tensor_cores(989.4, 494.7, 66.9, 66.9), "float8_e4m3fn": 1978.9, "float8_e5m2": 1978.9}
-_HOPPER_PCIE: Final = {**_tensor_cores(756.0, 378.0, 51.0, 51.0), "float8_e4m3fn": 1513.0, "float8_e5m2": 1513.0}
+_HOPPER: Final = _rates(989.4, 494.7, 66.9, 66.9, 1978.9)
+_HOPPER_PCIE: Final = _rates(756.0, 378.0, 51.0, 51.0, 1513.0)
 # Half of the printed figure, which is with sparsity according to its footnote.
-_HOPPER_NVL: Final = {**_tensor_cores(835.5, 417.5, 60.0, 60.0), "float8_e4m3fn": 1670.5, "float8_e5m2": 1670.5}
+_HOPPER_NVL: Final = _rates(835.5, 417.5, 60.0, 60.0, 1670.5)
 
-_AMPERE: Final = _tensor_cores(312.0, 156.0, 19.5, 19.5)
+_AMPERE: Final = _rates(312.0, 156.0, 19.5, 19.5)
 
 # Words in the names of variants whose peak rate the name does not determine.
 ANOTHER: Final = ("mig", "laptop", "ti", "d", "max", "mi250")
 
 # The first entry whose words all occur in the name applies.
 PEAKS: Final = (
-    Peak(
-        ("B200",),
-        {**_tensor_cores(2250.0, 1125.0, 75.0, 37.0), "float8_e4m3fn": 4500.0, "float8_e5m2": 4500.0},
-        "NVIDIA Blackwell (HGX B200) data sheet",
-        8.0,
-    ),
+    Peak(("B200",), _rates(2250.0, 1125.0, 75.0, 37.0, 4500.0), "NVIDIA Blackwell (HGX B200) data sheet", 8.0),
     Peak(("H200", "NVL"), _HOPPER_NVL, "NVIDIA H200 data sheet", 4.8),
     Peak(("H200",), _HOPPER, "NVIDIA H200 data sheet", 4.8),
     Peak(("H100", "NVL"), _HOPPER_NVL, "NVIDIA H100 data sheet", 3.9),
@@ -52,32 +50,17 @@ PEAKS: Final = (
     Peak(("A100", "80GB", "PCIe"), _AMPERE, "NVIDIA A100 data sheet", 1.935),
     Peak(("A100", "80GB"), _AMPERE, "NVIDIA A100 data sheet", 2.039),
     Peak(("A100",), _AMPERE, "NVIDIA A100 data sheet"),
-    Peak(("A10",), _tensor_cores(125.0, 62.5, 31.2), "NVIDIA A10 data sheet", 0.6),
-    Peak(("L4",), _tensor_cores(121.0, 60.0, 30.3), "NVIDIA L4 data sheet", 0.3),
+    Peak(("A10",), _rates(125.0, 62.5, 31.2), "NVIDIA A10 data sheet", 0.6),
+    Peak(("L4",), _rates(121.0, 60.0, 30.3), "NVIDIA L4 data sheet", 0.3),
     Peak(("T4",), {"float16": 65.0, "float32": 8.1}, "NVIDIA T4 data sheet", 0.32),
-    Peak(
-        ("V100", "SXM2"),
-        {"float16": 125.0, "float32": 15.7, "float64": 7.8},
-        "NVIDIA V100 data sheet",
-        0.9,
-    ),
+    Peak(("V100", "SXM2"), {"float16": 125.0, "float32": 15.7, "float64": 7.8}, "NVIDIA V100 data sheet", 0.9),
     Peak(("V100", "PCIE"), {"float16": 112.0, "float32": 14.0, "float64": 7.0}, "NVIDIA V100 data sheet", 0.9),
     # With float32 accumulation, as in torch; that is half the printed rate.
-    Peak(("RTX", "4090"), _tensor_cores(165.2, 82.6, 82.6), "NVIDIA Ada GPU architecture white paper", 1.008),
-    Peak(("RTX", "3090"), _tensor_cores(71.0, 35.6, 35.6), "NVIDIA Ampere GA102 GPU architecture white paper", 0.936),
+    Peak(("RTX", "4090"), _rates(165.2, 82.6, 82.6), "NVIDIA Ada GPU architecture white paper", 1.008),
+    Peak(("RTX", "3090"), _rates(71.0, 35.6, 35.6), "NVIDIA Ampere GA102 GPU architecture white paper", 0.936),
     # torch reports each of the two dies as one device.
-    Peak(
-        ("MI250X",),
-        {"float16": 191.5, "bfloat16": 191.5, "float32": 47.9, "float64": 47.9},
-        "AMD MI250X data sheet",
-        1.638,
-    ),
-    Peak(
-        ("MI300X",),
-        {"float16": 1307.4, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4, "float64": 163.4},
-        "AMD MI300X data sheet",
-        5.3,
-    ),
+    Peak(("MI250X",), _rates(191.5, None, 47.9, 47.9), "AMD MI250X data sheet", 1.638),
+    Peak(("MI300X",), _rates(1307.4, 653.7, 163.4, 163.4), "AMD MI300X data sheet", 5.3),
 )
 
 

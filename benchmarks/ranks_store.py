@@ -21,6 +21,7 @@ from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
+from training_profiler.ranks.stores import connect
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     RankSection,
@@ -29,7 +30,6 @@ from training_profiler.ranks.summary import (
     StepTimeBucket,
     rank_summary_from_data,
 )
-from training_profiler.ranks.transport import RankTransport, connect
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
@@ -162,12 +162,13 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
 
 def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
     """Return rank 0's time to read all of them: wall time and CPU time in ms."""
-    transport = RankTransport(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
-    transport.connect()
-    transport.read(is_now=True)  # the first read checks every key
-    assert len(transport.received()) == ranks - 1
-    return _median_ms(lambda: transport.read(is_now=True), time.perf_counter_ns), _median_ms(
-        lambda: transport.read(is_now=True), time.thread_time_ns
+    channel = RankChannel(Rank(RankId(0, ranks)), 0.0, False, lambda _, work: work())
+    channel._find_store, channel._group = lambda: server, lambda: True
+    channel.connect()
+    channel.read(is_now=True)  # the first read checks every key
+    assert len(channel.received()) == ranks - 1
+    return _median_ms(lambda: channel.read(is_now=True), time.perf_counter_ns), _median_ms(
+        lambda: channel.read(is_now=True), time.thread_time_ns
     )
 
 

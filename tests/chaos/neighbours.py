@@ -74,3 +74,31 @@ def assert_same(outcome: Both, steps: int | None = STEPS) -> None:
 def python(*words: str | os.PathLike[str]) -> list[str]:
     """Return the command line of this interpreter with ``words``."""
     return [sys.executable, *map(str, words)]
+
+
+def train(cwd: Path, name: str, *words: str, stdout: Any = subprocess.PIPE, **settings: str) -> str:
+    """Run one of the programs with the profiler on, to its successful end; return its output and its errors."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / name), *words],
+        cwd=cwd,
+        env=environment("1", **settings),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return (done.stdout or "") + done.stderr
+
+
+def output_of(cwd: Path, launcher: Sequence[str], name: str, *words: str, **variables: str) -> str:
+    """Return what one of the programs prints with nothing of the profiler set but ``variables``."""
+    ours = ("RECTIFIED_FLOW_PROFILE", "PYTEST_", "PYTHONPATH")
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(ours)} | variables
+    command = [sys.executable, *launcher, str(PROGRAMS / name), *words]
+    done = subprocess.run(
+        command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

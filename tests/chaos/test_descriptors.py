@@ -1,32 +1,17 @@
 """Programs that close descriptors of others: their files hold what they wrote, and the run is whole."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import TIMEOUT_S, environment, report_command
+from tests.chaos.neighbours import train
+from tests.system.scripts import TIMEOUT_S, report_command
 
 pytestmark = pytest.mark.chaos
 
-PROGRAMS = Path(__file__).parent / "programs"
 OF_PROGRAM = b"of the program\n" * 2
-
-
-def run(folder: Path, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end."""
-    return subprocess.run(
-        [sys.executable, str(PROGRAMS / name), *words],
-        cwd=folder,
-        env=environment("1"),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
 
 
 def files_of_program(folder: Path) -> set[bytes]:
@@ -38,8 +23,7 @@ def files_of_program(folder: Path) -> set[bytes]:
 def test_files_of_a_program_that_closed_our_descriptors(
     tmp_path: Path, first: str, end: str, are_ours_closed: bool
 ) -> None:
-    done = run(tmp_path, "closed_descriptors.py", first, end)
-    assert done.returncode == 0, done.stderr
+    train(tmp_path, "closed_descriptors.py", first, end)
     assert files_of_program(tmp_path) == {OF_PROGRAM}
     (folder,) = (tmp_path / "runs").iterdir()
     report = json.loads((folder / "report.json").read_text())
@@ -54,8 +38,7 @@ def test_files_of_a_program_that_closed_our_descriptors(
 
 @pytest.mark.parametrize(("when", "steps"), [("before", 30), ("after", None)])
 def test_daemons(tmp_path: Path, when: str, steps: int | None) -> None:
-    done = run(tmp_path, "daemon.py", when)
-    assert done.returncode == 0
+    train(tmp_path, "daemon.py", when)
     until_s = time.monotonic() + TIMEOUT_S
     while not (tmp_path / "done").exists():
         assert time.monotonic() < until_s

@@ -28,37 +28,9 @@ def journal(*lines: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in (BEGIN, *lines))
 
 
-def many_names() -> bytes:
-    return journal({**EMPTY, "sections": {f"s{i}": SECTION for i in range(10_000)}})
-
-
-def many_empty_names() -> bytes:
-    return journal({**EMPTY, "sections": {str(i): {} for i in range(200_000)}})
-
-
 def many_intervals() -> bytes:
     names = {f"s{i}": FEW for i in range(500)}
     return journal({**EMPTY, "sections": names}, *[{**EMPTY, "sections": {"s499": FEW}}] * 4_000)
-
-
-def many_epochs() -> bytes:
-    return journal(EMPTY, *EPOCH * 4_000)
-
-
-def many_steps() -> bytes:
-    return journal({**EMPTY, "step_ns": [1] * 2_000_000})
-
-
-def many_lines() -> bytes:
-    return journal({**EMPTY, "step_lines": [[1, f"f{i}", 1, "g"] for i in range(80_000)]})
-
-
-def many_notes() -> bytes:
-    return journal({**EMPTY, "notes": [""] * 1_000_000, "open_sections": ["a"] * 500_000})
-
-
-def many_ranks() -> bytes:
-    return journal(*[line for line in LINES if line["kind"] == "rank"] * 700)
 
 
 def overlapping_events() -> bytes:
@@ -82,68 +54,8 @@ def many_steps_of_a_trace() -> bytes:
     return trace.text().encode()
 
 
-def empty_events() -> bytes:
-    return b'{"traceEvents":[' + b"{}," * 3_000_000 + b"{}]}"
-
-
-def bomb() -> bytes:
-    return gzip.compress(b'{"traceEvents":[' + b" " * 400_000_000, 1)
-
-
 def whole_journal(*more: bytes) -> bytes:
     return (JOURNALS / "rank0.jsonl").read_bytes() + b"".join(more)
-
-
-def blank_lines() -> bytes:
-    return whole_journal(b"\n" * 9_000_000)
-
-
-def lines_of_spaces() -> bytes:
-    return whole_journal(b" \t\r\n" * 2_000_000)
-
-
-def tiny_lines() -> bytes:
-    return whole_journal(b"x\n" * 4_000_000)
-
-
-def tiny_lines_of_a_kind() -> bytes:
-    return whole_journal(b'{"kind":"rank"}\n' * 500_000)
-
-
-def one_long_line() -> bytes:
-    return whole_journal(b"[" * 9_000_000)
-
-
-def one_long_blank() -> bytes:
-    return whole_journal(b" " * 9_000_000)
-
-
-def deep_lines() -> bytes:
-    return whole_journal((b"[" * 2_000 + b"\n") * 4_000)
-
-
-def halves_of_pairs() -> bytes:
-    return whole_journal(b'{"kind":"rank","a":"', b"\\ud800" * 1_000_000, b'"}\n')
-
-
-def blank_trace() -> bytes:
-    return b"\n" * 9_000_000
-
-
-def open_text() -> bytes:
-    return b'[NaN,"' + b'\\"' * 500_000
-
-
-def broken_text() -> bytes:
-    return b'[NaN,"' + b'\\"' * 500_000 + b'\\\n"'
-
-
-def spaces_at_the_end() -> bytes:
-    return b"[{}" + b" " * 500_000 + b"x"
-
-
-def empty_members() -> bytes:
-    return gzip.compress(Trace().op("a", 1, 2).text().encode()) + gzip.compress(b"") * 400_000
 
 
 def tiny_members() -> bytes:
@@ -151,25 +63,42 @@ def tiny_members() -> bytes:
     return b"".join(gzip.compress(text[at : at + 1], 1) for at in range(len(text)))
 
 
-def members_of_nothing() -> bytes:
-    return gzip.compress(b"") * 400_000
+JOURNALS_OF: dict[str, Callable[[], bytes]] = {
+    "many_names": lambda: journal({**EMPTY, "sections": {f"s{i}": SECTION for i in range(10_000)}}),
+    "many_empty_names": lambda: journal({**EMPTY, "sections": {str(i): {} for i in range(200_000)}}),
+    "many_intervals": many_intervals,
+    "many_epochs": lambda: journal(EMPTY, *EPOCH * 4_000),
+    "many_steps": lambda: journal({**EMPTY, "step_ns": [1] * 2_000_000}),
+    "many_lines": lambda: journal({**EMPTY, "step_lines": [[1, f"f{i}", 1, "g"] for i in range(80_000)]}),
+    "many_notes": lambda: journal({**EMPTY, "notes": [""] * 1_000_000, "open_sections": ["a"] * 500_000}),
+    "many_ranks": lambda: journal(*[line for line in LINES if line["kind"] == "rank"] * 700),
+    "blank_lines": lambda: whole_journal(b"\n" * 9_000_000),
+    "lines_of_spaces": lambda: whole_journal(b" \t\r\n" * 2_000_000),
+    "tiny_lines": lambda: whole_journal(b"x\n" * 4_000_000),
+    "tiny_lines_of_a_kind": lambda: whole_journal(b'{"kind":"rank"}\n' * 500_000),
+    "one_long_line": lambda: whole_journal(b"[" * 9_000_000),
+    "one_long_blank": lambda: whole_journal(b" " * 9_000_000),
+    "deep_lines": lambda: whole_journal((b"[" * 2_000 + b"\n") * 4_000),
+    "halves_of_pairs": lambda: whole_journal(b'{"kind":"rank","a":"', b"\\ud800" * 1_000_000, b'"}\n'),
+}
+TRACES_OF: dict[str, Callable[[], bytes]] = {
+    "overlapping_events": overlapping_events,
+    "many_devices": many_devices,
+    "many_steps_of_a_trace": many_steps_of_a_trace,
+    "empty_events": lambda: b'{"traceEvents":[' + b"{}," * 3_000_000 + b"{}]}",
+    "bomb": lambda: gzip.compress(b'{"traceEvents":[' + b" " * 400_000_000, 1),
+    "blank_trace": lambda: b"\n" * 9_000_000,
+    "open_text": lambda: b'[NaN,"' + b'\\"' * 500_000,
+    "broken_text": lambda: b'[NaN,"' + b'\\"' * 500_000 + b'\\\n"',
+    "spaces_at_the_end": lambda: b"[{}" + b" " * 500_000 + b"x",
+    "empty_members": lambda: gzip.compress(Trace().op("a", 1, 2).text().encode()) + gzip.compress(b"") * 400_000,
+    "tiny_members": tiny_members,
+    "members_of_nothing": lambda: gzip.compress(b"") * 400_000,
+}
 
 
-JOURNAL = [
-    many_names, many_empty_names, many_intervals, many_epochs, many_steps, many_lines, many_notes, many_ranks,
-    blank_lines, lines_of_spaces, tiny_lines, tiny_lines_of_a_kind, one_long_line, one_long_blank, deep_lines,
-    halves_of_pairs,
-]  # fmt: skip
-TRACE = [
-    overlapping_events, many_devices, many_steps_of_a_trace, empty_events, bomb, blank_trace, open_text, broken_text,
-    spaces_at_the_end, empty_members, tiny_members, members_of_nothing,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "make"), [("journal", make) for make in JOURNAL] + [("trace", make) for make in TRACE]
-)
-def test_reading_takes_time_and_memory_in_proportion(tmp_path: Path, kind: str, make: Callable[[], bytes]) -> None:
-    data = make()
+@pytest.mark.parametrize("of", JOURNALS_OF | TRACES_OF)
+def test_reading_takes_time_and_memory_in_proportion(tmp_path: Path, of: str) -> None:
+    data = (JOURNALS_OF | TRACES_OF)[of]()
     assert len(data) < 10_000_000
-    assert in_process(kind, [(0, data)], tmp_path) == []
+    assert in_process("journal" if of in JOURNALS_OF else "trace", [(0, data)], tmp_path) == []

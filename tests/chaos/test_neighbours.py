@@ -21,6 +21,9 @@ from tests.chaos.neighbours import (
     python,
     reported_steps,
 )
+from tests.support.ports import free_port
+from tests.system.launching import through_run
+from tests.system.scripts import TIMEOUT_S, environment
 
 pytestmark = pytest.mark.chaos
 
@@ -29,59 +32,6 @@ def under_profiler(cwd: Path, command: list[str], **options: object) -> Both:
     """Run ``command`` under the profiler only, and compare it with the training's own output."""
     on = execute(cwd, command, True, **options)
     return Both(on._replace(status=0, stdout=plain_losses()), on, reported_steps(cwd))
-
-
-# Not -X tracemalloc, under which importing torch takes a minute.
-OPTIONS = ["-O -B -u -s", "-OO", "-X dev -X faulthandler", "-X importtime", "-W error"]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_interpreter_options_change_nothing(tmp_path: Path, options: str) -> None:
-    assert_same(under_profiler(tmp_path, python(*options.split(), TRAINING)))
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"PYTHONWARNINGS": "error"},
-        {"PYTHONOPTIMIZE": "2", "PYTHONDEVMODE": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
-        {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-    ids="-".join,
-)
-def test_variables_of_python_change_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
-    assert_same(under_profiler(tmp_path, python(TRAINING), variables=variables))
-
-
-def test_without_site_nothing_is_measured_and_a_line_says_so(tmp_path: Path) -> None:
-    option = "-S"  # which leaves out the start-up file; -I and -E do not
-    code = "import sys; sys.path[:0] = sys.argv[1:]; import small_training; small_training.train(); print('trained')"
-    # Without `site` torch is not found.
-    site = [path for path in sys.path if path.endswith("site-packages")]
-    ended = execute(tmp_path, python(option, "-c", code, PROGRAMS, *site), True)
-    assert (ended.status, ended.stdout) == (0, "trained\n"), ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-    assert option in ended.stderr
-    assert reported_steps(tmp_path) is None
-
-
-def test_program_given_as_text_is_profiled(tmp_path: Path) -> None:
-    assert_same(under_profiler(tmp_path, python("-c", "import small_training; small_training.main()")))
-
-
-def test_program_read_from_stdin_is_profiled(tmp_path: Path) -> None:
-    with TRAINING.open() as script:
-        assert_same(under_profiler(tmp_path, python("-"), stdin=script))
-
-
-def test_module_is_profiled(tmp_path: Path) -> None:
-    assert_same(under_profiler(tmp_path, python("-m", "small_training")))
-
-
-def test_zip_application_is_profiled(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
-        archive.write(TRAINING, "__main__.py")
-    assert_same(under_profiler(tmp_path, python("app.zip")))
 
 
 RUNNERS = {
@@ -118,16 +68,56 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 }
 
 
-@pytest.mark.parametrize("how", RUNNERS)
-def test_program_run_by_another_is_profiled(tmp_path: Path, how: str) -> None:
-    runner = tmp_path / "runner.py"
-    runner.write_text(RUNNERS[how].format(path=str(TRAINING)))
-    assert_same(under_profiler(tmp_path, python(runner)))
+# Not -X tracemalloc, under which importing torch takes a minute.
+WAYS: dict[str, list[str]] = {
+    options: python(*options.split(), TRAINING)
+    for options in ("-O -B -u -s", "-OO", "-X dev -X faulthandler", "-X importtime", "-W error")
+} | {
+    "text": python("-c", "import small_training; small_training.main()"),
+    "module": python("-m", "small_training"),
+    "zip": python("app.zip"),
+    "cProfile": python("-m", "cProfile", "-o", "profile.out", TRAINING),
+    **{how: python("runner.py") for how in RUNNERS},
+}
 
 
-def test_profiler_of_python_is_profiled_as_well(tmp_path: Path) -> None:
-    assert_same(under_profiler(tmp_path, python("-m", "cProfile", "-o", "profile.out", TRAINING)))
-    assert (tmp_path / "profile.out").stat().st_size > 1000
+@pytest.mark.parametrize("way", WAYS)
+def test_program_is_profiled_and_unchanged_however_it_is_run(tmp_path: Path, way: str) -> None:
+    (tmp_path / "runner.py").write_text(RUNNERS.get(way, "").format(path=str(TRAINING)))
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.write(TRAINING, "__main__.py")
+    assert_same(under_profiler(tmp_path, WAYS[way]))
+    assert way != "cProfile" or (tmp_path / "profile.out").stat().st_size > 1000
+
+
+def test_program_read_from_stdin_is_profiled(tmp_path: Path) -> None:
+    with TRAINING.open() as script:
+        assert_same(under_profiler(tmp_path, python("-"), stdin=script))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PYTHONWARNINGS": "error"},
+        {"PYTHONOPTIMIZE": "2", "PYTHONDEVMODE": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+        {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids="-".join,
+)
+def test_variables_of_python_change_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert_same(under_profiler(tmp_path, python(TRAINING), variables=variables))
+
+
+def test_without_site_nothing_is_measured_and_a_line_says_so(tmp_path: Path) -> None:
+    option = "-S"  # which leaves out the start-up file; -I and -E do not
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import small_training; small_training.train(); print('trained')"
+    # Without `site` torch is not found.
+    site = [path for path in sys.path if path.endswith("site-packages")]
+    ended = execute(tmp_path, python(option, "-c", code, PROGRAMS, *site), True)
+    assert (ended.status, ended.stdout) == (0, "trained\n"), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert option in ended.stderr
+    assert reported_steps(tmp_path) is None
 
 
 def test_training_in_a_test_of_pytest_is_profiled(tmp_path: Path) -> None:
@@ -167,7 +157,11 @@ def test_closed_streams_change_nothing(tmp_path: Path, closed: list[str]) -> Non
     code = "import small_training; open('losses', 'w').write(str(small_training.train()))"
     shell = ["sh", "-c", f'exec "$@" {redirects}', "sh"]
     on = subprocess.run(
-        [*shell, *through_run_words(code)], cwd=tmp_path, env=run_environment(), timeout=240, capture_output=True
+        [*shell, *through_run("-c", code)],
+        cwd=tmp_path,
+        env=environment(None, PYTHONPATH=str(PROGRAMS)),
+        timeout=240,
+        capture_output=True,
     )
     assert on.returncode == 0, on.stderr
     losses = [float(word) for word in plain_losses().split()[1:]]
@@ -175,23 +169,16 @@ def test_closed_streams_change_nothing(tmp_path: Path, closed: list[str]) -> Non
     assert reported_steps(tmp_path) == STEPS
 
 
-def through_run_words(code: str) -> list[str]:
-    from tests.system.launching import through_run
-
-    return through_run("-c", code)
-
-
-def run_environment() -> dict[str, str]:
-    from tests.system.scripts import environment
-
-    return environment(None, PYTHONPATH=str(PROGRAMS))
-
-
 def test_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> None:
     # The report is longer than a line; the training has printed before.
-    words = through_run_words("import small_training; print('first', flush=True); small_training.train()")
+    words = through_run("-c", "import small_training; print('first', flush=True); small_training.train()")
     with subprocess.Popen(
-        words, cwd=tmp_path, env=run_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=tmp_path,
+        env=environment(None, PYTHONPATH=str(PROGRAMS)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
@@ -251,3 +238,66 @@ def test_program_killed_by_a_signal_has_its_status(tmp_path: Path) -> None:
     code = "import os, small_training; small_training.train(); os.kill(os.getpid(), 11)"
     outcome = both(tmp_path, python("-c", code))
     assert outcome.on.status == outcome.off.status == -signal.SIGSEGV
+
+
+# With trackers, captures and all samplers on. Prints the kinds of listening sockets of the process and its children.
+LISTENS = """
+import os, psutil, torch
+import torch.distributed as dist
+from torch import nn
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+model = nn.Linear(4, 1)
+if "RANK" in os.environ:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+def listening():
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        for connection in process.net_connections("all"):
+            is_bound = connection.type.name == "SOCK_DGRAM" and connection.laddr
+            if connection.status == psutil.CONN_LISTEN or is_bound:
+                yield f"{connection.family.name} {connection.type.name}"
+print("listens", sorted(listening()), flush=True)
+if "RANK" in os.environ:
+    dist.barrier()
+    import time; time.sleep(0.2)  # gloo can lock up where its group goes right after a collective
+    dist.destroy_process_group()
+"""
+
+
+def outputs(cwd: Path, ranks: int, is_on: bool) -> list[str]:
+    script = cwd / "script.py"
+    script.write_text(LISTENS)
+    words = through_run(str(script)) if is_on else [sys.executable, str(script)]
+    everything = {"SINKS": "jsonl,csv", "CAPTURE": "steps=20-22", "STREAM": "stderr", "MONITOR_S": "0.1"}
+    variables = {f"RECTIFIED_FLOW_PROFILE_{name}": value for name, value in everything.items()} if is_on else {}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    processes = [
+        subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=environment(None, **variables, **({**group, "RANK": str(rank)} if ranks > 1 else {})),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    ended = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, ended
+    return [stdout for stdout, _ in ended]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_profiler_listens_on_no_socket(tmp_path: Path, ranks: int) -> None:
+    off, on = (outputs(tmp_path, ranks, is_on) for is_on in (False, True))
+    assert all(stdout.startswith("listens [") for stdout in off)
+    assert on == off
+    if ranks == 1:
+        assert off == ["listens []\n"]
+    assert reported_steps(tmp_path) == 40

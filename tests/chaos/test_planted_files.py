@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_trace import training
 from tests.support.fuzz import JOURNALS, META, command
-from training_profiler.ranks.transport import FOLDER, FolderStore
+from training_profiler.ranks.stores import FOLDER, FolderStore
 from training_profiler.safety.files import is_folder, make_inner_folder
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage import stack_files
@@ -28,14 +28,6 @@ from training_profiler.trials import results
 pytestmark = pytest.mark.chaos
 PATIENCE_S = 60  # a command that waits would wait for ever
 LARGE = 300_000_000
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
 
 
 def zeros(path: Path) -> None:
@@ -61,9 +53,7 @@ def unix_socket(path: Path) -> None:
 
 
 def brackets(path: Path) -> None:
-    with path.open("wb") as file:
-        for _ in range(LARGE // 1_000_000):
-            file.write(b"[" * 1_000_000)
+    path.write_bytes(b"[" * LARGE)
 
 
 def holes(path: Path) -> None:
@@ -71,6 +61,7 @@ def holes(path: Path) -> None:
         file.truncate(1 << 42)
 
 
+pipe, folder = os.mkfifo, os.mkdir
 PLANTS = [pipe, folder, zeros, link, dangling, in_a_circle, unix_socket, brackets, holes]
 planted = pytest.mark.parametrize("plant", PLANTS)
 Plant = Callable[[Path], None]
@@ -171,13 +162,30 @@ def test_results_of_trials_are_added_to_a_file_alone(run: Path, plant: Plant) ->
     assert plant is not link or (run / "elsewhere").read_text() == "precious"
 
 
+def other_messages(run: Path) -> bool:
+    """Return whether those of other ranks arrive."""
+    store = FolderStore(run, 0)
+    found = []
+    for data in (b"one", b"two"):
+        store.send(1, data)
+        found.append(store.read(4))
+    return found == [{1: b"one"}, {1: b"two"}]
+
+
+READS: dict[str, Callable[[Path], bool]] = {
+    f"{stack_files.FOLDER}/rank0.json": lambda run: stack_files.read_stacks(run) == {},
+    f"{stack_files.FOLDER}/{stack_files.REQUEST}": lambda run: stack_files.read_request(run) is None,
+    REQUEST: lambda run: RequestBox(0).read_new(str(run)) is None,
+    f"{FOLDER}/2.json": other_messages,
+}
+
+
 @planted
-@pytest.mark.parametrize("name", ["rank0.json", stack_files.REQUEST])
-def test_stacks_come_from_files_alone(run: Path, plant: Plant, name: str) -> None:
-    (run / stack_files.FOLDER).mkdir()
-    put(plant, run / stack_files.FOLDER / name)
-    assert stack_files.read_stacks(run) == {}
-    assert stack_files.read_request(run) is None
+@pytest.mark.parametrize("name", READS)
+def test_stacks_requests_and_messages_come_from_files_alone(run: Path, plant: Plant, name: str) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    put(plant, run / name)
+    assert READS[name](run)
 
 
 @pytest.mark.parametrize("name", ["captures", "stacks", "ranks", "tensorboard"])
@@ -206,12 +214,6 @@ def test_a_planted_trace_is_refused(tmp_path: Path, plant: Plant) -> None:
     command("trace", "--memory-snapshot", str(tmp_path / "a.pt.trace.json"))
 
 
-@planted
-def test_a_training_ignores_a_planted_request(run: Path, plant: Plant) -> None:
-    put(plant, run / REQUEST)
-    assert RequestBox(0).read_new(str(run)) is None
-
-
 def test_a_request_replaces_a_planted_link(run: Path) -> None:
     link(run / REQUEST)
     write_request(run, 3, (0,))
@@ -219,16 +221,6 @@ def test_a_request_replaces_a_planted_link(run: Path) -> None:
     request = RequestBox(0).read_new(str(run))
     assert request is not None
     assert request.steps == 3
-
-
-@planted
-def test_messages_of_ranks_come_from_files_alone(run: Path, plant: Plant) -> None:
-    store = FolderStore(run, 0)
-    store.send(1, b"one")
-    put(plant, run / FOLDER / "2.json")
-    assert store.read(4) == {1: b"one"}
-    store.send(1, b"two")
-    assert store.read(4) == {1: b"two"}
 
 
 @planted

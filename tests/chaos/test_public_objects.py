@@ -1,15 +1,13 @@
 """Everything public behaves the same while profiling is off, on, on with a run, and under ``training-profiler run``."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent / "programs" / "public_objects.py"
+from tests.chaos.neighbours import output_of
+
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 pytestmark = pytest.mark.chaos
 # "object / operation": why it differs while profiling is on. docs/visible-changes.md lists the same.
@@ -29,10 +27,7 @@ OF_PATCHES = {
 def outcomes(folder: Path, state: str, *launcher: str, **variables: str) -> dict[str, object]:
     """Return what came of each operation on each object."""
     file = folder / f"{state}.json"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(SWITCH)} | variables
-    command = [sys.executable, *launcher, str(PROGRAM), str(file), state]
-    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0, process.stderr
+    output_of(folder, launcher, "public_objects.py", str(file), state, **variables)
     return dict(json.loads(file.read_text()))
 
 
@@ -70,22 +65,8 @@ def matching(name: str, patterns: list[str]) -> bool:
 def test_objects_can_be_sent_to_processes_and_workers(
     tmp_path: Path, launcher: tuple[str, ...], variables: dict[str, str]
 ) -> None:
-    off, on = (printed_by(tmp_path, *words, **more) for words, more in (((), {}), (launcher, variables)))
+    stream, program = {f"{SWITCH}_STREAM": "stderr"}, "spawned_objects.py"
+    off = output_of(tmp_path, (), program, **stream).splitlines()
+    on = output_of(tmp_path, launcher, program, **stream, **variables).splitlines()
     assert on == off
     assert len(off) == 9
-
-
-def printed_by(cwd: Path, *launcher: str, **variables: str) -> list[str]:
-    """Return what the program prints itself; reports go to stderr."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(SWITCH)}
-    command = [sys.executable, *launcher, str(PROGRAM.with_name("spawned_objects.py"))]
-    process = subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment | {f"{SWITCH}_STREAM": "stderr"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.splitlines()

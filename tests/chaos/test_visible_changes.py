@@ -4,35 +4,26 @@ Each difference has a row in docs/visible-changes.md, and each row is a differen
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chaos.neighbours import output_of
+
 pytestmark = pytest.mark.chaos
 ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).parent / "programs" / "view.py"
-WATCHED = Path(__file__).parent / "programs" / "watched_calls.py"
 PAGE = ROOT / "docs" / "visible-changes.md"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 
 
 def views(cwd: Path, *launcher: str, **variables: str) -> dict[str, dict[str, Any]]:
     """Run the program in ``cwd`` and return what it saw at each moment."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith((SWITCH, "PYTEST_"))}
-    environment.pop("PYTHONPATH", None)
     shutil.rmtree(cwd / "runs", ignore_errors=True)
-    command = [sys.executable, *launcher, str(PROGRAM), "views.json"]
-    process = subprocess.run(
-        command, cwd=cwd, env=environment | variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
+    output_of(cwd, launcher, "view.py", "views.json", **variables)
     return dict(json.loads((cwd / "views.json").read_text()))
 
 
@@ -93,12 +84,8 @@ def test_environment_has_three_variables_more(cwd: Path, alone: dict[str, dict[s
 
 def watched(cwd: Path, *launcher: str) -> tuple[float, Counter[str]]:
     """Return the last loss of a training, and what a mode of it saw how often."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith((SWITCH, "PYTEST_"))}
-    command = [sys.executable, *launcher, str(WATCHED)]
-    environment[f"{SWITCH}_STREAM"] = "stderr"
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    loss, seen = json.loads(done.stdout)
+    printed = output_of(cwd, launcher, "watched_calls.py", **{f"{SWITCH}_STREAM": "stderr"})
+    loss, seen = json.loads(printed)
     return loss, Counter(seen)
 
 

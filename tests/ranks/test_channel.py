@@ -5,8 +5,7 @@ import pytest
 
 from tests.support.store import FakeServer, FakeStore, rank_of
 from training_profiler.ranks import channel as channel_module
-from training_profiler.ranks import transport as store_module
-from training_profiler.ranks import transport as transport_module
+from training_profiler.ranks import stores as store_module
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.message import Heartbeat, unpack
 
@@ -21,9 +20,9 @@ def server(monkeypatch):
     store = FakeStore(server)
     monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
     monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
-    monkeypatch.setattr(
-        transport_module.RankTransport.__init__, "__defaults__", (lambda: store, lambda: True, lambda _: False)
-    )
+    monkeypatch.setattr(channel_module, "default_store", lambda: store)
+    monkeypatch.setattr(channel_module, "group_mark", lambda: True)
+    monkeypatch.setattr(channel_module, "cannot_answer", lambda _: False)
     return server
 
 

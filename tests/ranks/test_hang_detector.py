@@ -4,9 +4,8 @@ import pytest
 
 from tests.support.recording import IMPLEMENTATIONS, implementation_of
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.hang_detector import HangDetector, hang_text, open_sections
-from training_profiler.ranks.message import Heartbeat
+from training_profiler.ranks.message import Heartbeat, ReceivedMessage
 from training_profiler.recording.event_codes import (
     INFERRED,
     LOADER,

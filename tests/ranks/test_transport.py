@@ -1,13 +1,17 @@
 import pytest
 
 from tests.support.store import FakeServer, FakeStore, rank_of
-from training_profiler.ranks import transport as store_module
+from training_profiler.ranks import stores as store_module
+from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.message import Heartbeat, Message
-from training_profiler.ranks.transport import RankTransport
+
+
+def run(part, work):
+    work()
 
 
 class World:
-    """Transports of several ranks with one store and one clock."""
+    """Channels of several ranks with one store and one clock."""
 
     def __init__(self, monkeypatch, clock, world_size=3, has_agent_store=False):
         self.clock, self.server = clock, FakeServer()
@@ -19,17 +23,13 @@ class World:
         monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
         monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
 
-    def transport(self, rank, **options):
-        transport = RankTransport(
-            rank_of(rank, self.world_size, **options),
-            self.has_agent_store,
-            self.clock,
-            lambda: self.group if self.is_in_group and self.server.is_up else None,
-            lambda: self.is_in_group,
-            lambda process: process in self.gone,
-        )
-        transport.connect()
-        return transport
+    def channel(self, rank, **options):
+        channel = RankChannel(rank_of(rank, self.world_size, **options), 2.0, self.has_agent_store, run, self.clock)
+        channel._find_store = lambda: self.group if self.is_in_group and self.server.is_up else None
+        channel._group = lambda: self.is_in_group
+        channel._is_gone = lambda process: process in self.gone
+        channel.connect()
+        return channel
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def world(monkeypatch, clock):
     return World(monkeypatch, clock)
 
 
-def data_of(transport):
-    return {rank: message.data for rank, message in transport.received().items()}
+def data_of(channel):
+    return {rank: message.data for rank, message in channel.received().items()}
 
 
 def message(data, sequence=1, **rest):
@@ -46,28 +46,29 @@ def message(data, sequence=1, **rest):
 
 
 def test_rank_0_reads_messages_with_their_age(world, clock):
-    first, second = world.transport(0), world.transport(1)
-    second.send(message(b"one"))
+    first, second = world.channel(0), world.channel(1)
+    second.send_message(message(b"one"))
     first.read()
     clock.advance(3.0)
     first.read()
     assert {rank: (message.data, message.age_s) for rank, message in first.received().items()} == {1: (b"one", 3.0)}
-    second.send(message(b"one", sequence=2))
+    second.send_message(message(b"one", sequence=2))
     first.read(is_now=True)
     assert first.received()[1].age_s == 0.0
 
 
 def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_late(world):
-    first, second = world.transport(0), world.transport(1)
-    second.exchange_request(0)
-    first.exchange_request(0)
+    first, second = world.channel(0), world.channel(1)
+    second.exchange_request()
+    first.exchange_request()
     assert second.asked_ns == 0
-    first.exchange_request(7)
-    first.exchange_request(7)
+    first.ask_for_stacks(7)
+    first.exchange_request()
+    first.exchange_request()
     world.clock.advance(1.0)
-    second.exchange_request(0)
-    third = world.transport(2)
-    third.exchange_request(0)
+    second.exchange_request()
+    third = world.channel(2)
+    third.exchange_request()
     assert (second.asked_ns, third.asked_ns) == (7, 7)
     assert world.server.calls.count("set") == 1
     assert "get" not in world.server.calls  # c10d waits for a missing key
@@ -76,7 +77,7 @@ def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_lat
 @pytest.mark.parametrize(("world_size", "every_s"), [(2, 1.0), (100, 1.0), (1024, 10.24), (16384, 163.84)])
 def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, every_s):
     world = World(monkeypatch, clock, world_size)
-    first = world.transport(0)
+    first = world.channel(0)
     first.read()
     calls = world.server.calls.count("multi_get")
     clock.advance(every_s - 0.01)
@@ -88,115 +89,117 @@ def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, eve
 
 
 def test_run_name_reaches_the_other_ranks(world):
-    first, second = world.transport(0), world.transport(1)
-    second.exchange_name(None)
+    first, second = world.channel(0), world.channel(1)
+    second.exchange_name()
     assert second.run_name is None
-    first.exchange_name("20261121-142530")
-    second.exchange_name(None)
+    first.name_run("20261121-142530")
+    first.exchange_name()
+    second.exchange_name()
     assert second.run_name == "20261121-142530"
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ".", "", "a\nb", "x" * 500])
 def test_run_name_must_be_a_plain_folder_name(world, name):
-    first, second = world.transport(0), world.transport(1)
-    first.exchange_name(name)
-    second.exchange_name(None)
+    first, second = world.channel(0), world.channel(1)
+    first.name_run(name)
+    first.exchange_name()
+    second.exchange_name()
     assert second.run_name is None
 
 
 def test_files_replace_a_store_without_a_server(world, tmp_path):
-    first, second = world.transport(0), world.transport(1)
-    first.folder = second.folder = tmp_path
-    second.send(message(b"by the store"))
+    first, second = world.channel(0), world.channel(1)
+    first._folder = second._folder = tmp_path
+    second.send_message(message(b"by the store"))
     first.read()
     world.server.is_up = False
     world.server.calls.clear()
-    for transport in (first, second):
-        transport.connect()
-    assert second.send(message(b"by file", sequence=2))
+    for channel in (first, second):
+        channel.connect()
+    assert second.send_message(message(b"by file", sequence=2))
     first.read(is_now=True)
     assert data_of(first) == {1: b"by file"}
     assert world.server.calls == []
 
 
 def test_store_is_not_used_again_after_an_error(world, tmp_path):
-    second = world.transport(1)
-    second.folder = tmp_path
+    second = world.channel(1)
+    second._folder = tmp_path
     second.connect()
     world.group.server.values = None  # set() raises
-    assert second.send(message(b"one"))
+    assert second.send_message(message(b"one"))
     assert (tmp_path / "ranks" / "1.json").read_bytes().endswith(b"one")
 
 
 @pytest.mark.parametrize(("has_agent_store", "way"), [(True, "set"), (False, None)])
 def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock, tmp_path, has_agent_store, way):
     world = World(monkeypatch, clock, has_agent_store=has_agent_store)
-    second = world.transport(1)
-    second.folder = tmp_path
+    second = world.channel(1)
+    second._folder = tmp_path
     world.is_in_group = False
     second.connect()
     world.server.calls.clear()
-    assert second.send(message(b"last", is_final=True))
+    assert second.send_message(message(b"last", is_final=True))
     assert world.server.calls == ([way] if way else [])
 
 
 def test_without_store_and_folder_the_reason_is_kept(world):
     world.is_in_group = False
-    second = world.transport(1)
-    assert not second.send(message(b"one"))
-    assert second.lost == "there is neither a store nor a folder that the ranks have in common"
+    second = world.channel(1)
+    assert not second.send_message(message(b"one"))
+    assert second._lost == "there is neither a store nor a folder that the ranks have in common"
 
 
 def test_full_disk_is_reported_and_tried_again(world, tmp_path):
     world.is_in_group = False
-    second = world.transport(1)
-    second.folder = tmp_path / "missing"
+    second = world.channel(1)
+    second._folder = tmp_path / "missing"
     second.connect()
-    assert not second.send(message(b"one"))
-    assert str(second.lost).startswith("FileNotFoundError")
-    second.folder.mkdir()
-    assert second.send(message(b"one"))
-    assert second.lost is None
+    assert not second.send_message(message(b"one"))
+    assert str(second._lost).startswith("FileNotFoundError")
+    second._folder.mkdir()
+    assert second.send_message(message(b"one"))
+    assert second._lost is None
 
 
 def test_garbage_is_counted_once_and_the_last_good_message_kept(world):
-    first, second = world.transport(0), world.transport(1)
-    second.send(message(b"one"))
+    first, second = world.channel(0), world.channel(1)
+    second.send_message(message(b"one"))
     first.read()
     for garbage in (b"\xff\xfe", b"\xff\xfe", b"[1,2]\n", b"7", b"[" * 100_000):
         world.server.values["training_profiler/0.0/1"] = garbage
         first.read(is_now=True)
         first.read(is_now=True)
-    assert first.garbled == 4
+    assert first._garbled == 4
     assert data_of(first) == {1: b"one"}
 
 
 def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_path):
-    first = world.transport(0)
+    first = world.channel(0)
     (tmp_path / "ranks").mkdir()
     for name in ("0.json", "3.json", "1-attempt1.json", "1.part", "x.json", "99999999999999.json"):
         (tmp_path / "ranks" / name).write_bytes(message(b"x").pack())
-    first.folder = tmp_path
+    first._folder = tmp_path
     first.connect()
     first.read()
     assert data_of(first) == {}
 
 
 def test_rank_0_awaits_running_ranks_that_respond(world, clock):
-    first, second = world.transport(0), world.transport(1)
+    first, second = world.channel(0), world.channel(1)
     assert first.awaited() == 2
     clock.advance(10.1)  # rank 2 has sent no message
-    second.send(message(b"one"))
+    second.send_message(message(b"one"))
     first.read(is_now=True)
     assert first.awaited() == 1
-    second.send(message(b"last", sequence=2, is_final=True))
+    second.send_message(message(b"last", sequence=2, is_final=True))
     first.read(is_now=True)
     assert first.awaited() == 0
 
 
 def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive(world, clock):
-    first, second = world.transport(0), world.transport(1)
-    second.send(Message(Heartbeat(process="second"), b"one"))
+    first, second = world.channel(0), world.channel(1)
+    second.send_message(Message(Heartbeat(process="second"), b"one"))
     first.read(is_now=True)
     assert first.awaited() == 2
     world.gone.add("second")
@@ -208,8 +211,8 @@ def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive
 
 
 def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
-    first, second = world.transport(0), world.transport(1)
-    second.send(Message(Heartbeat(process="second"), b"one"))
+    first, second = world.channel(0), world.channel(1)
+    second.send_message(Message(Heartbeat(process="second"), b"one"))
     first.read(is_now=True)
     for is_gone in (True, False, True):
         (world.gone.add if is_gone else world.gone.discard)("second")
@@ -220,15 +223,16 @@ def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
 
 
 def test_another_group_on_another_server_is_joined(world, clock):
-    first, second = world.transport(0), world.transport(1)
-    first.exchange_name("run")
+    first, second = world.channel(0), world.channel(1)
+    first.name_run("run")
+    first.exchange_name()
     old, world.server = world.server, FakeServer()
     old.is_up = False
     world.group, world.is_in_group = FakeStore(world.server), 2
-    for transport in (first, second):
-        transport.connect()
-    first.exchange_name("run")
-    second.send(message(b"one"))
+    for channel in (first, second):
+        channel.connect()
+    first.exchange_name()
+    second.send_message(message(b"one"))
     first.read(is_now=True)
     assert data_of(first) == {1: b"one"}
     assert world.server.values["training_profiler/0.0/run"] == b"run"
@@ -236,7 +240,7 @@ def test_another_group_on_another_server_is_joined(world, clock):
 
 def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):
     found = []
-    first = world.transport(0)
+    first = world.channel(0)
     first._find_store = lambda: found.append(1)
     for _ in range(20):
         first.connect()
@@ -248,8 +252,8 @@ def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):
 
 
 def test_without_a_group_no_rank_is_awaited_before_its_first_message(world):
-    first, second = world.transport(0, has_group=False), world.transport(1)
+    first, second = world.channel(0, has_group=False), world.channel(1)
     assert first.awaited() == 0
-    second.send(message(b"one"))
+    second.send_message(message(b"one"))
     first.read()
     assert first.awaited() == 2

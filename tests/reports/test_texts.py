@@ -2,6 +2,7 @@
 
 import json
 import re
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from tests.support.recording import FakeRun, section_stats, snapshot_of, step_st
 from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.findings.finding import brief
+from training_profiler.model.location import Location
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.exports import collapsed, placed_steps, speedscope, timeline_trace
+from training_profiler.reports.exports import stacks_of as line_stacks
 from training_profiler.reports.hang import render_stacks, waits_for, where_text
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
@@ -38,6 +42,7 @@ from training_profiler.snapshot.ranks import (
     SectionSpread,
     ThreadStack,
 )
+from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import (
     DeviceTimingStats,
     EpochStats,
@@ -756,20 +761,64 @@ def watching() -> dict[str, Any]:
     }
 
 
-GROUPS = (
-    first_screens,
-    verdicts,
-    reports,
-    source_lines,
-    ranks,
-    loaders,
-    machine,
-    device_time,
-    checks,
-    data,
-    hangs,
-    watching,
-)
+def exported() -> dict[str, Any]:
+    ms = 1_000_000
+
+    def stretch(begin: int, end: int, steps: Any, first: int = 0, outside: int = 0, **more: Any) -> Stretch:
+        times = array("q", (each * ms for each in steps))
+        begins = {name: more[name] * ms if name in more else None for name in ("loop_begin_ns", "epoch_begin_ns")}
+        blocks = {"forward_pass": tuple(times)}
+        levels = more.get("levels", {})
+        return Stretch(begin * ms, end * ms, first, times, (), 1, blocks, outside * ms, levels, **begins)
+
+    def series(*stretches: Stretch, rank: int = 0, host: str = "node", wall: int = 0, **more: Any) -> RankSeries:
+        details = {"epochs": (), "parents": {}, "samples": {}, **more}
+        return RankSeries(rank, host, wall * ms, 0, stretches, **details)
+
+    epoch, loop = {"epoch_begin_ns": 100}, {"loop_begin_ns": 20}
+    placed = {
+        "follow the begin of their epoch": [stretch(100, 190, [30, 40], **epoch)],
+        "follow the begin of the loop over stretches": [stretch(0, 100, [30, 40], **loop), stretch(100, 200, [50], 2)],
+        "are uncertain by the time outside steps": [stretch(100, 195, [30, 40], outside=10, **epoch)],
+        "are bounded by the ends of the stretch": [stretch(100, 200, [40, 50])],
+        "that may be anywhere are not placed": [stretch(0, 10_000, [30, 40])],
+        "of a journal that contradicts itself are not placed": [stretch(100, 110, [30, 40], **epoch)],
+    }
+    spans = (Span("attention", 10_003_000, 10_006_000), Span("forward_pass", 10_003_000, 10_009_000))
+    lanes = (Lane("MainThread", spans), Lane("reader", (Span("prefetch", 9_000_000, 10_005_000),)))
+    recorded = StepLanes(7, "slow", 10_000_000, 10_010_000, 9_000, 3, lanes)
+    levels = {"cpu_host": 0.5, "ram_process_bytes": 2**21}
+    both = [
+        series(stretch(0, 100, [30], loop_begin_ns=0), wall=5_000),
+        series(stretch(0, 100, [30], loop_begin_ns=0), rank=1, wall=5_007),
+    ]
+    machine = series(stretch(0, 100, [30, 50], levels=levels), epochs=(EpochSpan(3, 10 * ms, None),))
+    line = Location("train.py", 7, "loss", "item", "lib/a.py:3 f > lib/b.py:4 g", "callback on_step_end")
+    sampled = {
+        "samples": {"validation_epoch/forward_pass": {line: 2, None: 1}},
+        "parents": {"validation_epoch/forward_pass": "validation_epoch"},
+    }
+    circle = series(samples={"a": {None: 1}}, parents={"a": "b", "b": "a"})
+    hostile = series(samples={"a;b 3": {Location("x;y.py", 1, "f"): 4}})
+    ranks = [series(**sampled), series(rank=1, **sampled)]
+    return {
+        **{f"steps {what}": [str(tuple(each)) for each in placed_steps(series(*of))] for what, of in placed.items()},
+        "ranks are processes placed by wall clocks": timeline_trace(both),
+        "sections and machine are counters, epochs are slices": timeline_trace([machine]),
+        "recorded steps have their spans on the lanes of their threads": timeline_trace([series(recorded=(recorded,))]),
+        "names of any text are JSON": timeline_trace([series(host="\ud800 \x1b[31m \u202e")]),
+        "a stack has sections, then the line, then its calls": [
+            f"{key} {n}" for key, n in line_stacks(ranks[0]).items()
+        ],
+        "a circle of parents ends": collapsed([circle]),
+        "collapsed stacks escape what separates": collapsed([hostile]),
+        "collapsed stacks of ranks": collapsed(ranks),
+        "speedscope has a profile per rank": speedscope(ranks, "train.py"),
+    }
+
+
+GROUPS = (first_screens, verdicts, reports, source_lines, ranks, loaders, machine, device_time)
+MORE = (checks, data, hangs, watching, exported)
 FOLDER = Path(__file__).parents[1] / "golden" / "reports"
 
 
@@ -780,7 +829,7 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+@pytest.mark.parametrize("group", GROUPS + MORE, ids=lambda group: group.__name__)
 def test_reports_say_it_to_the_letter(group: Callable[[], dict[str, Any]]) -> None:
     texts = [f"##### {name}\n{shown(value)}\n" for name, value in group().items()]
     assert_golden(FOLDER / f"{group.__name__}.txt", "".join(texts))

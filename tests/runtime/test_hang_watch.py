@@ -7,8 +7,8 @@ import pytest
 from tests.support.stacks import stacks_of, training_at
 from tests.support.store import rank_of
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.hang_detector import HangDetector
+from training_profiler.ranks.message import ReceivedMessage
 from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
 from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
 from training_profiler.torch_capture.trace_writer import OutputLocation

@@ -93,6 +93,19 @@ def test_blocking_sink_delays_nothing_and_its_lost_rows_are_counted():
     wait_for_threads()
 
 
+def test_failing_sink_is_disabled_alone_and_named(caplog):
+    good, bad = Memory("good"), Memory("bad", fails=True)
+    chosen = Chosen(good, bad)
+    chosen.send(1)
+    bad.entered.wait(LONG_S)
+    chosen.send(2)
+    chosen.end()
+    assert good.steps == [1, 2]
+    assert chosen.guard.disabled == {"bad sink": "ConnectionError: no route to host"}
+    assert len(caplog.records) == 1
+    wait_for_threads()
+
+
 def test_stuck_sink_is_abandoned_at_the_end():
     good, stuck = Memory("good"), Memory("stuck")
     stuck.training_thread.clear()

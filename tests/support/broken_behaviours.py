@@ -96,9 +96,9 @@ comparison/compare.py | comparison/test_compare.py
 ranks/message.py | ranks/test_message.py ranks/test_exchange.py
 - return max(MIN_INTERVAL_S, world_size / MESSAGES_PER_S)
 + return MIN_INTERVAL_S
-ranks/comparison.py | ranks/test_comparison.py
-- return Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
-+ return Offset(low_ns, high_ns, len(common))
+ranks/comparison.py | ranks/test_cases.py ranks/test_comparison.py
+- offset = Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
++ offset = Offset(low_ns, high_ns, len(common))
 storage/journal_discovery.py | storage/test_journal_discovery.py storage/test_reading_ranks.py
 - return path.name.startswith(stem) and path.name.endswith(".jsonl")
 + return path.name.endswith(".jsonl")

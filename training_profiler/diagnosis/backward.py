@@ -15,14 +15,6 @@ from training_profiler.snapshot.lines import hottest_places
 from training_profiler.snapshot.program import ANOMALY
 from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot
 from training_profiler.tables.sections import (
-from training_profiler.diagnosis.places import places_text
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, has_enough_steps, row_of
-from training_profiler.diagnosis.small_operators import is_on_cpu
-from training_profiler.findings.finding import Finding, Fix
-from training_profiler.findings.losses import Change
-from training_profiler.snapshot.program import ANOMALY
-from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot, hottest_places
-from training_profiler.tables.pass_phases import (
     ANOMALIES,
     BACKWARD_HOOK,
     BACKWARD_PASS,

@@ -41,21 +41,18 @@ def clock_offsets(summaries: Sequence[RankSummary]) -> dict[HostKey, Offset | No
         for key, enter_ns, leave_ns in summary.sync_points:
             last_ns, first_ns = of_host.get(key, (enter_ns, leave_ns))
             of_host[key] = max(last_ns, enter_ns), min(first_ns, leave_ns)
-    if not points:
-        return {}
-    first = next(iter(points.values()))
-    return {host: _offset(first, of_host) for host, of_host in points.items()}
-
-
-def _offset(first: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]) -> Offset | None:
-    if first is other:
-        return Offset(0, 0, 0)
-    common = [key for key in first if key in other]
-    if not common:
-        return None
-    low_ns = max(first[key][0] - other[key][1] for key in common)
-    high_ns = min(first[key][1] - other[key][0] for key in common)
-    return Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
+    first = next(iter(points.values()), {})
+    offsets: dict[HostKey, Offset | None] = {}
+    for host, other in points.items():
+        offset, common = None, [key for key in first if key in other]
+        if other is first:
+            offset = Offset(0, 0, 0)
+        elif common:
+            low_ns = max(first[key][0] - other[key][1] for key in common)
+            high_ns = min(first[key][1] - other[key][0] for key in common)
+            offset = Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
+        offsets[host] = offset
+    return offsets
 
 
 def clock_stats(summaries: Sequence[RankSummary]) -> ClockStats | None:

@@ -17,7 +17,7 @@ from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncP
 from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.message import message_interval_s, unresponsive_after_s
+from training_profiler.ranks.message import ReceivedMessage, message_interval_s, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, RankSummaryBuilder, RankSyncPoint, rank_summary_from_data
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames

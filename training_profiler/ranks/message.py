@@ -1,7 +1,7 @@
 """Messages from ranks to rank 0: their form, how often they come, and when the lack of them means something."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,16 @@ def unpack(packed: bytes) -> Message:
     msgspec.convert([sequence, is_final, data_bytes], list[_Count])
     heartbeat = fit(msgspec.convert(beat, Heartbeat))
     return Message(heartbeat, rest[:data_bytes], bool(is_final), sequence, rest[data_bytes:])
+
+
+class ReceivedMessage(NamedTuple):
+    """The latest message of one rank."""
+
+    data: bytes  # its measurements; empty before its first summary
+    age_s: float
+    heartbeat: Heartbeat = Heartbeat()
+    is_final: bool = False
+    stacks: bytes = b""
 
 
 UNRESPONSIVE_AFTER_S: Final = 10.0  # during the run

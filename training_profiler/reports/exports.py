@@ -138,13 +138,8 @@ def placed_steps(series: RankSeries) -> list[PlacedStep]:
     return placed
 
 
-STEPS, EPOCHS, STRETCHES, RECORDED = 1, 2, 3, 4  # lanes of a rank
-LANES: Final = {
-    STEPS: "steps",
-    EPOCHS: "epochs",
-    STRETCHES: "between two lines of the journal",
-    RECORDED: "recorded steps",
-}
+LANES: Final = {1: "steps", 2: "epochs", 3: "between two lines of the journal", 4: "recorded steps"}  # of a rank
+STEPS, EPOCHS, STRETCHES, RECORDED = LANES
 THREADS: Final = 10  # the first lane of a thread
 SECTIONS: Final = "sections, mean ms in a step"
 NOTE: Final = (

@@ -254,13 +254,7 @@ def loader_name(loader: LoaderStats) -> str:
 
 
 def _cells(loader: LoaderStats) -> Sequence[str]:
-    means_s = (
-        loader.data_avg_s,
-        loader.forward_avg_s,
-        loader.backward_avg_s,
-        loader.optimizer_avg_s,
-        loader.batch_wait_avg_s,
-    )
+    means_s = [getattr(loader, f"{name}_avg_s") for name in ("data", "forward", "backward", "optimizer", "batch_wait")]
     means_ms = [None if seconds is None else seconds * MS_PER_S for seconds in means_s]
     return (
         loader_name(loader),

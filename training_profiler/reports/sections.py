@@ -33,19 +33,15 @@ _WITHOUT_STEPS: Final = {**_IN_TABLES, OTHER: "unattributed"}
 # In bars, which are read and not searched.
 _IN_BARS: Final = {
     **_WITHOUT_STEPS,
-    known.DATA_LOADING: "data loading",
-    known.DATA_GENERATION: "data generation",
-    known.DATA_TRANSFER: "data transfer",
+    **{key: key.replace("_", " ") for key in (known.DATA_LOADING, known.DATA_GENERATION, known.DATA_TRANSFER)},
+    **{key: key.replace("_", " ") for key in (known.GRAPH_REPLAY, known.BATCH_NORM_UPDATE, known.WORKER_START)},
     known.FORWARD_PASS: "forward",
     known.BACKWARD_PASS: "backward",
     known.OPTIMIZER_STEP: "optimizer",
-    known.GRAPH_REPLAY: "graph replay",
     known.METRICS_COMPUTATION: "metrics, grad norms",
     known.EMA_UPDATE: "EMA update",
     known.VALIDATION_EPOCH: "validation",
     known.VISUALIZATION_GENERATION: "visualization",
-    known.BATCH_NORM_UPDATE: "batch norm update",
-    known.WORKER_START: "worker start",
 }
 OURS: Final = "(built-in)"  # behind the label of a row of ours, where the user called a section by that label
 

@@ -10,7 +10,7 @@ from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
-from training_profiler.findings.finding import FAIL, PASS, UNKNOWN, Check, brief, check, check_lines
+from training_profiler.findings.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 from training_profiler.tables.sections import (

@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text, time_text
-from training_profiler.diagnosis import Finding
-from training_profiler.findings.finding import brief
+from training_profiler.findings.finding import Finding, brief
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened

@@ -5,13 +5,10 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from training_profiler.safety.own_folder import OwnFile
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.tables.trackers import CSV, JSONL
-
-COLUMNS: Final = ("step", "time", "name", "value")
 
 
 class JsonlFile(Sink):
@@ -19,6 +16,7 @@ class JsonlFile(Sink):
 
     name = JSONL.name
     file = "metrics.jsonl"
+    header = ""  # the begin of a new file
 
     def __init__(self) -> None:
         self._file: OwnFile | None = None
@@ -26,8 +24,8 @@ class JsonlFile(Sink):
     def open(self, folder: Path | None) -> None:
         """Create the file; a restarted attempt appends to the existing file."""
         self._file = OwnFile(folder_for(folder) / self.file)
-        if not self._file.size:
-            self._file.append(self.header().encode())
+        if self.header and not self._file.size:
+            self._file.append(self.header.encode())
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Append the rows."""
@@ -40,10 +38,6 @@ class JsonlFile(Sink):
             self._file.close()
             self._file = None
 
-    def header(self) -> str:
-        """Return the begin of a new file."""
-        return ""
-
     def lines(self, rows: Sequence[MetricRow]) -> str:
         """Return the rows as lines."""
         return "".join(json.dumps({"step": row.step, "time": row.time_s, **row.metrics}) + "\n" for row in rows)
@@ -54,10 +48,7 @@ class CsvFile(JsonlFile):
 
     name = CSV.name
     file = "metrics.csv"
-
-    def header(self) -> str:
-        """Return the names of the columns."""
-        return ",".join(COLUMNS) + "\n"
+    header = "step,time,name,value\n"
 
     def lines(self, rows: Sequence[MetricRow]) -> str:
         """Return a line per value."""

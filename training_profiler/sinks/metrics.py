@@ -33,13 +33,7 @@ _PER_BATCH: Final = (
     (DATA_GENERATION, "data_generation_time", "data_gen_percentage"),
     (DATA_TRANSFER, "data_transfer_time", "transfer_percentage"),
 )
-_RATES: Final = {
-    "steps_per_second": "steps_per_s",
-    "samples_per_second": "samples_per_s",
-    "tokens_per_second": "tokens_per_s",
-    "tflops": "tflops",
-    "mfu": "mfu",
-}
+_RATES: Final = ("steps_per_second", "samples_per_second", "tokens_per_second", "tflops", "mfu")
 
 
 def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
@@ -58,7 +52,7 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
         limits = threshold_of("host-memory", snapshot), threshold_of("gpu-memory-high", snapshot)
         metrics |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
-        metrics |= {name: getattr(snapshot.throughput, field) for name, field in _RATES.items()}
+        metrics |= {name: getattr(snapshot.throughput, name.replace("_second", "_s")) for name in _RATES}
     return _known("profiling/", metrics)
 
 
@@ -111,16 +105,12 @@ def loader_metrics(loaders: Iterable[LoaderStats], names: PlainNames | None = No
     names = names or PlainNames()
     metrics: dict[str, float | None] = {}
     for loader in loaders:
-        times_s = {"data": loader.data_avg_s, "forward": loader.forward_avg_s}
-        prefix = f"{loader.phase}/dl_{names.of(loader.name)}/"
+        prefix, times = f"{loader.phase}/dl_{names.of(loader.name)}/", ["data", "forward"]
         if loader.phase == "train":
-            times_s |= {
-                "backward": loader.backward_avg_s,
-                "optimizer": loader.optimizer_avg_s,
-                "batch_wait": loader.batch_wait_avg_s,
-            }
+            times += ["backward", "optimizer", "batch_wait"]
             metrics[prefix + "proportion"] = loader.proportion
-        for name, seconds in times_s.items():
+        for name in times:
+            seconds = getattr(loader, f"{name}_avg_s")
             metrics[f"{prefix}time_{name}_ms"] = None if seconds is None else seconds * MS_PER_S
     return _known("profile/", metrics)
 

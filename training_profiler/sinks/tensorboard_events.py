@@ -13,8 +13,7 @@ from training_profiler.safety.files import make_inner_folder
 from training_profiler.safety.own_folder import OwnFile
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
-from training_profiler.snapshot.snapshot import OTHER
-from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
+from training_profiler.tables.sections import OTHER, OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.tables.trackers import TENSORBOARD
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
-from training_profiler.safety import own_folder
+from training_profiler.safety import files as own_folder
 
 TESTS = Path(__file__).parent
 PREFIX = "RECTIFIED_FLOW_PROFILE"

@@ -2,10 +2,8 @@
 
 import pytest
 
-from tests.support.recording import FakeRun
-from tests.support.session import session_of
+from tests.support.session import FakeTraining
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
-from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
 
 
@@ -23,15 +21,11 @@ class Boundaries:
         pass
 
 
-class Training:
-    """A session whose events are held back until a step ends, as under the instrumentation."""
+class Training(FakeTraining):
+    """Its events are held back until a step ends, as under the instrumentation."""
 
     def __init__(self, folder):
-        self.run = FakeRun()
-        self.clock = self.run.clock
-        settings = Settings(dir=str(folder), sample_hz=0, monitor_s=0.0, warmup=0)
-        self.session = session_of(self.run, settings)
-        self.session.start()
+        super().__init__(folder, warmup=0)
         self.epochs = self.session.instrumentation = Boundaries()
         self.run.recorder.watermark_ns = self.clock()
 

@@ -5,25 +5,20 @@ import threading
 
 import pytest
 
-from tests.support.recording import FakeRun
-from tests.support.session import session_of
+from tests.support.session import FakeTraining
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.runtime.session import FIRST_FLUSH_S
-from training_profiler.settings.settings import Settings
 from training_profiler.storage.run_reader import read_run
 
 FLUSH_S = 10.0
 
 
-class Training:
-    """A session on a fake clock, with a thread beside it that flushes when the test says so."""
+class Training(FakeTraining):
+    """A thread beside it flushes when the test says so."""
 
-    def __init__(self, folder):
-        self.run = FakeRun()
-        settings = Settings(dir=str(folder), flush_s=FLUSH_S, sample_hz=0, monitor_s=0.0)
-        self.session = session_of(self.run, settings)
-        self.session.start()
-        self.outputs = self.session.run.outputs
+    @property
+    def outputs(self):
+        return self.session.run.outputs
 
     def flush_beside(self):
         """Let the thread look at the time; return in how many seconds it wants to look again."""
@@ -44,7 +39,7 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path, capsys):
-    training = Training(tmp_path)
+    training = Training(tmp_path, flush_s=FLUSH_S)
     yield training
     training.session.close()
 

@@ -11,7 +11,6 @@ from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.ranks.message import ReceivedMessage
 from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
 from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
-from training_profiler.torch_capture.trace_writer import OutputLocation
 
 BEGAN_NS = 1_000
 HINT = ". All stacks: training-profiler stacks "
@@ -48,7 +47,7 @@ class Training:
             rank_of(rank, world_size),
             lambda part, work: work(),
             training_thread=recorder.thread_id,
-            location=lambda is_needed: OutputLocation(str(folder), rank, 0),
+            run_folder=lambda: str(folder),
             with_files=self.with_files,
             report=self.reports.append,
             wall_clock=lambda: 2_000,

@@ -1,13 +1,23 @@
 import itertools
 
 import pytest
+import torch
 
 from tests.support.recording import IMPLEMENTATIONS, FakeClock, FakeRun, implementation_of
 from tests.support.session import session_of
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_MS
 from training_profiler.recording.implementation import best_implementation, python_implementation
-from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns, patch_cost
+from training_profiler.runtime.health import (
+    LEAST_SPEED_S,
+    MOST_SPEED_S,
+    SPEED_SHARE,
+    ProfilerHealth,
+    budget_s,
+    measure,
+    measure_section_cost_ns,
+    patch_cost,
+)
 from training_profiler.runtime.parts import new_recorder
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import StartupSampler
@@ -94,3 +104,24 @@ def test_cost_of_sections_counts_the_patches_that_record_them(name, patched):
     totals.training_spans, totals.end_ns = 10, 10**9
     health = ProfilerHealth(run.recorder, 1_000.0, FaultGuard(), lambda: patched)
     assert health.sections_ns(totals) == patched * cost_ns + (10 - patched) * 1_000
+
+
+@pytest.mark.parametrize(("run_s", "seconds"), [(1.0, 0.0), (20.0, 20.0 * SPEED_SHARE), (3600.0, MOST_SPEED_S)])
+def test_measuring_takes_a_small_part_of_the_run(run_s, seconds):
+    assert budget_s(run_s) == seconds
+    assert budget_s(LEAST_SPEED_S / SPEED_SHARE) == LEAST_SPEED_S
+
+
+def test_speed_is_measured_without_random_numbers():
+    before = torch.get_rng_state()
+    speed = measure(torch, "float32", 0.01)
+    assert speed.dtype == "float32"
+    assert speed.gflops > 0
+    assert 0 < speed.operator_s < 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert measure(torch, "int64", 0.01) is None
+
+
+@pytest.mark.parametrize(("dtype", "is_compared"), [("float32", False), ("float64", False), ("bfloat16", True)])
+def test_half_precision_is_measured_beside_float32(dtype, is_compared):
+    assert (measure(torch, dtype, 0.01).float32_gflops > 0) == is_compared

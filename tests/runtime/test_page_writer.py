@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.runtime.outputs import write_page
-from training_profiler.safety.own_folder import keep_open
+from training_profiler.safety.files import keep_open
 from training_profiler.storage.run_folder import PAGE
 
 

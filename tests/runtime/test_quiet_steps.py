@@ -4,24 +4,20 @@ import time
 
 import pytest
 
-from tests.support.recording import FakeRun
-from tests.support.session import session_of
+from tests.support.session import FakeTraining
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.step_detector import StepEnds
-from training_profiler.settings.settings import Settings
 
 STEPS, STEP_S, EVERY = 600, 0.001, 100
 
 
-class Training:
-    """A session on a fake clock, whose steps end as those of a loop that was detected, or as those of the program."""
+class Training(FakeTraining):
+    """Its steps end as those of a loop that was detected, or as those of the program."""
 
     def __init__(self, folder):
-        self.run, self.asked = FakeRun(), []
-        settings = Settings(dir=str(folder), sample_hz=0, monitor_s=0.0, log_every=EVERY, flush_s=0.1, warmup=0)
-        self.session = session_of(self.run, settings)
-        self.session.start()
-        self.run.recorder.watermark_ns = self.run.clock()
+        super().__init__(folder, log_every=EVERY, flush_s=0.1, warmup=0)
+        self.asked = []
+        self.run.recorder.watermark_ns = self.clock()
         self.ends = StepEnds(self.run.recorder, self.ask)
 
     def ask(self, at_ns):
@@ -81,7 +77,7 @@ def let_reports_cost(training, ns, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "reports", "least", "most"), [(0.0005, 120, 1, 40), (0.003, 120, 1, 119), (0.05, 30, 30, 30)]
+    ("step_s", "reports", "least", "most"), [(0.0005, 120, 1, 40), (0.003, 60, 1, 59), (0.05, 8, 8, 8)]
 )
 def test_reports_that_the_budget_refuses_are_not_asked_about_and_all_counted(
     step_s, reports, least, most, tmp_path, monkeypatch

@@ -379,3 +379,9 @@ def test_times_that_are_not_asked_about_are_counted_as_refused():
     reports = Work(0.05).budget.pace(REPORTS)
     reports.refuse(7)
     assert reports.refused == 7
+
+
+@pytest.mark.parametrize(("module", "library"), [("gevent.thread", "gevent"), ("eventlet.green.thread", "eventlet")])
+def test_libraries_that_start_greenlets_in_their_place(monkeypatch, module, library):
+    replace_threads(monkeypatch, module)
+    assert library_of_greenlets() == library

@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
-from training_profiler.safety import own_folder as descriptors
-from training_profiler.safety.own_folder import Descriptor, NotOursError, OwnFile, identity, raised
+from training_profiler.safety import files as descriptors
+from training_profiler.safety.files import Descriptor, NotOursError, OwnFile, identity, raised
 
 
 def descriptor_of(file):

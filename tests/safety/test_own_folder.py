@@ -7,17 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.safety.test_own_file import take_number
-from training_profiler.safety import own_folder
-from training_profiler.safety.files import make_inner_folder, open_file, read_file, replace_file, replaced_file
-from training_profiler.safety.own_folder import (
+from training_profiler.safety import files as own_folder
+from training_profiler.safety.files import (
     NotOursError,
     OwnFile,
     is_in_place,
     keep_open,
     let_go,
+    make_inner_folder,
+    open_file,
+    read_file,
     remove,
     rename_file,
     rename_open,
+    replace_file,
+    replaced_file,
 )
 
 OURS, THEIRS = b"ours", b"precious"

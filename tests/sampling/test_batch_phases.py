@@ -71,3 +71,30 @@ def test_entering_a_lock_written_in_c_is_waiting_for_it() -> None:
 
 
 GET_CODE = compile("dataset[0]", "/torch/utils/data/_utils/fetch.py", "eval")
+
+
+DECODES: Row = ("/project/data.py", "decode", "call()")
+ACQUIRES: Row = ("/project/data.py", "Pictures.__getitem__", "self.acquire()")
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ((GET, ITEM), "fetch"),
+        ((GET,), "fetch"),  # a data set in C has no frame
+        ((COLLATED, DECODES), "collate"),
+        ((COLLATED,), "collate"),
+        (
+            (GET, ITEM, (f"{SITE}/torchvision/transforms/transforms.py", "Compose.__call__", "call()"), DECODES),
+            "decode",
+        ),
+        # By the name that its caller uses.
+        ((GET, (*ITEM[:2], "self.transform()"), ("/project/blur.py", "Blur.__call__", "call()")), "transform"),
+        ((GET, ITEM, (SYNCHRONIZE, "SemLock.__exit__", "call()")), "fetch"),  # what is done with a lock is work
+        ((GET, ACQUIRES), "lock"),  # perhaps of this process alone
+        ((GET, ACQUIRES, ("/project/pool.py", "Pool.acquire", "call()")), "fetch"),
+        ((GET, ITEM, (f"{LIBRARY}/threading.py", "Condition.wait", "self.acquire()")), "threads"),
+    ],
+)
+def test_a_stack_shows_the_phase_of_its_batch(frames: tuple[Row, ...], phase: str) -> None:
+    assert phase_of(*frames) == phase

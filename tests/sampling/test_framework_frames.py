@@ -342,3 +342,38 @@ def test_only_the_drawing_of_a_progress_bar_is_its_phase_and_not_what_it_iterate
     assert read(TRAIN, bar, loader).phase == ""
     assert read(TRAIN, bar, loader, ("/project/data.py", "Images.__getitem__")).phase == ""
     assert read(TRAIN, bar, (f"{SITE}/{file}", "tqdm.update")).phase == "progress bar"
+
+
+LIBRARY = "/usr/lib/python3.11"
+QUEUE = (f"{LIBRARY}/queue.py", "Queue.get"), (f"{LIBRARY}/threading.py", "Condition.wait")
+OWN = ("/project/prefetch.py", "Prefetcher.__next__")
+
+
+@pytest.mark.parametrize(
+    ("stack", "what"),
+    [
+        (QUEUE, "a queue between threads"),
+        ((OWN, *QUEUE), "a queue between threads"),
+        (
+            ((f"{SITE}/prefetch_generator/__init__.py", "BackgroundGenerator.next"), *QUEUE),
+            "a queue between threads",
+        ),
+        (((f"{LIBRARY}/multiprocessing/queues.py", "Queue.get"),), "a queue between processes"),
+        (((f"{LIBRARY}/multiprocessing/pool.py", "IMapIterator.next"),), "a pool of threads or processes"),
+        (((f"{LIBRARY}/concurrent/futures/_base.py", "Future.result"),), "a pool of threads or processes"),
+        (
+            ((f"{SITE}/nvidia/dali/plugin/pytorch/__init__.py", "DALIGenericIterator.__next__"),),
+            "the pipeline of NVIDIA",
+        ),
+        (
+            (
+                (f"{SITE}/datasets/arrow_dataset.py", "Dataset.map"),
+                (f"{SITE}/datasets/utils/py_utils.py", "iflatmap_unordered"),
+                (f"{SITE}/multiprocess/pool.py", "ApplyResult.get"),
+            ),
+            "the processes of datasets (num_proc)",
+        ),
+    ],
+)
+def test_a_wait_for_work_elsewhere_says_for_what(stack, what) -> None:
+    assert read(TRAIN, *stack).waits_for.startswith(what)

@@ -203,3 +203,22 @@ def test_memory_of_metal_devices():
     assert Gpus({"torch": torch}.get).read() == [
         GpuReading(0, "mps", 100, {"allocated_bytes": 5.0, "reserved_bytes": 9.0})
     ]
+
+
+@pytest.mark.parametrize(("uuid", "of_nvml", "used_bytes"), [("b", ("GPU-a", "GPU-b"), 800), ("a", ("MIG-a",), 90)])
+def test_a_device_or_a_part_of_one_is_found_by_its_uuid(uuid, of_nvml, used_bytes):
+    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
+    nvml = FakeNvml(of_nvml)
+    gpus = gpus_of(FakeCuda([100], [uuid]), nvml)
+    seen = [gpus.read()[0].values for _ in range(3)][-1]
+    assert (seen["used_bytes"], seen["utilization"], seen["temperature_c"]) == (used_bytes, 0.85, 64)
+    assert seen["energy_j"] == 7000.5
+    assert ("power_w" in seen, nvml.power_asked) == (False, 1)  # not supported, and not asked for again
+
+
+def test_a_device_used_later_is_found_later():
+    cuda = FakeCuda([100, 0], ["a", "b"])
+    gpus = gpus_of(cuda)
+    assert [seen.device for seen in gpus.read()] == [0]
+    cuda.reserved_bytes[1] = 10
+    assert [[seen.device for seen in gpus.read()] for _ in range(10)][-1] == [0, 1]

@@ -12,7 +12,8 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import Container, HostReading
-from training_profiler.sampling.machine_sampler import Faults, MachineReader, MachineSampler, PageFaults
+from training_profiler.sampling.machine_sampler import MachineReader, MachineSampler
+from training_profiler.sampling.run_queue import Faults, PageFaults
 
 NAME = "training_profiler machine"
 

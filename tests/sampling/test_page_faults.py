@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.sampling.machine_sampler import PAGES, Faults, PageFaults, page_cost_s
+from training_profiler.sampling.machine_sampler import PAGES, page_cost_s
+from training_profiler.sampling.run_queue import Faults, PageFaults
 
 TRAINING = 10
 

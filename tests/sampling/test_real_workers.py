@@ -266,8 +266,10 @@ def test_an_iterable_data_set_is_timed_without_its_end(observed: Observed) -> No
 
 
 @pytest.mark.parametrize("data", [list(range(8)), TensorDataset(torch.arange(8))])
-def test_a_data_set_in_c_is_named_as_the_line_of_torch_that_asks_it(data: Any, observed: Observed) -> None:
-    assert observed.run(DataLoader(data, batch_size=2, num_workers=1)).batches == 4
+@pytest.mark.parametrize("context", [None, multiprocessing.get_context("fork")])
+def test_batches_of_any_data_set_and_context_are_counted(data: Any, context: Any, observed: Observed) -> None:
+    loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=context)
+    assert observed.run(loader).batches == 4
 
 
 def error_of(batches: Any) -> Exception:
@@ -354,11 +356,6 @@ def test_torch_keeps_the_account_of_batches_that_wait_for_another(observed: Obse
     batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=2))
     assert has_later_batches(batches) is False
     assert len(list(batches)) == 6
-
-
-def test_a_context_of_the_users_own_is_observed(observed: Observed) -> None:
-    context = multiprocessing.get_context("fork")
-    assert observed.run(DataLoader(list(range(6)), num_workers=2, multiprocessing_context=context)).batches == 6
 
 
 class Library(Dataset):

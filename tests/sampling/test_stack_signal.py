@@ -3,10 +3,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
-from training_profiler.sampling.thread_stacks import free_signal, is_stopped, parse_dump, stacks_by_signal
+from training_profiler.sampling.thread_stacks import free_signal, is_stopped, parse_dump, read_stacks, stacks_by_signal
 
 # Holds the GIL in C on the main thread, as a driver that hangs; the program uses faulthandler itself.
 PROGRAM = """
@@ -103,3 +104,26 @@ def test_dump_is_parsed_outermost_frame_first():
         '  File "y.py", line 9 in <module>\n'
     )
     assert parse_dump(dump) == [[("/a b/x.py", 3, "f")], [], [("y.py", 9, "<module>"), ("y.py", 2, "g")]]
+
+
+def waiting(started, end):
+    started.set()
+    end.wait()
+
+
+def test_each_thread_has_its_name_and_frames_outermost_first():
+    started, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=waiting, args=(started, end), name="user's")
+    thread.start()
+    started.wait()
+    try:
+        stacks = read_stacks()
+    finally:
+        end.set()
+        thread.join()
+    name, frames = stacks[thread.ident]
+    users = [frame.function for frame in frames if frame.is_users]
+    assert (name, users) == ("user's", ["waiting"])
+    assert frames[0].file == "threading.py"
+    own_name, own = stacks[threading.get_ident()]
+    assert (own_name, own[-1].function) == ("MainThread", "test_each_thread_has_its_name_and_frames_outermost_first")

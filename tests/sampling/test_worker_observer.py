@@ -16,6 +16,7 @@ from tests.support.worker_stacks import (
     LOOP,
     PLACES,
     QUEUES,
+    SITE,
     TORCH,
     TRAIN,
     Row,
@@ -176,3 +177,36 @@ def test_waiting_for_a_reader_is_not_work() -> None:
 
 def test_what_runs_before_the_first_request_is_start() -> None:
     assert seen(TRAIN, LOOP, ("/project/train.py", "init", "call()")) == ("start", Location("train.py", 2, "init"))
+
+
+ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")
+ARROW: Row = (f"{SITE}/datasets/arrow_dataset.py", "Dataset.__getitem__", "call()")
+WAITS: Row = (f"{LIBRARY}/threading.py", "Condition.wait", "call()")
+
+
+@pytest.mark.parametrize(
+    ("rows", "beside", "shown"),
+    [
+        ((TRAIN, LOOP, GET, ITEM), (), ("fetch", Location("data.py", 2, "Pictures.__getitem__"))),
+        # Pickling beside work does not count.
+        ((TRAIN, LOOP, GET, ITEM), (*FEED, PICKLES), ("fetch", Location("data.py", 2, "Pictures.__getitem__"))),
+        (
+            (TRAIN, LOOP, GET, ARROW, (f"{SITE}/pyarrow/table.py", "take", "call()")),
+            (),
+            (
+                "fetch",
+                Location("datasets/arrow_dataset.py", 2, "Dataset.__getitem__", "", "pyarrow/table.py:2 take"),
+            ),
+        ),
+        (IDLE, (), ("idle", None)),
+        (IDLE, (*FEED, WAITS), ("idle", None)),
+    ],
+)
+def test_a_sample_has_a_phase_and_a_line(rows, beside, shown) -> None:
+    assert seen(*rows, beside=beside) == shown
+
+
+def test_outside_of_the_loop_nothing_is_seen() -> None:
+    frame, _ = stack(TRAIN, ITEM)
+    _, loop = stack(LOOP)
+    assert WorkerStackReader(loop, lambda: PLACES).read({MAIN_THREAD: frame}, MAIN_THREAD) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock, FakeRun
-from training_profiler.safety import own_folder
+from training_profiler.safety import files as own_folder
 from training_profiler.settings.settings import Settings
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health

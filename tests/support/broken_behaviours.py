@@ -66,11 +66,11 @@ statistics/trend.py | aggregation/test_change_point.py
 statistics/change_point.py | aggregation/test_change_point.py
 - return 0 < CLEAR_CUT * usual < step
 + return 0 < usual < step
-sampling/host.py | sampling/test_cgroup.py
+sampling/host.py | sampling/test_host.py
 - return limit if limit is not None and limit < NO_LIMIT else None
 + return limit
-sampling/host.py | sampling/test_cgroup.py
-- return max(0, used - int(inactive))
+sampling/host.py | sampling/test_host.py
+- return None if used is None else max(0, used - inactive)
 + return used
 sampling/host.py | sampling/test_host.py
 - return sum(busy for busy, _ in readings), sum(whole for _, whole in readings)
@@ -111,7 +111,7 @@ safety/files.py | safety/test_files.py safety/test_own_folder.py
 safety/fault_guard.py | safety/test_fault_guard.py
 - if part in self.disabled:
 + if False:
-safety/fault_guard.py | safety/test_cost_budget.py
+safety/fault_guard.py | safety/test_fault_guard.py
 - if self._paused_s <= 1.1 * self._wanted_s:
 + if True:
 runtime/health.py | runtime/test_health.py

@@ -76,7 +76,7 @@ def test_progress_bar_survives_a_report(tmp_path: Path) -> None:
         for i in tqdm(range(4), mininterval=0, file=sys.stderr):
             with profile_section("forward_pass"): pass
             profile_step()
-            _process.session.run.outputs._terminal.wait(60)  # else the bar may end before its reports
+            _process.session.run.terminal.thread.wait(60)  # else the bar may end before its reports
         stop_training_profiling()
     """
     command = [sys.executable, str(write_script(tmp_path, script))]

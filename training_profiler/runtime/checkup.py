@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,16 +118,11 @@ def _torch() -> Any:
 
 
 def _accelerators() -> str:
-    torch = _torch()
-    kinds = [backend.kind for backend in BACKENDS if _is_available(getattr(torch, backend.kind, None))]
+    torch, kinds = _torch(), []
+    for backend in BACKENDS:
+        with suppress(Exception):  # there is no such module, or a driver does not fit
+            kinds += [backend.kind] * bool(getattr(torch, backend.kind).is_available())
     return ", ".join(kinds) or "none"
-
-
-def _is_available(module: Any) -> bool:
-    try:
-        return module is not None and bool(module.is_available())
-    except Exception:  # a driver that does not fit
-        return False
 
 
 def _settings() -> tuple[Settings, CheckupPart]:
@@ -234,19 +230,14 @@ def _block_us(step: Callable[[], None], steps: int) -> float:
 def _folder(settings: Settings) -> CheckupPart:
     folder = Path(settings.dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    problem = _why_not_writable(nearest)
+    problem = None if nearest.is_dir() else "it is not a folder"
+    try:
+        if problem is None:
+            tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        problem = error.strerror or str(error)
     text = str(folder) if nearest == folder else f"{folder}, which is made in {nearest}"
     rows = (("runs are written to", text), ("writing", "works" if problem is None else "fails"))
     return CheckupPart(
         "Run folder", rows, () if problem is None else (f"{nearest}: {problem}; choose another with dir",)
     )
-
-
-def _why_not_writable(folder: Path) -> str | None:
-    if not folder.is_dir():
-        return "it is not a folder"
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)

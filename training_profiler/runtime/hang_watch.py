@@ -20,7 +20,6 @@ from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_folder import typed_path
 from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS
-from training_profiler.torch_capture.trace_writer import OutputLocation
 
 PART: Final = "hang watch"
 LOOK_S: Final = 1.0  # between two checks for requests and for steps
@@ -57,20 +56,9 @@ class _Suspicion(NamedTuple):
 class HangWatch:
     """Looks from a thread of its own whether the training makes steps and whether stacks are asked for.
 
-    Nothing waits for this thread. It does not touch the disk: the thread of the files does.
-
-    Args:
-        recorder: has the events and the clock.
-        detector: knows when the training hangs.
-        channel: carries requests and stacks between ranks.
-        rank: of this process.
-        guard: disables the watch if it fails.
-        training_thread: returns the recorder's number of that thread.
-        location: returns where the run folder is.
-        with_files: does work on the thread of the files; returns False if there is no room for it.
-        report: prints a line and keeps it for the report.
-        wall_clock: in ns.
-        began_wall_ns: when the run began, by that clock; earlier requests are of earlier attempts.
+    Nothing waits for this thread. It does not touch the disk: ``with_files`` does work on the thread of the files, and
+    returns False if there is no room for it. ``report`` prints a line and keeps it for the report. Requests before
+    ``began_wall_ns``, when the run began by the ``wall_clock``, are of earlier attempts.
     """
 
     def __init__(
@@ -82,7 +70,7 @@ class HangWatch:
         guard: Guard,
         *,
         training_thread: Callable[[], int],
-        location: Callable[[bool], OutputLocation],
+        run_folder: Callable[[], str | None],
         with_files: Callable[[Callable[[], None]], bool],
         report: Callable[[str], None],
         wall_clock: Callable[[], int],
@@ -90,7 +78,7 @@ class HangWatch:
     ) -> None:
         self._recorder, self._detector, self._channel = recorder, detector, channel
         self._rank, self._guard = rank, guard
-        self._training_thread, self._location = training_thread, location
+        self._training_thread, self._run_folder = training_thread, run_folder
         self._with_files, self._report = with_files, report
         self._wall_clock = wall_clock
         self._thread: BackgroundThread | None = None
@@ -232,7 +220,7 @@ class HangWatch:
         self._with_files(job)
 
     def _folder(self) -> Path | None:
-        folder = self._location(False).run_folder
+        folder = self._run_folder()
         return None if folder is None else Path(folder)
 
     def _read_folder(self) -> None:

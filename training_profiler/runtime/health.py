@@ -109,12 +109,8 @@ def patch_cost(apart_ns: float, is_native: bool) -> float:
 class ProfilerHealth:
     """Adds up the cost of the profiler on the training thread and keeps notes for the report.
 
-    Args:
-        recorder: of the run.
-        section_cost_ns: of an empty section, when the run began.
-        guard: knows what was disabled.
-        patched_spans: returns how many sections patches have recorded so far; the program made the others.
-        measure: measures that cost again; None where it must not be.
+    ``section_cost_ns`` is of an empty section when the run began; ``measure`` measures it again, unless it must not be.
+    ``patched_spans`` returns how many sections patches have recorded so far; the program made the others.
     """
 
     def __init__(

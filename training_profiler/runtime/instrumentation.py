@@ -65,12 +65,8 @@ class Work(NamedTuple):
 class Instrumentation:
     """The patches of this process and the events inferred from them.
 
-    Args:
-        recorder: of this process.
-        begin: starts a session at the first event; returns a function that ends a step, or None for no session.
-        loaders: returns the loaders of the session under way.
-        workers: what follows the workers of loaders.
-        read_site: returns the user's line of a stack.
+    ``begin`` starts a session at the first event, and returns the function that ends a step, or None for no session.
+    ``loaders`` returns the loaders of the session under way.
     """
 
     def __init__(

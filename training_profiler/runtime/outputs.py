@@ -24,8 +24,7 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import largest_sections
 from training_profiler.runtime.terminal import OutputThread, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.safety.files import replaced_file
-from training_profiler.safety.own_folder import is_in_place
+from training_profiler.safety.files import is_in_place, replaced_file
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import HeldRows, MetricRow
@@ -110,19 +109,10 @@ ONLY_WAITED: Final = (
 
 
 class Outputs:
-    """All that one session prints and writes.
+    """All that one session prints and writes; ``thread`` does what may wait for a disk.
 
-    Args:
-        settings: the settings at the start of the run.
-        opens_at_start: whether ``start`` makes the run folder; else the first thing to write does.
-        rank: which rank this is.
-        guard: disables the output that fails.
-        terminal: prints.
-        files: writes the run folder, on ``thread`` alone.
-        thread: does what may wait for a disk.
-        lines: makes lines of the journal.
-        trackers: sends metrics.
-        exchange: knows the name of the run's folder from rank 0, and sends the folder to other ranks.
+    ``opens_at_start`` is whether ``start`` makes the run folder; else the first thing to write does. The ``exchange``
+    knows the name of the run's folder from rank 0, and sends the folder to other ranks.
     """
 
     def __init__(
@@ -204,11 +194,9 @@ class Outputs:
             self._trackers.poll()
 
     def journal(self, make: Callable[[JournalLines], Line], polls: bool = True) -> None:
-        """Write a line to the journal of this rank.
+        """Write the line that ``make`` makes now to the journal of this rank.
 
-        Args:
-            make: makes the line, now.
-            polls: whether this is the training thread, on which the program begins runs of its trackers.
+        ``polls`` is on the training thread, where the program begins runs of its trackers.
         """
         self._guard.run("run folder", lambda: self._write(make(self._lines)))
         if polls and self._rank.is_primary():
@@ -257,7 +245,7 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""
-        if self._terminal.has_status:
+        if self._terminal.status.is_active:
             self._terminal.set_status(largest_sections(snapshot))
         elif not self._settings.is_quiet:
             self._terminal.print(render_periodic(snapshot, self._layout()))
@@ -298,9 +286,9 @@ class Outputs:
         self._trackers.wait(A_MOMENT_S, is_last=False)
         self.settle()  # for the name of the run folder
         snapshot = stats()
-        self._terminal.stop_status()
+        self._terminal.status.stop()  # only the final summary follows
         self._terminal.print(self._summary(snapshot, findings, self._layout()))
-        self._terminal.wait(READER_S)
+        self._terminal.thread.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
         text = self._summary(snapshot, findings, Layout(format=self._settings.format))
@@ -375,7 +363,7 @@ class Outputs:
     def stop(self) -> None:
         """End the threads. What they have not done by now they do later, unless the process ends."""
         self._thread.stop()
-        self._terminal.wait(READER_S)
+        self._terminal.thread.wait(READER_S)
         self._terminal.close()
         if self._thread.join(0.0 if self._thread.waiting else DISK_S):
             self._files.let_go()
@@ -393,10 +381,6 @@ class Outputs:
             lines = f"{lost} line{'s' * (lost != 1)}"
             notes.append(f"the disk did not respond: {lines} of the journal had no room in memory")
         return notes
-
-    def is_primary(self) -> bool:
-        """Return whether this is the rank that reports."""
-        return self._rank.is_primary()
 
     def _open_files(self) -> None:
         self._files.open(self._rank.who, self._exchange.run_name)
@@ -416,7 +400,7 @@ class Outputs:
 
     def _layout(self) -> Layout:
         """Return the layout for the terminal as it is now."""
-        return self._terminal.layout(self._settings.format)
+        return self._terminal.console.layout(self._settings.format)
 
     def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> str:
         folder = self._files.folder

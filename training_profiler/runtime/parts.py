@@ -18,7 +18,6 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.implementation import best_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder, StepCount
-from training_profiler.recording.section import Clock
 from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import ProfilerHealth, measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation
@@ -121,7 +120,7 @@ class Samplers:
     """The parts that measure beside the training: lines of code, the accelerator, the machine."""
 
     settings: Settings  # at the start of the run
-    clock: Clock  # the recorder's
+    clock: Callable[[], int]  # the recorder's
     begin_ns: int  # when the run began
     lines: LineSampler
     device: DeviceTime
@@ -181,21 +180,11 @@ class Samplers:
 
 
 class Parts:
-    """The parts of one session, connected.
-
-    Args:
-        settings: at the start of the run.
-        context: of the process.
-        session: what parts ask of their session.
-    """
+    """The parts of one session, connected."""
 
     def __init__(self, settings: Settings, context: RunContext, session: SessionCalls) -> None:
-        recorder, begin_ns, names, clock = (
-            context.recorder,
-            context.begin_ns,
-            context.recorder.names,
-            context.recorder.clock,
-        )
+        recorder, begin_ns = context.recorder, context.begin_ns
+        names, clock = recorder.names, recorder.clock
         self.recorder, self.instrumentation = recorder, context.instrumentation
         self.guard, self.rank, self.loaders = FaultGuard(), rank_of(settings), LoaderRegistry()
         progress = self.progress = TrainingProgress(recorder.thread_id(), context.awaits_training)
@@ -235,7 +224,7 @@ class Parts:
             self.rank,
             self.guard.run,
             training_thread=lambda: progress.thread_id,
-            location=self.outputs.location,
+            run_folder=lambda: self.outputs.run_folder,
             with_files=self.outputs.read_soon,
             report=self.terminal.report,
             wall_clock=time.time_ns,
@@ -277,7 +266,7 @@ class Parts:
             "sections and patches": lambda: self.profiler_health.sections_ns(self.sums.run),
             "collecting": lambda: self.profiler_health.collecting_ns,
             "files": lambda: self._files_thread.cpu_ns,
-            "terminal": lambda: self.terminal.cpu_ns,
+            "terminal": lambda: self.terminal.thread.cpu_ns,
             "trackers": lambda: self._trackers.cpu_ns,
             "other ranks": lambda: self._channel.cpu_ns,
             "hangs": lambda: self.hang_watch.cpu_ns,

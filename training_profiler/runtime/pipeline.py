@@ -81,9 +81,8 @@ class Pipeline(Parts):
     def flush(self, is_beside: bool = False, is_early: bool = False) -> None:
         """Drain, write the journal's next line, and publish to rank 0.
 
-        Args:
-            is_beside: whether this is not the training thread, which may be in the middle of a step.
-            is_early: whether the run has just begun, and may turn out not to be a training.
+        ``is_beside`` is on a thread beside the training's, which may be in the middle of a step. A run where it
+        ``is_early`` may turn out not to be a training.
         """
         self.drain(is_beside)
         if self._is_awaited():
@@ -152,7 +151,7 @@ class Pipeline(Parts):
     def report(self) -> None:
         """Print and send the interval since the last report."""
         self.flush()
-        if self.outputs.is_primary():
+        if self.rank.is_primary():
             self.outputs.periodic(self._snapshot(of_interval=True))
             self.exchange.new_interval()
         self.sums.new_interval()
@@ -236,7 +235,7 @@ class Pipeline(Parts):
         self.guard.run("trackers", lambda: self._send_loader_rows(is_last=True))
         last = partial(self.exchange.final_summary, self.sums.run, ended_by=ended_by)
         self.guard.run("ranks", lambda: self._publish(last(inside=self._open_sections())))
-        if not self.outputs.is_primary():
+        if not self.rank.is_primary():
             self.outputs.close(self.health, ended_by)  # may find the run folder, which the channel then uses
             self.exchange.close()
             return
@@ -307,7 +306,7 @@ class Pipeline(Parts):
 
     def show_so_far(self) -> None:
         """Print the final summary as it would be now."""
-        if self.outputs.is_primary():
+        if self.rank.is_primary():
             snapshot = self.stats()
             self.outputs.show_so_far(snapshot, diagnose(snapshot))
 

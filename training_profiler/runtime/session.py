@@ -236,17 +236,16 @@ class Session:
         """Begin an epoch on the calling thread."""
         if not self._progress.steps:
             self._trains_here()
-        self._mark_epoch(EPOCH_BEGIN)
-        self._exclusively(lambda: self.run.begin_epoch(number), PATIENCE_S)
+        self._at_epoch(EPOCH_BEGIN, lambda: self.run.begin_epoch(number))
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
-        self._mark_epoch(EPOCH_END)
-        self._exclusively(lambda: self.run.end_epoch(is_complete), PATIENCE_S)
+        self._at_epoch(EPOCH_END, lambda: self.run.end_epoch(is_complete))
 
-    def _mark_epoch(self, kind: int) -> None:
+    def _at_epoch(self, kind: int, work: Callable[[], None]) -> None:
         self.instrumentation.use_manual_epochs()
         self._recorder.mark(kind)
+        self._exclusively(work, PATIENCE_S)
 
     def use_api(self) -> None:
         """Report also on a process that does not train: its program measures itself."""
@@ -372,12 +371,9 @@ class Session:
     def _exclusively(
         self, work: Callable[[], None], patience_s: float = 0.0, spend: Callable[[int], None] | None = None
     ) -> None:
-        """Do ``work`` unless another thread drains.
+        """Do ``work``, which only one thread may do at a time, unless another drains for longer than ``patience_s``.
 
-        Args:
-            work: what only one thread may do at a time.
-            patience_s: how long to wait for another thread that drains.
-            spend: called with the CPU time, in ns; None for the cost of collecting events.
+        ``spend`` is called with its CPU time, in ns; by default that is a cost of collecting events.
         """
         thread = threading.get_ident()
         if self._busy_thread == thread:  # a signal handler, or a finalizer, in the middle of a drain

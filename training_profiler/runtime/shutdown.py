@@ -15,9 +15,10 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.recording.tracebacks import code_of_handler, is_from_signal_handler
+from training_profiler.safety import files as descriptors
 from training_profiler.safety import own_folder as descriptors
 from training_profiler.safety.fault_guard import library_of_greenlets
-from training_profiler.safety.own_folder import Descriptor, identity, raised
+from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import frame_of
 
 # These ask the process to end: what their handlers raise must end our work as well.

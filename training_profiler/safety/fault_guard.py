@@ -123,13 +123,9 @@ def handed_over_ns(stop: StopLock | None) -> int:
 class BackgroundThread:
     """A daemon thread that takes no signals: Ctrl-C has to wake the training's thread.
 
-    If ``work`` raises, ``guard`` disables ``part``. The thread does not exist in a forked child, so its owner drops it
-    there.
-
-    Args:
-        name: follows ``OWN_THREADS`` in the name of the thread.
-        work: called with this object; returns soon after ``wait_for_stop`` returns True.
-        stop: the lock that it sleeps on, closed.
+    If ``work`` raises, ``guard`` disables ``part``. It is called with this object, and returns soon after
+    ``wait_for_stop`` returns True. The thread does not exist in a forked child, so its owner drops it there.
+    ``stop`` is the closed lock that it sleeps on.
     """
 
     def __init__(
@@ -204,12 +200,8 @@ class CostBudget:
 
     What a training calls cannot wait: its patches, drains, and the threads that write what was handed to them. It is
     only counted. Samples and reports can wait, so they share what is left. Each has its part of that, over the whole
-    run: a part that has used more makes longer pauses until it is even.
-
-    Args:
-        clock: of the run.
-        begin_ns: when the run began.
-        counted: returns the cost so far of each part that cannot wait.
+    run: a part that has used more makes longer pauses until it is even. ``counted`` returns the cost so far of each
+    part that cannot wait.
     """
 
     def __init__(
@@ -283,12 +275,9 @@ class Pace:
         return max(0, int(over_ns / (PARTS[self._part] * SHARE * (1 + sum(PARTS.values())))))
 
     def pause_s(self, wanted_s: float, spent_ns: int, free: int = 0) -> float:
-        """Return how long to wait until the next time.
+        """Return how long to wait until the next time, after a cost of ``spent_ns`` so far.
 
-        Args:
-            wanted_s: the pause without a budget.
-            spent_ns: what the part has cost so far.
-            free: so many first pauses are as long as wanted.
+        ``wanted_s`` is the pause without a budget; the ``free`` first ones are as long as that.
         """
         latest_ns, self.spent_ns = spent_ns - self.spent_ns, spent_ns
         pause_s = wanted_s

@@ -21,34 +21,27 @@ from training_profiler.tables.framework_frames import ANY, FileRows, FrameTable,
 
 # Libraries whose functions are of one phase, whatever they are called.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (
-    LibraryFrame("/PIL/ImageFile.py", (ANY,), DECODE),
     LibraryFrame("/PIL/Image.py", ("open",), DECODE),
-    LibraryFrame("/torchvision/io/", (ANY,), DECODE),
-    LibraryFrame("/torchcodec/", (ANY,), DECODE),
-    LibraryFrame("/torchaudio/_torchcodec.py", (ANY,), DECODE),
-    LibraryFrame("/torchaudio/backend/", (ANY,), DECODE),
-    LibraryFrame("/torchaudio/_backend/", (ANY,), DECODE),
-    LibraryFrame("/soundfile.py", (ANY,), DECODE),
     LibraryFrame("/librosa/core/audio.py", ("load",), DECODE),
-    LibraryFrame("/imageio/", (ANY,), DECODE),
-    LibraryFrame("/decord/", (ANY,), DECODE),
-    LibraryFrame("/datasets/features/", (ANY,), DECODE),
-    LibraryFrame("/pyarrow/parquet/", (ANY,), DECODE),
-    LibraryFrame("/json/decoder.py", (ANY,), DECODE),
-    LibraryFrame("/gzip.py", (ANY,), DECODE),
     LibraryFrame("/numpy/lib/npyio.py", ("load",), DECODE),
     LibraryFrame("/numpy/lib/_npyio_impl.py", ("load",), DECODE),
     LibraryFrame("/torch/serialization.py", ("load", "_load"), DECODE),
-    LibraryFrame("/torchvision/transforms/", (ANY,), TRANSFORM),
-    LibraryFrame("/torchaudio/transforms/", (ANY,), TRANSFORM),
-    LibraryFrame("/albumentations/", (ANY,), TRANSFORM),
-    LibraryFrame("/audiomentations/", (ANY,), TRANSFORM),
-    LibraryFrame("/kornia/augmentation/", (ANY,), TRANSFORM),
-    LibraryFrame("/monai/transforms/io/", (ANY,), DECODE),
-    LibraryFrame("/monai/transforms/", (ANY,), TRANSFORM),
-    LibraryFrame("/transformers/tokenization_", (ANY,), TRANSFORM),
-    LibraryFrame("/transformers/image_processing_", (ANY,), TRANSFORM),
-    LibraryFrame("/transformers/feature_extraction_", (ANY,), TRANSFORM),
+    *(
+        LibraryFrame(path, (ANY,), DECODE)
+        for path in (
+            *("/PIL/ImageFile.py", "/torchvision/io/", "/torchcodec/", "/torchaudio/_torchcodec.py"),
+            *("/torchaudio/backend/", "/torchaudio/_backend/", "/soundfile.py", "/imageio/", "/decord/"),
+            *("/datasets/features/", "/pyarrow/parquet/", "/json/decoder.py", "/gzip.py", "/monai/transforms/io/"),
+        )
+    ),
+    *(
+        LibraryFrame(path, (ANY,), TRANSFORM)
+        for path in (
+            *("/torchvision/transforms/", "/torchaudio/transforms/", "/albumentations/", "/audiomentations/"),
+            *("/kornia/augmentation/", "/monai/transforms/", "/transformers/tokenization_"),
+            *("/transformers/image_processing_", "/transformers/feature_extraction_"),
+        )
+    ),
 )
 _TABLE: Final = FrameTable(FRAMES)
 # Functions in which a thread waits for a lock that several processes share, whatever they wait for it with.
@@ -85,11 +78,10 @@ class PhaseReader:
         self.called_name = ByInstruction(lambda code, at: called_function(code, at).rpartition(".")[2])
 
     def phase_of(self, frames: Sequence[Instruction], fetch: Instruction) -> str:
-        """Return the phase.
+        """Return the phase: the innermost of the ``frames``, which come first, with a known phase decides.
 
-        Args:
-            frames: those inside of ``fetch``, the innermost first. The innermost with a known phase decides.
-            fetch: torch's function that asks the data set and calls ``collate_fn``, or that pins the batch.
+        They are inside of ``fetch``: torch's function that asks the data set and calls ``collate_fn``, or that pins the
+        batch.
         """
         if fetch[0].co_name == PINS:
             return HAND_OVER

@@ -75,13 +75,11 @@ class Compilations:
             return
 
     def _place(self, frame: FrameType | None) -> str:
-        if self._code is None:
-            self._code = UserCode(places_of_this_process())
+        code = self._code = self._code or UserCode(places_of_this_process())
         for _ in range(MOST_FRAMES):
             if frame is None:
                 break
-            shown = self._code.shown(frame.f_code.co_filename)
-            if shown is not None:
+            if (shown := code.shown(frame.f_code.co_filename)) is not None:
                 return f"{shown}:{frame.f_lineno} {frame.f_code.co_name}"
             frame = frame.f_back
         return ""

@@ -43,9 +43,7 @@ _Moment = tuple[str, int, int, _Counts]  # the phase of a collection, time, thre
 class GarbageWatch:
     """Records garbage collections until it is drained. Where they are so many that it costs too much, it rests.
 
-    Args:
-        guard: runs what may fail.
-        clock: has to be written in C, as the clock of the recorder is.
+    The ``clock`` has to be written in C, as the clock of the recorder is.
     """
 
     def __init__(self, guard: Guard, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -76,14 +74,9 @@ class GarbageWatch:
         self.since_ns = self._clock()
         gc.callbacks.append(self._callback)
 
-    def _pause(self) -> None:
-        self.since_ns = None
-        self._remove()
-
     def _remove(self) -> None:
         # Not by value: a callback of the program may compare in its own way.
-        places = [at for at, callback in enumerate(gc.callbacks) if callback is self._callback]
-        for at in reversed(places):
+        for at in reversed([at for at, callback in enumerate(gc.callbacks) if callback is self._callback]):
             del gc.callbacks[at]
 
     def after_fork_in_child(self) -> None:
@@ -102,9 +95,8 @@ class GarbageWatch:
         cost_ns = COST_NS * (self._popped + len(self._moments) // 2)
         rest_ns = round(cost_ns / MOST_COST) - (now_ns - self.since_ns)
         if now_ns - self.since_ns >= LEAST_NS and rest_ns > 0:
-            self._pause()
-            self._resume_ns = now_ns + rest_ns
-            self._has_rested = True
+            self.since_ns, self._resume_ns, self._has_rested = None, now_ns + rest_ns, True
+            self._remove()
 
     def sample_this_thread(self) -> None:
         """Return the collections on the calling thread from now on: the training thread."""
@@ -128,7 +120,9 @@ class GarbageWatch:
             if phase == BEGIN:
                 begin = moment
             elif begin is not None and thread == training:  # the oldest begin may have been dropped
-                collections.append(Collection(begin[1], end_ns, _generation(counts), _is_asked(begin[3])))
+                # It has reset the counts up to that of its own generation, and added one to the next.
+                generation = 0 if counts[1] else 1 if counts[2] else 2
+                collections.append(Collection(begin[1], end_ns, generation, _is_asked(begin[3])))
         if moments and moments[-1][0] == BEGIN:  # under way
             self._moments.appendleft(moments.pop())
         self._popped += len(moments) // 2
@@ -142,20 +136,9 @@ class GarbageWatch:
         return [f"{PART}: timed in a part of the steps, because there were over {most:,} in a second"]
 
 
-def _generation(counts: _Counts) -> int:
-    """Return the generation of a collection by the counts at its end.
-
-    It has reset the counts up to its own, and added one to the next.
-    """
-    return 0 if counts[1] else 1 if counts[2] else 2
-
-
 def _is_asked(counts: _Counts) -> bool:
-    """Return whether the program called ``gc.collect``, by the counts at the begin of a collection.
-
-    By itself, Python collects when the first count is above its threshold.
-    """
-    enough = gc.get_threshold()[0]
+    """Return whether the program called ``gc.collect``, by the counts at the begin of a collection."""
+    enough = gc.get_threshold()[0]  # by itself, Python collects when the first count is above
     return not gc.isenabled() or not enough or counts[0] <= enough
 
 

@@ -11,7 +11,6 @@ from training_profiler.tables.backends import Backend, ready_backends
 
 SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the process did not use before
 ENERGY: Final = "energy_j"  # since the driver was loaded; the other readings are of the moment
-OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w", "clock_mhz", ENERGY)
 PROCESSES: Final = "processes"  # that have work or memory on the device
 OTHERS: Final = "others_utilization"  # part of the time in which kernels of other programs ran
 SAMPLES_PER_READING: Final = 5  # of what each process does, which takes the driver 2 ms; all others take 0.1 ms
@@ -70,15 +69,11 @@ class Gpus:
                     if backend.has_nvml:
                         self._find_handle(index, device.uuid)
         self._samples += 1
-        return [
-            GpuReading(
-                index,
-                name,
-                total_bytes,
-                read_memory(module, index) | dict(self._of_nvml(index)) | dict(self._of_processes(index)),
-            )
-            for index, (name, total_bytes) in self._used.items()
-        ]
+        readings = []
+        for index, (name, total_bytes) in self._used.items():
+            values = read_memory(module, index) | dict(self._of_nvml(index)) | dict(self._of_processes(index))
+            readings.append(GpuReading(index, name, total_bytes, values))
+        return readings
 
     def _find_handle(self, index: int, uuid: str | None) -> None:
         """Find the device by its UUID: torch and NVML number devices differently."""
@@ -97,14 +92,11 @@ class Gpus:
             self._has_nvml = bool(self._has_nvml)
 
     def _of_nvml(self, index: int) -> Iterator[tuple[str, float]]:
-        handle = self._handles.get(index)
-        if handle is None:
-            return
-        nvml = self._modules("pynvml")
-        for quantity in OF_NVML:
+        handle, nvml = self._handles.get(index), self._modules("pynvml")
+        for quantity, read in _READ.items() if handle is not None else ():
             if (index, quantity) not in self._unsupported:
                 try:
-                    yield quantity, _READ[quantity](nvml, handle)
+                    yield quantity, read(nvml, handle)
                 except (nvml.NVMLError, AttributeError):  # this device does not support it, or an older pynvml
                     self._unsupported.add((index, quantity))
 
@@ -141,10 +133,8 @@ class Gpus:
 
 def _is_own_process(pid: int) -> bool:
     """Return whether a process is this one, or was started by it."""
-    if pid == os.getpid():
-        return True
     try:
-        return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+        return pid == os.getpid() or any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
     except psutil.Error:
         return False
 

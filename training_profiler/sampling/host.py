@@ -1,7 +1,8 @@
-"""CPU and memory of this process, its children and the host, by psutil."""
+"""CPU and memory of this process, its children and the host, by psutil, and of its container, by control groups."""
 
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from math import ceil
@@ -78,14 +79,15 @@ def _same(group: Path | None, groups: list[Path], others: list[Path]) -> Path | 
 
 def read_usage(container: Container) -> Usage:
     """Return the current use of the container."""
-    memory, cpu = container.memory, container.cpu
-    return Usage(
-        None if memory is None else _memory_use(memory),
-        None if cpu is None else _cpu_use(cpu),
-        None if container.pressure is None else _full_stall_s(container.pressure),
-        None if container.disk_pressure is None else _full_stall_s(container.disk_pressure),
-        None if container.quota_group is None else _periods(container.quota_group),
-    )
+    memory, cpu_ns, periods = container.memory, None, None
+    if container.cpu is not None:
+        used_us = _rows(container.cpu / "cpu.stat").get("usage_usec")
+        cpu_ns = _number(container.cpu, "cpuacct.usage") if used_us is None else used_us * NS_PER_US
+    if container.quota_group is not None:
+        rows = _rows(container.quota_group / "cpu.stat")
+        periods = (rows["nr_throttled"], rows["nr_periods"]) if {"nr_throttled", "nr_periods"} <= rows.keys() else None
+    memory_stall_s, disk_stall_s = map(_full_stall_s, (container.pressure, container.disk_pressure))
+    return Usage(None if memory is None else _memory_use(memory), cpu_ns, memory_stall_s, disk_stall_s, periods)
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
@@ -115,9 +117,7 @@ def _existing(mount: Path | None, path: str) -> Iterator[Path]:
 
 
 def _memory_limit(group: Path) -> int | None:
-    limit = _number(group / "memory.max")
-    if limit is None:
-        limit = _number(group / "memory.limit_in_bytes")
+    limit = _number(group, "memory.max", "memory.limit_in_bytes")
     return limit if limit is not None and limit < NO_LIMIT else None
 
 
@@ -131,42 +131,23 @@ def _cpu_quota(group: Path) -> float | None:
 
 
 def _memory_use(group: Path) -> int | None:
-    used = _number(group / "memory.current")
-    if used is None:
-        used = _number(group / "memory.usage_in_bytes")
-    if used is None:
-        return None
-    rows = dict(line.split()[:2] for line in _text(group / "memory.stat").splitlines() if " " in line)
-    inactive = rows.get("total_inactive_file") or rows.get("inactive_file") or "0"
-    return max(0, used - int(inactive))
+    used, rows = _number(group, "memory.current", "memory.usage_in_bytes"), _rows(group / "memory.stat")
+    inactive = rows.get("total_inactive_file") or rows.get("inactive_file") or 0
+    return None if used is None else max(0, used - inactive)
 
 
-def _cpu_use(group: Path) -> int | None:
-    for line in _text(group / "cpu.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "usage_usec":
-            return int(value) * NS_PER_US
-    return _number(group / "cpuacct.usage")
+def _full_stall_s(path: Path | None) -> float | None:
+    full = None if path is None else re.search(r"^full .*\btotal=(\d+)", _text(path), re.MULTILINE)
+    return None if full is None else int(full[1]) / US_PER_S
 
 
-def _periods(group: Path) -> tuple[int, int] | None:
-    rows = dict(line.split()[:2] for line in _text(group / "cpu.stat").splitlines() if " " in line)
-    stopped, periods = rows.get("nr_throttled", ""), rows.get("nr_periods", "")
-    return (int(stopped), int(periods)) if stopped.isdecimal() and periods.isdecimal() else None
+def _rows(path: Path) -> dict[str, int]:
+    return {name: int(number) for name, number in re.findall(r"^(\w+) (\d+)$", _text(path), re.MULTILINE)}
 
 
-def _full_stall_s(path: Path) -> float | None:
-    for line in _text(path).splitlines():
-        kind, *figures = line.split()
-        total = next((figure.removeprefix("total=") for figure in figures if figure.startswith("total=")), "")
-        if kind == "full" and total.isdecimal():
-            return int(total) / US_PER_S
-    return None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
+def _number(group: Path, *names: str) -> int | None:
+    texts = (_text(group / name).strip() for name in names)
+    return next((int(text) for text in texts if text.isdecimal()), None)
 
 
 def _text(path: Path) -> str:
@@ -226,7 +207,8 @@ class Host:
         self._children_cpu_s = 0.0  # of all that run or have ended
         self._children_bytes = 0
         self._samples = 0
-        self._clock_s, self._own_cpu_s, self._ended_cpu_s = clock_s, own_cpu_s, ended_cpu_s or _ended_children_cpu_s
+        self._clock_s, self._own_cpu_s = clock_s, own_cpu_s
+        self._ended_cpu_s = ended_cpu_s or (lambda: sum(os.times()[2:4]))
         self._search_from_s = 0.0
         self._search_at = 0
         count = psutil.cpu_count() or 0
@@ -276,8 +258,7 @@ class Host:
 
     def host_cores(self) -> int | None:
         """Return how many CPUs the host has."""
-        count: int | None = self._psutil.cpu_count()
-        return count
+        return self._psutil.cpu_count()  # type: ignore[no-any-return]
 
     def _search(self) -> None:
         begin_s = self._clock_s()
@@ -323,11 +304,6 @@ class Host:
 def _affinity() -> set[int]:
     """Return the CPUs that this process may use; empty where that is unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def _ended_children_cpu_s() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _busy_and_all(times: Any) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.model.location import Location, Sample
-from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import (
     SHARE,
     BackgroundThread,
@@ -45,19 +44,11 @@ class KeptFrame:
 
 
 class StartupSampler:
-    """Samples the thread that makes it, ever more seldom, until ``stop``.
-
-    Args:
-        clock: the recorder's.
-        begin_ns: when the process began.
-        torch: when and where torch was imported; None is unknown.
-        places: the paths of this process.
-        new_stop: returns the lock that its thread sleeps on; None is one that hands over nothing.
-    """
+    """Samples the thread that makes it, ever more seldom, until ``stop``. The process began at ``begin_ns``."""
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Callable[[], int],
         begin_ns: int,
         torch: ImportOfTorch | None = None,
         places: Callable[[], Places] = places_of_this_process,
@@ -197,7 +188,7 @@ class LineSampler:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Callable[[], int],
         guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
         *,

@@ -1,66 +1,22 @@
 """The system monitor: samples processors, memory and accelerators on a thread of its own."""
 
 import mmap
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S, time_text
-from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import MACHINE, BackgroundThread, Guard, Pace, unlimited
 from training_profiler.sampling.gpu import ENERGY, Gpus
 from training_profiler.sampling.host import Container, Host, HostReading, find_container, read_usage
-from training_profiler.sampling.run_queue import RunQueue
+from training_profiler.sampling.run_queue import PageFaults, RunQueue
 
 PAGES: Final = 32  # of one measurement of the cost: 0.2 ms where a page is slow, as in a virtual machine
 ROUNDS: Final = 8  # of which the fastest counts: the others are disturbed
-# Of /proc/PID/task/TID/stat behind the name, which may contain anything (proc_pid_stat(5)).
-_MINOR, _MAJOR, _KERNEL_TICKS = 7, 9, 12
-
-
-class Faults(NamedTuple):
-    """What the training thread did between two readings."""
-
-    minor: int  # pages that it got without reading a disk: new memory, mostly
-    major: int  # pages that were read from a disk or from swap
-    kernel_s: float  # its CPU time in the kernel, which has all of this and its system calls; in 1/100 s
-
-
-class PageFaults:
-    """Reads ``/proc/self/task/TID/stat`` below ``root``. Not thread-safe, except ``use_thread``."""
-
-    def __init__(self, root: Path = Path("/"), ticks_per_s: int | None = None) -> None:
-        self._tasks = root / "proc/self/task"
-        self._ticks_per_s = ticks_per_s or (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
-        self._training = os.getpid()  # the id of the main thread, until the training thread is known
-        self._before: tuple[int, list[int]] | None = None  # thread, and its counters
-
-    def use_thread(self, native_id: int) -> None:
-        """Read the faults of this thread from now on: the training thread."""
-        self._training = native_id
-
-    def read(self) -> Faults | None:
-        """Return what happened since the last call; None where it is unknown, as on the first call."""
-        thread = self._training
-        now, before = self._counters(thread), self._before
-        self._before = None if now is None else (thread, now)
-        if now is None or before is None or before[0] != thread:
-            return None
-        minor, major, ticks = (max(0, after - then) for after, then in zip(now, before[1], strict=True))
-        return Faults(minor, major, ticks / self._ticks_per_s)
-
-    def _counters(self, thread: int) -> list[int] | None:
-        try:
-            text = (self._tasks / str(thread) / "stat").read_text(encoding="ascii", errors="replace")
-            fields = text[text.rindex(")") + 1 :].split()
-            return [int(fields[at]) for at in (_MINOR, _MAJOR, _KERNEL_TICKS)]
-        except (OSError, ValueError, IndexError):  # the thread has ended, or this is another system
-            return None
 
 
 def page_cost_s(cpu_ns: Callable[[], int] = time.thread_time_ns) -> float:
@@ -101,7 +57,7 @@ class MachineSampler:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Callable[[], int],
         guard: Guard,
         host: Callable[[], Any] = Host,
         gpus: Callable[[], Any] = Gpus,
@@ -215,7 +171,7 @@ class MachineReader:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Callable[[], int],
         host: Host,
         gpus: Gpus,
         container: Container,

@@ -1,4 +1,4 @@
-"""How long threads of this process waited for a free CPU, from the statistics of Linux's scheduler."""
+"""What Linux says of the training thread: how long it waited for a free CPU, and its page faults."""
 
 import os
 import threading
@@ -15,10 +15,8 @@ class RunQueueWait(NamedTuple):
 
     training_ns: int
     """What the training lost: the wait of its own thread, or of the helper that waited longest if that is more."""
-    all_ns: int
-    """The wait of all threads that are read."""
-    own_ns: int
-    """The wait of the training thread itself."""
+    all_ns: int  # the wait of all threads that are read
+    own_ns: int  # the wait of the training thread itself
 
 
 class RunQueue:
@@ -26,10 +24,6 @@ class RunQueue:
 
     An operation that torch splits among threads ends when the last of them ends, so a helper's wait holds the training
     as well. Helpers are threads that Python did not start. Not thread-safe, except ``use_thread``.
-
-    Args:
-        root: where the file system begins.
-        python_threads: returns the native ids of Python's own threads.
     """
 
     def __init__(self, root: Path = Path("/"), python_threads: Callable[[], Iterable[int]] | None = None) -> None:
@@ -85,3 +79,47 @@ class RunQueue:
 
 def _python_threads() -> list[int]:
     return [thread.native_id for thread in threading.enumerate() if thread.native_id is not None]
+
+
+# Of /proc/PID/task/TID/stat behind the name, which may contain anything (proc_pid_stat(5)).
+_MINOR, _MAJOR, _KERNEL_TICKS = 7, 9, 12
+
+
+class Faults(NamedTuple):
+    """What the training thread did between two readings."""
+
+    minor: int  # pages that it got without reading a disk: new memory, mostly
+    major: int  # pages that were read from a disk or from swap
+    kernel_s: float  # its CPU time in the kernel, which has all of this and its system calls; in 1/100 s
+
+
+class PageFaults:
+    """Reads ``/proc/self/task/TID/stat`` below ``root``. Not thread-safe, except ``use_thread``."""
+
+    def __init__(self, root: Path = Path("/"), ticks_per_s: int | None = None) -> None:
+        self._tasks = root / "proc/self/task"
+        self._ticks_per_s = ticks_per_s or (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+        self._training = os.getpid()  # the id of the main thread, until the training thread is known
+        self._before: tuple[int, list[int]] | None = None  # thread, and its counters
+
+    def use_thread(self, native_id: int) -> None:
+        """Read the faults of this thread from now on: the training thread."""
+        self._training = native_id
+
+    def read(self) -> Faults | None:
+        """Return what happened since the last call; None where it is unknown, as on the first call."""
+        thread = self._training
+        now, before = self._counters(thread), self._before
+        self._before = None if now is None else (thread, now)
+        if now is None or before is None or before[0] != thread:
+            return None
+        minor, major, ticks = (max(0, after - then) for after, then in zip(now, before[1], strict=True))
+        return Faults(minor, major, ticks / self._ticks_per_s)
+
+    def _counters(self, thread: int) -> list[int] | None:
+        try:
+            text = (self._tasks / str(thread) / "stat").read_text(encoding="ascii", errors="replace")
+            fields = text[text.rindex(")") + 1 :].split()
+            return [int(fields[at]) for at in (_MINOR, _MAJOR, _KERNEL_TICKS)]
+        except (OSError, ValueError, IndexError):  # the thread has ended, or this is another system
+            return None

@@ -21,10 +21,10 @@ IMPORT_SYSTEM: Final = "<frozen importlib._bootstrap>"
 
 # The first row that matches a frame holds. Among frames of a stack, the outermost below the user's line does.
 STARTUP: Final[tuple[LibraryFrame, ...]] = (
-    LibraryFrame("/torch/_dynamo/", (ANY,), COMPILE),
-    LibraryFrame("/torch/_inductor/", (ANY,), COMPILE),
-    LibraryFrame("/torch/_functorch/", (ANY,), COMPILE),
-    LibraryFrame("/torch/jit/_script.py", (ANY,), COMPILE),
+    *(
+        LibraryFrame(f"/torch/{path}", (ANY,), COMPILE)
+        for path in ("_dynamo/", "_inductor/", "_functorch/", "jit/_script.py")
+    ),
     LibraryFrame("/torch/cuda/__init__.py", ("_lazy_init", "init"), DEVICE),
     LibraryFrame("/torch/nn/modules/module.py", ("Module.to", "Module.cuda", "Module.xpu", "Module._apply"), DEVICE),
     LibraryFrame("/torch/nn/modules/module.py", ("Module.load_state_dict", "Module.__init__", "Module.apply"), MODEL),
@@ -43,11 +43,10 @@ STARTUP: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/sentence_transformers/", ("SentenceTransformer.__init__", "from_pretrained"), MODEL),
     LibraryFrame("/timm/models/_factory.py", ("create_model",), MODEL),
     LibraryFrame("/torchvision/models/", (ANY,), MODEL),
-    LibraryFrame("/datasets/", (ANY,), DATA_SET),
-    LibraryFrame("/torchvision/datasets/", (ANY,), DATA_SET),
-    LibraryFrame("/torchaudio/datasets/", (ANY,), DATA_SET),
-    LibraryFrame("/sklearn/datasets/", (ANY,), DATA_SET),
-    LibraryFrame("/pandas/io/", (ANY,), DATA_SET),
+    *(
+        LibraryFrame(f"/{path}/", (ANY,), DATA_SET)
+        for path in ("datasets", "torchvision/datasets", "torchaudio/datasets", "sklearn/datasets", "pandas/io")
+    ),
     LibraryFrame("/pyarrow/", (ANY,), DATA_SET),
     LibraryFrame("/numpy/lib/", ("load", "loadtxt", "genfromtxt", "fromfile"), DATA_SET),
     LibraryFrame("/PIL/", (ANY,), DATA_SET),

@@ -9,15 +9,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Final
 
 from training_profiler.base.text import printable
 from training_profiler.safety.fault_guard import OWN_THREADS
-from training_profiler.safety.own_folder import Descriptor, identity, raised
+from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
@@ -164,7 +163,7 @@ _OWN_FILES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) 
 def read_stacks(places: Places | None = None) -> dict[int, tuple[str, tuple[StackFrame, ...]]]:
     """Return the name of each thread, by its ident, and its frames, outermost first, without those of the profiler."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = _instructions()
+    stacks = {ident: _instructions(frame) for ident, frame in current_frames().items()}
     naming = FrameNames(places or places_of_this_process())
     return {
         ident: (printable(names.get(ident, f"thread {ident}")), tuple(map(naming.frame, stack)))
@@ -173,18 +172,14 @@ def read_stacks(places: Places | None = None) -> dict[int, tuple[str, tuple[Stac
     }
 
 
-def _instructions() -> Mapping[int, list[tuple[CodeType, int]]]:
+def _instructions(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """Return code and instruction of each frame; a frame itself would keep the tensors of a step alive."""
-    stacks = {}
-    for ident, frame in current_frames().items():
-        stack: list[tuple[CodeType, int]] = []
-        innermost = frame
-        while innermost is not None and len(stack) < MOST_FRAMES:
-            if not is_own_file(innermost.f_code.co_filename):
-                stack.append((innermost.f_code, innermost.f_lasti))
-            innermost = innermost.f_back  # type: ignore[assignment]
-        stacks[ident] = stack[::-1]
-    return stacks
+    stack: list[tuple[CodeType, int]] = []
+    while frame is not None and len(stack) < MOST_FRAMES:
+        if not is_own_file(frame.f_code.co_filename):
+            stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return stack[::-1]
 
 
 def is_own_file(filename: str) -> bool:
@@ -210,5 +205,5 @@ class FrameNames:
         return StackFrame(shown or self._of_library(filename), line, function, shown is not None)
 
     def _of_library(self, filename: str) -> str:
-        folder = next((folder for folder in self._folders if filename.startswith(folder + os.sep)), None)
-        return printable(filename if folder is None else filename[len(folder) + 1 :])
+        folder = next((folder for folder in self._folders if filename.startswith(folder + os.sep)), "")
+        return printable(filename.removeprefix(folder + os.sep) if folder else filename)

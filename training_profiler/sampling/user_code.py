@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -43,20 +43,20 @@ def places_of_this_process() -> Places:
     """Return the current paths of this process."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     cwd = _cwd()
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # a source build is not in site-packages
     paths = sysconfig.get_paths()
     main = os.path.abspath(main) if isinstance(main, str) else None
     search_path = tuple(os.path.abspath(path or cwd) for path in sys.path if isinstance(path, str))
     own_folders = {cwd, os.path.dirname(main) if main else cwd}
-    others = [folder for folder in search_path if not _holds_any(folder, own_folders)]
+    others = [path for path in search_path if not any(own == path or _is_in(own, path) for own in own_folders)]
     library = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.abspath(os.__file__))}
     return Places(
         main=main,
         cwd=cwd,
         standard_library=tuple(library | {os.path.realpath(path) for path in library}),
         search_path=search_path,
-        never=(own, os.path.dirname(torch)) if isinstance(torch, str) else (own,),
+        never=(package, os.path.dirname(torch)) if isinstance(torch, str) else (package,),
         installed=tuple(folder for folder in others if _has_metadata(folder)),
         has_typed_in=SPAWNED not in sys.orig_argv,
         cell_of=_cell_of,
@@ -70,10 +70,6 @@ def _cell_of(filename: str) -> str | None:
     name_of = getattr(compiler, "format_code_name", None)
     kind_and_name = None if name_of is None else name_of(filename)
     return None if kind_and_name is None else kind_and_name[1].replace("In[", "In [")
-
-
-def _holds_any(folder: str, others: Iterable[str]) -> bool:
-    return any(other == folder or _is_in(other, folder) for other in others)
 
 
 @cache

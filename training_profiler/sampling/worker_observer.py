@@ -281,7 +281,9 @@ class WorkerObserver:
         self._queued_ns += 0 if wait is None else wait.training_ns
         if not times.began_ns:
             return WorkerSums(workers=1, sampling_ns=sampling_ns)
-        self._measure_memory()
+        if (now := resident_bytes()) is not None:
+            before = self._memory or WorkerMemory(now, now, now)
+            self._memory = WorkerMemory(before.first, now, max(before.peak, now))
         return WorkerSums(
             workers=1,
             batches=times.batches,
@@ -295,13 +297,6 @@ class WorkerObserver:
             lines=largest_lines(self._samples),
             memory=() if self._memory is None else (self._memory,),
         )
-
-    def _measure_memory(self) -> None:
-        now = resident_bytes()
-        if now is None:
-            return
-        before = self._memory or WorkerMemory(now, now, now)
-        self._memory = WorkerMemory(before.first, now, max(before.peak, now))
 
 
 def observe_worker(loop: CodeType, new_stop: Callable[[], StopLock] | None = None) -> Callable[[], None]:
@@ -327,8 +322,7 @@ def _nothing() -> None:
 
 def _cpu_ns() -> int:
     """Return the CPU time of this process, and of its children that have ended."""
-    times = os.times()
-    return time.process_time_ns() + int((times.children_user + times.children_system) * NS_PER_S)
+    return time.process_time_ns() + int(sum(os.times()[2:4]) * NS_PER_S)
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:

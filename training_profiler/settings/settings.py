@@ -38,12 +38,10 @@ MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four t
 class Parser(NamedTuple):
     """How a setting is read from an argument or a variable."""
 
-    parse: Callable[[object], Any]
-    """Returns the value; the message of its error continues the given value."""
+    parse: Callable[[object], Any]  # returns the value; the message of its error continues the given value
     meaning: str
     example: str
-    default: str
-    """The default as users write it."""
+    default: str  # the default as users write it
 
 
 class SettingDescription(NamedTuple):
@@ -190,17 +188,13 @@ class Launch:
 
     world_size: int | None = None
     local_rank: int | None = None
-    local_world_size: int | None = None
-    """Processes of the training on this machine."""
+    local_world_size: int | None = None  # processes of the training on this machine
     node: int | None = None
-    attempt: int = 0
-    """How often the launcher had restarted the training."""
+    attempt: int = 0  # how often the launcher had restarted the training
     run_id: str | None = None
     """An id shared by all processes and attempts of the training; None if other trainings could have the same."""
-    has_agent_store: bool = False
-    """Whether the launcher, not rank 0, hosts the store of the process group."""
-    job: str | None = None
-    """SLURM's job and job step, such as ``12.0``."""
+    has_agent_store: bool = False  # whether the launcher, not rank 0, hosts the store of the process group
+    job: str | None = None  # SLURM's job and job step, such as ``12.0``
     cuda_connections: int | None = None
     """``CUDA_DEVICE_MAX_CONNECTIONS``: queues of work to a CUDA device; 1 with Megatron."""
     openmp_sleeps: bool = False
@@ -270,15 +264,12 @@ class Settings:
     gpu_hour_price: Price | None = _setting(  # noqa: RUF009 - a field
         None, "price of one GPU for an hour, with its currency, for costs in the report", _price, "2.50 EUR", "none"
     )
-    is_log_every_given: bool = field(default=False, compare=False)
-    """Whether the user asked for periodic reports."""
+    is_log_every_given: bool = field(default=False, compare=False)  # whether the user asked for periodic reports
     # The launcher sets these two.
     rank: int = 0
     """This process's rank. Only rank 0 reports."""
-    launch: Launch = field(default_factory=Launch)
-    """The other values of the launcher's variables."""
-    may_be_native: bool = True
-    """Whether the recorder in C is used where it was built."""
+    launch: Launch = field(default_factory=Launch)  # the other values of the launcher's variables
+    may_be_native: bool = True  # whether the recorder in C is used where it was built
 
     @property
     def interval_steps(self) -> int:

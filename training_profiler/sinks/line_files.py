@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from training_profiler.safety.own_folder import OwnFile
+from training_profiler.safety.files import OwnFile
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.tables.trackers import CSV, JSONL
 

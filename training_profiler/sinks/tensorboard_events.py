@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.safety.files import make_inner_folder
-from training_profiler.safety.own_folder import OwnFile
+from training_profiler.safety.files import OwnFile, make_inner_folder
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.tables.sections import OTHER, OUTSIDE_STEPS_SECTIONS, WITHIN

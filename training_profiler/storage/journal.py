@@ -24,7 +24,7 @@ from training_profiler.model.interval import (
 )
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.safety.own_folder import OwnFile
+from training_profiler.safety.files import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_lines import (

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.safety.files import is_folder
-from training_profiler.safety.own_folder import (
+from training_profiler.safety.files import (
     OwnFile,
+    is_folder,
     is_in_place,
     keep_open,
     let_go,

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_S
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
-from training_profiler.safety.files import make_inner_folder
-from training_profiler.safety.own_folder import place_of
+from training_profiler.safety.files import make_inner_folder, place_of
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, WrittenSpan, check_whole, write_trace

@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from training_profiler.base.text import printable_data
 from training_profiler.model.bounds import Count, Positive
-from training_profiler.safety.files import lines_of, open_file
-from training_profiler.safety.own_folder import OwnFile
+from training_profiler.safety.files import OwnFile, lines_of, open_file
 from training_profiler.trials.statistics import Effect
 
 FILE: Final = "trials.jsonl"  # in the run folder

@@ -25,8 +25,13 @@ def here(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_machine_without_problems(here, capsys):
+def test_a_machine_without_problems_and_torch_as_it_was(here, capsys):
+    torch = pytest.importorskip("torch")
+    before = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
     text = printed(capsys, "doctor")
+    after = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
     assert "all that this torch has a place for" in text
     assert f"{here / 'runs'}, which is made in {here}" in " ".join(text.split())
     paths = str(here), sys.prefix
@@ -34,16 +39,15 @@ def test_a_machine_without_problems(here, capsys):
     assert not list(here.iterdir())
 
 
-def test_settings_show_where_they_come_from(here, monkeypatch, capsys):
+def test_settings_show_where_they_come_from_and_the_recorder_why_it_serves(here, monkeypatch, capsys):
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOG_EVERY", "7")
-    assert json.loads(printed(capsys, "doctor", "--json"))["Settings"] == {
-        "RECTIFIED_FLOW_PROFILE_LOG_EVERY": "7 (from the environment)"
-    }
-
-
-def test_the_recorder_and_why_it_serves(here, monkeypatch, capsys):
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_NATIVE", "0")
-    recorder = json.loads(printed(capsys, "doctor", "--json"))["Instrumentation"]["recorder"]
+    found = json.loads(printed(capsys, "doctor", "--json"))
+    assert found["Settings"] == {
+        "RECTIFIED_FLOW_PROFILE_LOG_EVERY": "7 (from the environment)",
+        "RECTIFIED_FLOW_PROFILE_NATIVE": "0 (from the environment)",
+    }
+    recorder = found["Instrumentation"]["recorder"]
     assert recorder == "Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
 
 
@@ -59,12 +63,6 @@ def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys)
     ]
 
 
-def test_a_setting_that_cannot_be_used_is_a_problem(here, monkeypatch, capsys):
-    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_FLUSH_S", "often")
-    assert main(["doctor"]) == 1
-    assert "  ! RECTIFIED_FLOW_PROFILE_FLUSH_S='often' is not a positive number" in capsys.readouterr().out
-
-
 def test_a_tracker_that_is_asked_for_and_missing_is_a_problem(here, monkeypatch, capsys):
     needing = checkup.TRACKERS["wandb"]._replace(needs="no_such_module")
     monkeypatch.setitem(checkup.TRACKERS, "wandb", needing)
@@ -74,27 +72,18 @@ def test_a_tracker_that_is_asked_for_and_missing_is_a_problem(here, monkeypatch,
     assert "  ! wandb is one of the sinks, and is not installed\n" in capsys.readouterr().out
 
 
-def test_problems_fit_the_width(here, monkeypatch, capsys):
+def test_torch_that_cannot_be_imported_and_wrong_settings_are_problems_in_the_width(here, monkeypatch, capsys):
+    monkeypatch.setattr(checkup, "_torch", lambda: None)
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOGEVERY", "7")
-    main(["doctor"])
-    problem = [line for line in capsys.readouterr().out.splitlines() if "LOGEVERY" in line or "LOG_EVERY" in line]
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "torch cannot be imported" in out
+    problem = [line for line in out.splitlines() if "LOGEVERY" in line or "LOG_EVERY" in line]
     assert [len(line) <= 80 for line in problem] == [True, True]
     assert problem[0].startswith("  ! ")
-
-
-def test_torch_that_cannot_be_imported_is_a_problem(here, monkeypatch, capsys):
-    monkeypatch.setattr(checkup, "_torch", lambda: None)
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_FLUSH_S", "often")
     assert main(["doctor"]) == 1
-    assert "torch cannot be imported" in capsys.readouterr().out
-
-
-def test_the_check_leaves_torch_as_it_was(here):
-    torch = pytest.importorskip("torch")
-    before = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
-    main(["doctor"])
-    after = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
+    assert "  ! RECTIFIED_FLOW_PROFILE_FLUSH_S='often' is not a positive number" in capsys.readouterr().out
 
 
 def test_a_missing_start_up_file_is_said_with_what_to_do(here, monkeypatch, capsys):

@@ -38,8 +38,5 @@ def test_unquoted_eval_works():
         check=True,
     )
     assert done.stdout == "/a\n"
-
-
-def test_line_alone_profiles_nothing():
     code = [line for line in shell_lines("/a").splitlines() if not line.startswith("#")]
-    assert "RECTIFIED_FLOW_PROFILE" not in "".join(code)
+    assert "RECTIFIED_FLOW_PROFILE" not in "".join(code)  # so the line alone profiles nothing

@@ -24,31 +24,22 @@ def tried_run(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_finding_says_what_its_fix_brought(tried_run, capsys):
-    found = " ".join(printed(capsys, "report", str(tried_run)).split())
-    assert TRIED in found
+def test_what_a_fix_brought_is_in_the_text_the_page_and_the_json(tried_run, capsys):
+    found = " ".join(printed(capsys, "report", tried_run).split())
     assert "=== Tried on train.py" in found
-    assert TRIED in " ".join(ServedRuns([tried_run]).report().split())
-
-
-def test_the_trials_are_in_the_json(tried_run, capsys):
-    data = json.loads(printed(capsys, "report", str(tried_run), "--json"))
+    assert main(["html", str(tried_run)]) == 0
+    page = (tried_run / "report.html").read_text(encoding="utf-8")
+    served = ServedRuns([tried_run])
+    assert [TRIED in text for text in (found, page, " ".join(served.report().split()))] == [True] * 3
+    capsys.readouterr()
+    data = json.loads(printed(capsys, "report", tried_run, "--json"))
     assert data["trials"]["rows"][0]["effect"]["relative"] == -0.395
     fixes = {insight["code"]: insight["tried"] for insight in data["insights"]}
     assert TRIED.endswith(fixes["data-loading-bound"])
-    assert [each["tried"] for each in ServedRuns([tried_run]).findings()["insights"]] == list(fixes.values())
-
-
-def test_the_page_has_them(tried_run):
-    assert main(["html", str(tried_run)]) == 0
-    assert TRIED in (tried_run / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_run_on_which_nothing_was_tried_has_none(tried_run, capsys):
+    assert [each["tried"] for each in served.findings()["insights"]] == list(fixes.values())
     (tried_run / "trials.jsonl").unlink()
-    data = json.loads(printed(capsys, "report", str(tried_run), "--json"))
-    assert data["trials"] is None
-    assert {insight["tried"] for insight in data["insights"]} == {""}
+    data = json.loads(printed(capsys, "report", tried_run, "--json"))
+    assert (data["trials"], {insight["tried"] for insight in data["insights"]}) == (None, {""})
 
 
 def test_an_option_with_the_name_of_a_command_means_that(capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.storage.test_timeline_reader import trained
 from tests.support.commands import printed, refused
-from training_profiler.cli import main
+from tests.support.many_ranks import write_rank
 
 
 def test_each_format_is_written_into_the_run_folder(tmp_path, capsys):
@@ -17,12 +17,7 @@ def test_each_format_is_written_into_the_run_folder(tmp_path, capsys):
     steps = [
         each for each in json.loads(written["chrome"])["traceEvents"] if each.get("tid") == 1 and each["ph"] == "X"
     ]
-    assert [(each["name"], each["dur"] / 1e6) for each in steps] == [
-        ("step 1", 1.5),
-        ("step 2", 2.5),
-        ("step 3", 3.5),
-        ("step 4", 4.5),
-    ]
+    assert [(each["name"], each["dur"] / 1e6) for each in steps] == [(f"step {n}", n + 0.5) for n in range(1, 5)]
     assert all(each["args"] == {"begins_later_by_at_most_ms": 0.0} for each in steps)
     assert json.loads(written["speedscope"])["profiles"][0]["endValue"] == 15
     assert "forward_pass;train.py:7 loss;lib/a.py:3 f;lib/b.py:4 g 8\n" in written["collapsed"]
@@ -30,23 +25,21 @@ def test_each_format_is_written_into_the_run_folder(tmp_path, capsys):
 
 def test_a_file_or_standard_output_can_be_chosen(tmp_path, capsys):
     trained(tmp_path)
-    assert main(["timeline", str(tmp_path), "--output", str(tmp_path / "x.json")]) == 0
-    capsys.readouterr()
-    assert printed(capsys, "timeline", str(tmp_path), "--output", "-") == (tmp_path / "x.json").read_text(
-        encoding="utf-8"
-    )
+    path = tmp_path / "x.json"
+    printed(capsys, "timeline", tmp_path, "--output", path)
+    assert printed(capsys, "timeline", tmp_path, "--output", "-") == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"kind":"begin","schema":99}\n'])
-def test_what_is_not_a_run_is_refused_in_one_line(content, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["timeline", "html"])
+def test_what_is_not_a_run_is_refused_in_one_line(content, name, tmp_path, capsys):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_bytes(content)
-    refused(capsys, "timeline", str(tmp_path))
+    refused(capsys, name, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"rank0.jsonl"}
 
 
 def test_stacks_of_a_run_without_samples_are_refused(tmp_path, capsys):
-    from tests.support.many_ranks import write_rank
-
     write_rank(tmp_path, 0)
-    assert main(["timeline", str(tmp_path), "--format", "collapsed"]) == 2
-    assert "has no samples of lines; is the setting sample_hz 0?" in capsys.readouterr().err
+    no_samples = refused(capsys, "timeline", tmp_path, "--format", "collapsed")
+    assert "has no samples of lines; is the setting sample_hz 0?" in no_samples

@@ -124,17 +124,22 @@ def test_a_folder_that_is_removed_meanwhile_is_an_error(tmp_path):
         training.watcher().follow(PlainScreen(), 1.0)
 
 
+def full_screen(width, height, **options):
+    """Return a drawn terminal, and the stream that has what is drawn."""
+    stream, rich_console = io.StringIO(), pytest.importorskip("rich.console")
+    console = rich_console.Console(
+        file=stream, force_terminal=True, width=width, height=height, legacy_windows=False, **options
+    )
+    return FullScreen(console), stream
+
+
 @pytest.mark.parametrize(("size", "color"), [((80, 24), True), ((50, 12), False)])
 def test_the_whole_terminal_is_drawn_and_given_back(tmp_path, capsys, size, color):
-    rich_console = pytest.importorskip("rich.console")
-    stream = io.StringIO()
-    console = rich_console.Console(
-        file=stream, force_terminal=True, width=size[0], height=size[1], no_color=not color, legacy_windows=False
-    )
+    screen, stream = full_screen(*size, no_color=not color)
     training = Training(tmp_path / "run", Training.steps, Training.end)
     training.begin()
     training.steps()
-    assert training.watcher().follow(FullScreen(console), 2.0) == 0
+    assert training.watcher().follow(screen, 2.0) == 0
     drawn = stream.getvalue()
     assert drawn.startswith("\x1b[?1049h")
     assert drawn.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in drawn
@@ -144,12 +149,10 @@ def test_the_whole_terminal_is_drawn_and_given_back(tmp_path, capsys, size, colo
 
 
 def test_ctrl_c_gives_the_terminal_back_and_is_status_130(tmp_path, monkeypatch):
-    rich_console = pytest.importorskip("rich.console")
-    stream = io.StringIO()
-    console = rich_console.Console(file=stream, force_terminal=True, width=80, height=24, legacy_windows=False)
+    screen, stream = full_screen(80, 24)
     training = Training(tmp_path / "run")  # its first sleep is interrupted
     training.begin()
-    monkeypatch.setattr(watch, "_screen", lambda: FullScreen(console))
+    monkeypatch.setattr(watch, "_screen", lambda: screen)
     monkeypatch.setattr(watch, "Watcher", lambda folder, attempt: training.watcher())
     assert main(["watch", str(tmp_path / "run")]) == watch.INTERRUPTED
     assert stream.getvalue().count("\x1b[?1049l") == 1

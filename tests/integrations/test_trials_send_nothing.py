@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.trials.snapshots import snapshot
+from training_profiler.trials.isolated_program import GUARDED, NAMESPACES
 from training_profiler.trials.isolation import IsolationError, prepare
-from training_profiler.trials.isolation_plan import GUARDED, NAMESPACES
 
 pytestmark = pytest.mark.integrations
 PROGRAM = Path(__file__).parents[1] / "trials" / "programs" / "trackers.py"

@@ -57,11 +57,6 @@ def test_disabled_import_loads_nothing_and_starts_no_thread(tmp_path: Path, word
     assert (outcome.stdout, outcome.stderr) == ("[] 1\nTrue\n", "")
 
 
-def test_switch_is_read_at_import(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "import training_profiler as t; print(t.is_profiling_enabled())", profile=" on ")
-    assert outcome.stdout == "True\n"
-
-
 def test_script_prints_the_same_on_and_off_except_for_reports(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
@@ -77,64 +72,49 @@ def test_script_prints_the_same_on_and_off_except_for_reports(tmp_path: Path) ->
     assert "Final Profiling Summary (5 steps)" in on.stderr
 
 
-def test_invalid_switch_is_an_error_with_an_example(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "import training_profiler", profile="maybe")
-    assert outcome.status == 1
-    assert outcome.stderr.splitlines()[-1] == (
-        "training_profiler.base.errors.SettingsError: RECTIFIED_FLOW_PROFILE='maybe' is neither on (1, true, yes, on) "
-        "nor off (0, false, no, off); example: RECTIFIED_FLOW_PROFILE=1"
-    )
-
-
 @pytest.mark.parametrize("given", [-1, "x", True, 2.5, ""])
 def test_invalid_log_every_is_an_error(capsys: pytest.CaptureFixture[str], given: object) -> None:
     with pytest.raises(SettingsError) as error:
         api.start_training_profiling(log_every=given)  # type: ignore[arg-type]
-    assert str(error.value) == (
-        f"start_training_profiling(log_every={given!r}) is not an integer >= 0 "
-        "(steps between periodic reports, 0 for the final summary alone); example: 50"
-    )
+    assert str(error.value) == f"start_training_profiling(log_every={given!r}) {NOT_A_NUMBER}"
     assert api._process.session is None
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("given", ["-1", "x"])
-def test_invalid_log_every_variable_is_an_error(given: str) -> None:
-    with pytest.raises(SettingsError) as error:
-        read_settings(environ={f"{SWITCH}_LOG_EVERY": given})
-    assert str(error.value) == (
-        f"{SWITCH}_LOG_EVERY='{given}' is not an integer >= 0 "
-        "(steps between periodic reports, 0 for the final summary alone); example: 50"
-    )
+NOT_A_NUMBER = "is not an integer >= 0 (steps between periodic reports, 0 for the final summary alone); example: 50"
 
 
-def test_invalid_variable_is_an_error_at_import(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVERY": "-1"})
-    assert outcome.status == 1
-    assert outcome.stderr.splitlines()[-1] == (
-        f"training_profiler.base.errors.SettingsError: {SWITCH}_LOG_EVERY='-1' "
-        "is not an integer >= 0 (steps between periodic reports, 0 for the final summary alone); example: 50"
+def test_invalid_switch_or_variable_is_an_error_at_import(tmp_path: Path) -> None:
+    assert (
+        run(tmp_path, "import training_profiler as t; print(t.is_profiling_enabled())", profile=" on ").stdout
+        == "True\n"
     )
+    wrong_switch = run(tmp_path, "import training_profiler", profile="maybe")
+    wrong_value = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVERY": "-1"})
+    for outcome, message in (
+        (wrong_switch, f"='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"),
+        (wrong_value, f"_LOG_EVERY='-1' {NOT_A_NUMBER}"),
+    ):
+        assert outcome.status == 1
+        assert outcome.stderr.splitlines()[-1] == f"training_profiler.base.errors.SettingsError: {SWITCH}{message}"
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("FORMAT", "xml"), ("STREAM", "file"), ("WARMUP", "-1"), ("FLUSH_S", "nan"), ("MAX_NAMES", "0")],
+    [
+        ("LOG_EVERY", "x"),
+        ("FORMAT", "xml"),
+        ("STREAM", "file"),
+        ("WARMUP", "-1"),
+        ("FLUSH_S", "nan"),
+        ("MAX_NAMES", "0"),
+    ],
 )
 def test_invalid_value_of_any_variable_is_an_error_with_an_example(variable: str, value: str) -> None:
     with pytest.raises(SettingsError) as error:
         read_settings(environ={f"{SWITCH}_{variable}": value})
     assert str(error.value).startswith(f"{SWITCH}_{variable}={value!r} is ")
     assert "; example: " in str(error.value)
-
-
-def test_unknown_variable_warns_and_suggests_the_nearest(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVRY": "5"})
-    assert outcome.status == 0
-    assert (
-        f"ProfilerWarning: {SWITCH}_LOG_EVRY is not a setting of the profiler and has no effect; "
-        f"did you mean {SWITCH}_LOG_EVERY?"
-    ) in outcome.stderr
 
 
 def test_variables_set_values_that_arguments_omit(tmp_path: Path) -> None:
@@ -159,16 +139,21 @@ def test_variables_set_values_that_arguments_omit(tmp_path: Path) -> None:
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
 
 
-def test_switching_on_after_import_warns_at_start(tmp_path: Path) -> None:
+def test_unknown_variables_and_switching_on_after_import_warn(tmp_path: Path) -> None:
+    unknown = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVRY": "5"})
     script = f"""
         import os
         import training_profiler
         os.environ["{SWITCH}"] = "1"
         training_profiler.start_training_profiling()
     """
-    outcome = run(tmp_path, script, profile=None)
-    assert outcome.status == 0
-    assert f"ProfilerWarning: {SWITCH} was set after training_profiler was imported" in outcome.stderr
+    late = run(tmp_path, script, profile=None)
+    assert unknown.status == late.status == 0
+    assert (
+        f"ProfilerWarning: {SWITCH}_LOG_EVRY is not a setting of the profiler and has no effect; "
+        f"did you mean {SWITCH}_LOG_EVERY?"
+    ) in unknown.stderr
+    assert f"ProfilerWarning: {SWITCH} was set after training_profiler was imported" in late.stderr
 
 
 # While profiling is off, only a call shows that the name is missing; while it is on, the definition raises.

@@ -1,6 +1,7 @@
 """``training-profiler benchmark MODULE:FACTORY``, typed in a shell."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,12 +46,12 @@ def benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ou
     return run
 
 
-def benchmark_process(folder: Path, *words: str, pythonpath: str = str(ROOT)) -> subprocess.CompletedProcess[str]:
+def benchmark_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, with the switch on."""
     done = subprocess.run(
         [sys.executable, "-m", "training_profiler", "benchmark", *words],
         cwd=folder,
-        env=environment("1", PYTHONPATH=pythonpath),
+        env=environment("1", PYTHONPATH=os.pathsep.join([BOOTSTRAP, str(ROOT)])),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -63,21 +64,13 @@ def benchmark_process(folder: Path, *words: str, pythonpath: str = str(ROOT)) ->
 
 def test_table_is_printed_and_json_is_written(folder):
     words = ("model:factory", "--min-run-time", "0.01", "--threads", "1", "--json", "out.json")
-    done = benchmark_process(folder, *words)
+    done = benchmark_process(folder, *words)  # in a prepared shell, where it is not profiled
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("made\n=== Component Benchmark ===\nSequential of model:factory: 58 parameters")
     data = json.loads((folder / "out.json").read_text())
     assert list(data["passes"]) == ["forward", "forward + loss", "backward", "optimizer step"]
     assert sorted(row["kind"] for row in data["root"]["children"]) == ["Linear", "Linear", "ReLU"]
     assert (data["threads"], data["loss"]) == (1, "sum of the outputs' means")
-    assert not (folder / "runs").exists()
-
-
-def test_command_is_not_profiled_in_a_prepared_shell(folder):
-    words = ("model:factory", "--min-run-time", "0.01", "--depth", "0")
-    done = benchmark_process(folder, *words, pythonpath=BOOTSTRAP)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Profiling" not in done.stdout
     assert not (folder / "runs").exists()
 
 

@@ -35,8 +35,13 @@ def script(cwd: Path, text: str) -> list[str]:
 
 def run_prepared(cwd: Path, text: str, torch: str = "", live: str = LIVE, **options: object) -> Ended:
     """Run a script in a prepared shell with the switch set."""
-    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(cwd, torch, live)])
-    return execute(cwd, script(cwd, text), "1", path, **options)  # type: ignore[arg-type]
+    return in_shell(cwd, text, stand_ins(cwd, torch, live), **options)  # type: ignore[arg-type]
+
+
+def in_shell(cwd: Path, text: str, *folders: object, profile: str | None = "1", **options: object) -> Ended:
+    """Run a script with the bootstrap first on PYTHONPATH, before other folders."""
+    path = os.pathsep.join(map(str, (BOOTSTRAP, *folders)))
+    return execute(cwd, script(cwd, text), profile, path, **options)  # type: ignore[arg-type]
 
 
 def both(cwd: Path, text: str, torch: str = "", live: str = LIVE) -> tuple[Ended, Ended]:
@@ -46,13 +51,8 @@ def both(cwd: Path, text: str, torch: str = "", live: str = LIVE) -> tuple[Ended
 
 
 def test_profiling_starts_once_after_torch_is_imported(tmp_path: Path) -> None:
-    text = "print('first')\nimport torch\nimport torch\nprint('second')"
-    assert run_prepared(tmp_path, text, "print('torch')") == Ended(0, "first\ntorch\nstarted True\nsecond\n", "")
-
-
-def test_import_inside_a_function_is_detected(tmp_path: Path) -> None:
-    ours = run_prepared(tmp_path, "def f():\n    from torch import tensor\n    return tensor\nprint(f())", "tensor = 5")
-    assert ours == Ended(0, "started True\n5\n", "")
+    text = "print('first')\ndef f():\n    from torch import tensor\n    return tensor\nprint(f())\nimport torch"
+    assert run_prepared(tmp_path, text, "tensor = 5; print('torch')") == Ended(0, "first\ntorch\nstarted True\n5\n", "")
 
 
 @pytest.mark.parametrize("options", [[], ["-u", "-X", "utf8"]])
@@ -131,13 +131,11 @@ print(type(spec).__name__, type(spec.loader).__name__, spec.origin is not None)
 """
 
 
-def test_find_spec_without_import_starts_nothing(tmp_path: Path) -> None:
+def test_find_spec_starts_and_changes_nothing(tmp_path: Path) -> None:
     plain, ours = both(tmp_path, PROBE * 2)
     assert ours == plain._replace(stderr=NOTHING)
-
-
-def test_find_spec_before_import_changes_nothing(tmp_path: Path) -> None:
-    assert run_prepared(tmp_path, PROBE + "import torch").stdout.endswith("True\nstarted True\n")
+    imported = in_shell(tmp_path, PROBE + "import torch", tmp_path / "stand_ins")
+    assert imported.stdout.endswith("True\nstarted True\n")
 
 
 @pytest.mark.parametrize(
@@ -181,33 +179,21 @@ def test_error_while_importing_torch_is_unchanged(tmp_path: Path, torch: str) ->
     assert ours == plain
 
 
-def test_failed_import_of_torch_is_the_reason_where_the_program_goes_on(tmp_path: Path) -> None:
-    ours = run_prepared(tmp_path, "try:\n    import torch\nexcept ImportError:\n    pass", "raise ImportError")
-    assert ours == Ended(0, "", WHY + "importing torch failed\n")
+def test_short_switch_profiles(tmp_path: Path) -> None:
+    folder = stand_ins(tmp_path, "", LIVE)
+    for value, expected in (("1", Ended(0, "started True\n", "")), ("maybe", None)):
+        ours = in_shell(tmp_path, "import torch", folder, profile=None, variables={"TRAINING_PROFILER": value})
+        assert ours == expected or ours.stderr.startswith(
+            "training_profiler: nothing is measured: TRAINING_PROFILER='maybe' is neither on"
+        )
 
 
-def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
-    folder = Path(stand_ins(tmp_path, live=LIVE))
-    shutil.rmtree(folder / "torch")
-    command = [bare_python(tmp_path), *script(tmp_path, "import torch")[1:]]
-    plain = execute(tmp_path, command, None, str(folder))
-    ours = execute(tmp_path, command, "1", os.pathsep.join([str(BOOTSTRAP), str(folder)]))
-    assert "No module named 'torch'" in plain.stderr
-    assert ours == plain
-
-
-def test_short_switch_profiles_and_its_folder_counts(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, "", LIVE)])
-    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "1"})
-    assert ours == Ended(0, "started True\n", "")
-    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "maybe"})
-    assert ours.stderr.startswith("training_profiler: nothing is measured: TRAINING_PROFILER='maybe' is neither on")
-
-
-def test_import_that_succeeds_on_the_second_try_is_detected(tmp_path: Path) -> None:
-    text = "import builtins\ntry:\n    import torch\nexcept ImportError:\n    builtins.ready = True\nimport torch"
-    ours = run_prepared(tmp_path, text, "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError")
-    assert ours == Ended(0, "started True\n", "")
+def test_an_import_that_fails_is_the_reason_unless_a_second_one_succeeds(tmp_path: Path) -> None:
+    torch = "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError"
+    text = "import builtins\ntry:\n    import torch\nexcept ImportError:\n    pass"
+    assert run_prepared(tmp_path, text, torch) == Ended(0, "", WHY + "importing torch failed\n")
+    again = in_shell(tmp_path, text + "\nbuiltins.ready = True\nimport torch", tmp_path / "stand_ins")
+    assert again == Ended(0, "started True\n", "")
 
 
 def test_warning_of_torch_names_the_importing_line(tmp_path: Path) -> None:
@@ -238,32 +224,36 @@ CUSTOM = "import sys\nprint('custom', __name__, sys.modules[__name__].__file__, 
 
 @pytest.mark.parametrize("profile", [None, "1"])
 def test_hidden_sitecustomize_runs_under_its_own_name(tmp_path: Path, profile: str | None) -> None:
-    (tmp_path / "custom").mkdir()
-    (tmp_path / "custom" / "sitecustomize.py").write_text(CUSTOM)
-    text = "import sys, sitecustomize as s\nprint(s.value, s.__file__, s.__spec__.origin, sys.path)"
-    plain = execute(tmp_path, script(tmp_path, text), None, str(tmp_path / "custom"))
-    ours = execute(tmp_path, script(tmp_path, text), profile, f"{BOOTSTRAP}{os.pathsep}{tmp_path / 'custom'}")
+    plain, ours = with_custom(
+        tmp_path,
+        CUSTOM,
+        "import sys, sitecustomize as s\nprint(s.value, s.__file__, s.__spec__.origin, sys.path)",
+        profile,
+    )
     assert plain.stdout.startswith("custom sitecustomize ")
     assert ours == plain._replace(stderr=NOTHING if profile else "")
+
+
+def with_custom(cwd: Path, custom: str, text: str, profile: str | None = "1") -> tuple[Ended, Ended]:
+    """Run a script under a sitecustomize of the user's, without the profiler and with it."""
+    (cwd / "custom").mkdir()
+    (cwd / "custom" / "sitecustomize.py").write_text(custom)
+    plain = execute(cwd, script(cwd, text), None, str(cwd / "custom"))
+    return plain, in_shell(cwd, text, cwd / "custom", profile=profile)
 
 
 @pytest.mark.parametrize(
     "custom", ["1 / 0", "import no_such_module", "raise ImportError('x', name='sitecustomize')", "raise SystemExit(5)"]
 )
 def test_failing_hidden_sitecustomize_raises_the_usual_error(tmp_path: Path, custom: str) -> None:
-    (tmp_path / "custom").mkdir()
-    (tmp_path / "custom" / "sitecustomize.py").write_text(custom)
-    command = script(tmp_path, "import sys; print('sitecustomize' in sys.modules)")
-    plain = execute(tmp_path, command, None, str(tmp_path / "custom"))
-    ours = execute(tmp_path, command, "1", f"{BOOTSTRAP}{os.pathsep}{tmp_path / 'custom'}")
+    plain, ours = with_custom(tmp_path, custom, "import sys; print('sitecustomize' in sys.modules)")
     assert (ours.status, ours.stdout) == (plain.status, plain.stdout)
     assert ours.stderr.replace(NOTHING, "").splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
 def test_two_installations_run_the_bootstrap_once(tmp_path: Path) -> None:
     shutil.copytree(BOOTSTRAP, tmp_path / "other" / "bootstrap")
-    path = os.pathsep.join([str(BOOTSTRAP), str(tmp_path / "other" / "bootstrap"), stand_ins(tmp_path, live=LIVE)])
-    ours = execute(tmp_path, script(tmp_path, "import torch"), "1", path)
+    ours = in_shell(tmp_path, "import torch", tmp_path / "other" / "bootstrap", stand_ins(tmp_path, live=LIVE))
     assert ours == Ended(0, "started True\n", "")
 
 
@@ -271,8 +261,7 @@ def test_two_installations_run_the_bootstrap_once(tmp_path: Path) -> None:
 def test_disabled_bootstrap_leaves_no_trace(tmp_path: Path, profile: str | None) -> None:
     text = "import sys\nprint(sorted(sys.modules), [type(f).__name__ for f in sys.meta_path], sys.path)"
     plain = execute(tmp_path, script(tmp_path, text), profile)
-    ours = execute(tmp_path, script(tmp_path, text), profile, str(BOOTSTRAP))
-    assert ours == plain
+    assert in_shell(tmp_path, text, profile=profile) == plain
 
 
 def bare_python(cwd: Path) -> str:
@@ -282,31 +271,35 @@ def bare_python(cwd: Path) -> str:
     return str(cwd / "bare" / "bin" / "python")
 
 
-def test_missing_package_is_loaded_from_beside_the_bootstrap(tmp_path: Path) -> None:
+def test_a_bare_python_gets_the_package_from_beside_the_bootstrap_and_its_usual_errors(tmp_path: Path) -> None:
+    python, folder = bare_python(tmp_path), Path(stand_ins(tmp_path))
     package = tmp_path / "elsewhere" / "training_profiler"
     shutil.copytree(BOOTSTRAP, package / "bootstrap")
     (package / "__init__.py").write_text("")
     (package / "api.py").write_text(LIVE)
-    command = [bare_python(tmp_path), *script(tmp_path, "import torch, sys; print('elsewhere' in str(sys.path))")[1:]]
-    path = os.pathsep.join([str(package / "bootstrap"), stand_ins(tmp_path)])
-    assert execute(tmp_path, command, "1", path) == Ended(0, "started True\nFalse\n", "")
 
+    def run(text: str, bootstrap: Path = BOOTSTRAP, profile: str | None = "1") -> Ended:
+        path = os.pathsep.join(map(str, (bootstrap, folder) if profile else (folder,)))
+        return execute(tmp_path, [python, *script(tmp_path, text)[1:]], profile, path)
 
-def test_missing_numpy_is_reported_with_the_install_command(tmp_path: Path) -> None:
-    python = bare_python(tmp_path)
-    text = "import torch, sys; print([m for m in sys.modules if m == 'training_profiler'])"
-    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path)])
-    ours = execute(tmp_path, [python, *script(tmp_path, text)[1:]], "1", path)
+    beside = run("import torch, sys; print('elsewhere' in str(sys.path))", package / "bootstrap")
+    assert beside == Ended(0, "started True\nFalse\n", "")
+
+    ours = run("import torch, sys; print([m for m in sys.modules if m == 'training_profiler'])")  # without numpy
     assert (ours.status, ours.stdout) == (0, "[]\n")
     (line,) = ours.stderr.splitlines()
     assert line.startswith("training_profiler: nothing is measured: ")
     assert line.endswith(f" is missing; {python} -m pip install msgspec numpy tabulate")
 
+    shutil.rmtree(folder / "torch")
+    plain = run("import torch", profile=None)
+    assert "No module named 'torch'" in plain.stderr
+    assert run("import torch") == plain
+
 
 def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "training_profiler.py").write_text("print('mine')")
-    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path)])
-    ours = execute(tmp_path, script(tmp_path, "import torch"), "1", path)
+    ours = in_shell(tmp_path, "import torch", stand_ins(tmp_path))
     message = f"another module is called training_profiler: {tmp_path / 'training_profiler.py'}"
     assert ours == Ended(0, "", f"training_profiler: nothing is measured: ImportError: {message}\n")
 
@@ -333,8 +326,7 @@ if len(sys.argv) < 2: subprocess.run([sys.executable, __file__, "child"], check=
 
 
 def test_invalid_switch_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, live=LIVE)])
-    ours = execute(tmp_path, script(tmp_path, SPAWN), "maybe", path)
+    ours = in_shell(tmp_path, SPAWN, stand_ins(tmp_path, live=LIVE), profile="maybe")
     message = f"{SWITCH}='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
     assert ours == Ended(0, "trained\ntrained\n", f"training_profiler: nothing is measured: {message}\n")
 
@@ -347,14 +339,11 @@ def test_broken_stderr_harms_nothing(tmp_path: Path) -> None:
 BECAUSE = LIVE.replace("return None", "return 'no optimizer was seen'")
 
 
-def test_program_without_measurements_gets_the_reason_at_its_end(tmp_path: Path) -> None:
+def test_program_without_measurements_gets_the_reason_at_its_end_from_the_parent_alone(tmp_path: Path) -> None:
     text = "import atexit, torch\natexit.register(print, 'end')"
     ours = run_prepared(tmp_path, text, live=BECAUSE)
     assert ours == Ended(0, "started True\nend\n", WHY + "no optimizer was seen\n")
-
-
-def test_only_the_parent_prints_why_nothing_was_measured(tmp_path: Path) -> None:
-    ours = run_prepared(tmp_path, SPAWN + "if not os.fork(): raise SystemExit", live=BECAUSE)
+    ours = in_shell(tmp_path, SPAWN + "if not os.fork(): raise SystemExit", tmp_path / "stand_ins")
     assert ours.stderr == WHY + "no optimizer was seen\n"
 
 

@@ -33,10 +33,11 @@ def test_commands_print_the_same_help_in_processes_of_their_own(tmp_path: Path) 
     assert [each.stdout.split()[1:] for each in here] == theirs
 
 
-def test_command_without_its_argument_ends_with_status_2(tmp_path: Path) -> None:
+def test_version_is_printed_and_a_command_without_its_argument_ends_with_status_2(tmp_path: Path) -> None:
+    version = command(tmp_path, "--version")
+    assert (version.status, version.stdout) == (0, f"training-profiler {__version__}\n")
     outcome = command(tmp_path, "benchmark")
-    assert outcome.status == 2
-    assert outcome.stdout == ""
+    assert (outcome.status, outcome.stdout) == (2, "")
     assert outcome.stderr.startswith("usage: training-profiler benchmark ")
 
 
@@ -46,8 +47,3 @@ def test_command_without_a_run_says_that_there_is_none(tmp_path: Path, name: str
     assert (outcome.status, outcome.stdout) == (2, "")
     assert outcome.stderr.startswith("training-profiler: runs does not exist; ")
     assert outcome.stderr.count("\n") == 1
-
-
-def test_version_is_printed(tmp_path: Path) -> None:
-    outcome = command(tmp_path, "--version")
-    assert (outcome.status, outcome.stdout) == (0, f"training-profiler {__version__}\n")

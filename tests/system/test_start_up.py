@@ -14,7 +14,7 @@ from tests.system.test_bootstrap import LIVE, script
 from training_profiler.base.switch import OFF_WORDS, SWITCH
 
 FILES = ("training_profiler.pth", "training_profiler.start", "training_profiler_start.py")
-TRAINED = LIVE + "def has_trained():\n    return True\n"
+TRAINED = LIVE.replace("return None", "return 'no step was found'") + "def has_trained():\n    return True\n"
 IDLE = LIVE.replace("return None", "return 'no gradient'") + "def has_trained():\n    return False\n"
 MODULES = "import sys\nprint(sorted(sys.modules), [type(f).__name__ for f in sys.meta_path], sys.path)"
 
@@ -43,7 +43,8 @@ def run(cwd: Path, python: str, text: str, live: str = LIVE, profile: str | None
 
 
 def test_the_variable_alone_starts_the_profiler_after_the_import_of_torch(tmp_path: Path, python: str) -> None:
-    assert run(tmp_path, python, "print('first')\nimport torch") == Ended(0, "first\nstarted True\n", "")
+    ours = run(tmp_path, python, "print('first')\nimport torch", TRAINED)
+    assert ours == Ended(0, "first\nstarted True\n", "training_profiler: nothing measured: no step was found\n")
 
 
 @pytest.mark.parametrize("profile", [None, *OFF_WORDS, " OFF "])
@@ -61,11 +62,6 @@ def test_a_program_that_never_trains_prints_nothing(tmp_path: Path, python: str,
     ours = run(tmp_path, python, text, IDLE)
     assert (ours.status, ours.stderr) == (0, "")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_program_that_trained_without_a_step_gets_the_reason(tmp_path: Path, python: str) -> None:
-    ours = run(tmp_path, python, "import torch", TRAINED.replace("return None", "return 'no step was found'"))
-    assert ours == Ended(0, "started True\n", "training_profiler: nothing measured: no step was found\n")
 
 
 @pytest.mark.parametrize("folders", [1, 2])
@@ -132,12 +128,9 @@ def test_the_start_file_names_a_callable_that_looks_at_the_switch_as_well(tmp_pa
     assert after == (before.replace("[", "['TorchFinder', ", 1) if profile == "1" else before)
 
 
-def test_the_guide_shows_the_line_whole() -> None:
-    assert (ROOT / "training_profiler.pth").read_text() in (ROOT / "docs" / "get-started.md").read_text()
-
-
-def test_the_words_for_off_are_those_of_the_switch() -> None:
+def test_the_words_for_off_are_those_of_the_switch_and_the_guide_shows_the_line_whole() -> None:
     line, module = ((ROOT / name).read_text() for name in FILES[::2])
+    assert line in (ROOT / "docs" / "get-started.md").read_text()
     assert f'in "{" ".join(OFF_WORDS[:-1])}".split()' in line  # it takes an empty value as 0
     words = ", ".join(f'"{word}"' for word in OFF_WORDS)
     assert f"in ({words})" in module

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +99,25 @@ def test_changes_that_do_nothing_are_no_gain_and_no_file_stays(session: tuple[di
     assert sorted(os.listdir(cwd)) == ["checkpoint.txt", "runs"]
 
 
+def begun(cwd: Path, steps: int, scratch: Path) -> "subprocess.Popen[str]":
+    """Start a session on a training of so many steps, which takes a while."""
+    words = [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), str(steps)]
+    variables = environment(None, TMPDIR=str(scratch))
+    return subprocess.Popen(words, cwd=cwd, env=variables, stdout=-1, stderr=-1, text=True)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
 @pytest.mark.programs
 def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_on(tmp_path: Path) -> None:
     scratch = tmp_path / ("folder-with-a-long-name" * 4)
     scratch.mkdir()
-    process = subprocess.Popen(
-        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "150"],
-        cwd=tmp_path,
-        env=environment(None, TMPDIR=str(scratch)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not list(tmp_path.glob("runs/*/trials-state.json")) and time.monotonic() < deadline_s:
-        time.sleep(0.05)  # until its trainings are about to run in turns
+    process = begun(tmp_path, 150, scratch)
+    wait_until(lambda: list(tmp_path.glob("runs/*/trials-state.json")))  # its trainings are about to run in turns
     started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
@@ -133,17 +138,8 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
 
 @pytest.mark.programs
 def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "4000"],
-        cwd=tmp_path,
-        env=environment(None, TMPDIR=str(tmp_path / "scratch")),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not steps_of_first_run(tmp_path / "scratch") and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+    process = begun(tmp_path, 4000, tmp_path / "scratch")
+    wait_until(lambda: steps_of_first_run(tmp_path / "scratch"))
     for _ in range(3):  # an impatient user; the second one must not keep files from being removed
         process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
@@ -169,19 +165,11 @@ def steps_of_first_run(scratch: Path) -> bool:
 
 @pytest.mark.programs
 def test_a_killed_session_leaves_no_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "400"],
-        cwd=tmp_path,
-        env=environment(None),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not list(tmp_path.glob("runs/*/trials-state.json")) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+    process = begun(tmp_path, 400, tmp_path)
+    wait_until(lambda: list(tmp_path.glob("runs/*/trials-state.json")))
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait()
+    process.communicate()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert started
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []

@@ -15,7 +15,16 @@ import pytest
 from tests.trials.programs import files  # a program whose files the test prepares
 from tests.trials.snapshots import snapshot
 from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.trials.isolated_program import copy_folder
+from training_profiler.trials.isolated_program import (
+    GUARDED,
+    NAMESPACES,
+    SHARED_PROCESSES,
+    UNGUARDED,
+    WAYS,
+    WAYS_WITH_WRITES,
+    Plan,
+    copy_folder,
+)
 from training_profiler.trials.isolation import (
     LOCK,
     PREFIX,
@@ -27,15 +36,6 @@ from training_profiler.trials.isolation import (
     promise,
     scratch_folder,
     trackers_of,
-)
-from training_profiler.trials.isolation_plan import (
-    GUARDED,
-    NAMESPACES,
-    SHARED_PROCESSES,
-    UNGUARDED,
-    WAYS,
-    WAYS_WITH_WRITES,
-    Plan,
 )
 from training_profiler.trials.namespaces import NOT_STORED, read_mounts
 
@@ -122,13 +122,6 @@ def test_a_user_namespace_gives_the_same(tmp_path: Path) -> None:
         pytest.skip("this machine refuses user namespaces")
 
 
-def test_results_are_handed_over(isolation: Isolation, tmp_path: Path) -> None:
-    done = run(isolation, tmp_path, "-c", f"open({str(isolation.results / 'steps')!r}, 'w').write('12')")
-
-    assert done.returncode == 0, done.stderr
-    assert (isolation.results / "steps").read_text() == "12"
-
-
 @pytest.mark.parametrize("isolation", ALL_WAYS, indirect=True)
 def test_a_daemon_ends_with_the_trial_and_its_port_is_closed(isolation: Isolation, tmp_path: Path) -> None:
     done = run(isolation, tmp_path, str(PROGRAMS / "processes.py"), str(isolation.results))
@@ -173,21 +166,9 @@ def test_the_status_of_the_program_is_that_of_the_command(
     isolation: Isolation, tmp_path: Path, words: list[str], status: int
 ) -> None:
     environment = isolation.environ(os.environ)
-    done = subprocess.run(isolation.command(words), env=environment, cwd=tmp_path, capture_output=True)
+    done = subprocess.run(isolation.command(words), env=environment, cwd=tmp_path / "user/project", capture_output=True)
 
     assert done.returncode == status
-
-
-def test_loopback_is_usable(isolation: Isolation, tmp_path: Path) -> None:
-    code = (
-        "import socket; server = socket.create_server((socket.gethostbyname('localhost'), 0)); "
-        "client = socket.create_connection(server.getsockname()); client.send(b'x'); "
-        "assert server.accept()[0].recv(1) == b'x'"
-    )
-
-    done = run(isolation, tmp_path, "-c", code)
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_code_that_is_not_python_changes_nothing(isolation: Isolation, tmp_path: Path) -> None:
@@ -195,11 +176,21 @@ def test_code_that_is_not_python_changes_nothing(isolation: Isolation, tmp_path:
     code = (
         "import ctypes, os; os.system('echo x >> log.csv; rm checkpoint.pt; mkdir made'); ctypes.CDLL(None).creat(b'c')"
     )
-
     run(isolation, tmp_path, "-c", code)
-
     isolation.finish()
     assert snapshot(tmp_path / "user") == before
+
+
+def test_loopback_is_usable_and_results_are_handed_over(isolation: Isolation, tmp_path: Path) -> None:
+    code = (
+        "import socket; server = socket.create_server((socket.gethostbyname('localhost'), 0)); "
+        "client = socket.create_connection(server.getsockname()); client.send(b'x'); "
+        "assert server.accept()[0].recv(1) == b'x'; "
+        f"open({str(isolation.results / 'steps')!r}, 'w').write('12')"
+    )
+    done = run(isolation, tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert (isolation.results / "steps").read_text() == "12"
 
 
 @pytest.mark.parametrize("isolation", [GUARDED, UNGUARDED], indirect=True)
@@ -272,9 +263,6 @@ def test_the_strongest_way_that_works_is_taken(tmp_path: Path) -> None:
     isolation.finish()
     assert works[-1] == UNGUARDED
     assert UNGUARDED not in WAYS
-
-
-def test_no_way_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsolationError, match=r"cannot be kept apart.* with --allow-writes"):
         prepare(tmp_path / "scratch", ways=[])
     assert list(tmp_path.iterdir()) == []
@@ -300,7 +288,9 @@ MOUNTS = """\
 """
 
 
-def test_mounts_are_read_by_their_folder_and_the_last_one_counts() -> None:
+def test_mounts_are_read_by_their_folder_and_the_last_one_counts_and_some_store_nothing() -> None:
+    assert all(NOT_STORED.fullmatch(kind) for kind in ("proc", "sysfs", "cgroup", "cgroup2", "devpts"))
+    assert not any(NOT_STORED.fullmatch(kind) for kind in ("", "ext4", "tmpfs", "nfs4", "overlay", "fuse.sshfs"))
     assert read_mounts(MOUNTS) == {
         "/": "ext4",
         "/proc": "proc",
@@ -309,44 +299,27 @@ def test_mounts_are_read_by_their_folder_and_the_last_one_counts() -> None:
     }
 
 
-def test_file_systems_of_the_kernel_store_nothing() -> None:
-    assert all(NOT_STORED.fullmatch(kind) for kind in ("proc", "sysfs", "cgroup", "cgroup2", "devpts"))
-    assert not any(NOT_STORED.fullmatch(kind) for kind in ("ext4", "tmpfs", "nfs4", "overlay", "fuse.sshfs"))
-
-
 def promised(way: str, *modules: str, in_memory: bool = False) -> str:
     plan = Plan(way, "/scratch", (), in_memory, 8 * BYTES_PER_GIB)
     found = [tracker for tracker in TRACKERS if tracker.module in modules]
     return promise(plan, found, 32 * BYTES_PER_GIB).replace("\n", " ")
 
 
-def test_a_weaker_way_promises_less() -> None:
-    assert "Your files stay as they are" in promised(NAMESPACES)
-    assert "the kernel refuses" in promised(GUARDED)
-    assert "Not promised here: what it writes elsewhere stays" in promised(UNGUARDED)
-    assert "Your files stay" not in promised(UNGUARDED)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_limits_are_named(way: str) -> None:
-    assert "A trial writes to 32 GiB of free disk, at most 8.0 GiB a file." in promised(way)
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_a_promise_is_what_holds_the_limits_and_each_tracker_by_what_holds_it(way: str) -> None:
+    text = promised(way, "wandb", "comet_ml", "aim")
+    assert ("Your files stay as they are" in text) == (way != UNGUARDED)
+    assert ("the kernel refuses" in text) == (way == GUARDED)
+    assert ("Not promised here: what it writes elsewhere stays" in text) == (way == UNGUARDED)
+    assert "A trial writes to 32 GiB of free disk, at most 8.0 GiB a file." in text
     assert "A trial writes to memory" in promised(way, in_memory=True)
-    assert max(map(len, promise(Plan(way, "/s", (), False, 1), None, 1).splitlines())) < 80
-
-
-def test_each_tracker_is_named_by_what_holds_it() -> None:
-    text = promised(NAMESPACES, "wandb", "comet_ml", "aim")
-
     assert "Kept offline: W&B." in text
     assert "Asked to stay offline by a variable, which the program can overrule: Comet." in text
     assert "Not held back: Aim." in text
-    assert "imports none of the known trackers" in promised(NAMESPACES)
-
-
-def test_nothing_is_said_of_trackers_without_a_script() -> None:
-    text = promise(Plan(NAMESPACES, "/s", (), False, 1), None, 1)
-
-    assert text.endswith("sends over the network.")
+    assert "imports none of the known trackers" in promised(way)
+    unknown = promise(Plan(way, "/s", (), False, 1), None, 1)
+    assert unknown.endswith("sends over the network.")
+    assert max(map(len, unknown.splitlines())) < 80
 
 
 def test_trackers_are_found_in_modules_beside_the_script(tmp_path: Path) -> None:
@@ -361,12 +334,8 @@ def test_trackers_are_found_in_modules_beside_the_script(tmp_path: Path) -> None
 
     assert [tracker.module for tracker in trackers_of(tmp_path / "train.py")] == ["wandb", "mlflow", "neptune"]
     assert trackers_of(tmp_path / "missing.py") == []
-
-
-def test_a_tracker_that_is_disabled_stays_disabled() -> None:
-    assert offline({})["WANDB_MODE"] == "offline"
-    assert offline({"WANDB_MODE": "online"})["WANDB_MODE"] == "offline"
-    assert "WANDB_MODE" not in offline({"WANDB_MODE": "disabled"})
+    assert offline({})["WANDB_MODE"] == offline({"WANDB_MODE": "online"})["WANDB_MODE"] == "offline"
+    assert "WANDB_MODE" not in offline({"WANDB_MODE": "disabled"})  # and stays so
 
 
 HOLD = (
@@ -375,14 +344,6 @@ HOLD = (
     "    (folder / 'layer').mkdir(); (folder / 'layer' / 'model.pt').touch(); print(folder, flush=True)\n"
     "    sys.stdin.read()"
 )
-
-
-def test_a_session_removes_its_folder(tmp_path: Path) -> None:
-    with scratch_folder(tmp_path) as folder:
-        (folder / "0").mkdir()
-        assert folder.parent == tmp_path
-        assert folder.name.startswith(PREFIX)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -406,16 +367,11 @@ def test_the_folder_of_a_session_that_runs_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [theirs]
 
 
-def test_the_folder_of_a_killed_session_goes(tmp_path: Path, other_session: "subprocess.Popen[str]") -> None:
-    (theirs,) = tmp_path.iterdir()
-    other_session.kill()
-    other_session.wait()
+def test_a_session_removes_its_folder_and_what_is_not_a_killed_session_s_stays(tmp_path: Path) -> None:
     with scratch_folder(tmp_path) as folder:
-        assert list(tmp_path.iterdir()) == [folder]
-    assert not theirs.exists()
-
-
-def test_what_is_not_a_killed_session_s_stays(tmp_path: Path) -> None:
+        (folder / "0").mkdir()
+        assert (folder.parent, folder.name.startswith(PREFIX)) == (tmp_path, True)
+    assert list(tmp_path.iterdir()) == []
     linked = tmp_path / "elsewhere"
     linked.mkdir()
     (linked / LOCK).touch()
@@ -455,4 +411,4 @@ def test_processes_and_temporary_files_of_a_killed_session_s_trainings_go(
     left.wait(10)
     assert not psutil.pid_exists(left.pid)
     assert not temporary.exists()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []  # with the folder of the session

@@ -114,9 +114,6 @@ def test_a_change_that_fails_leaves_the_others_alone(part, error, verdict, reaso
     found = rows(part(FakeLauncher(ends={NOTHING: (1, 9, error)}), only=("sleep=0.5", "nothing")))
     assert (found["nothing"].verdict, found["nothing"].reason) == (verdict, reason)
     assert found["sleep=0.5"].verdict == FASTER
-
-
-def test_a_failure_of_the_unchanged_training_ends_the_session(part):
     with pytest.raises(TryError, match="failed without a change: out of memory"):
         part(FakeLauncher(ends={UNCHANGED: (1, 0, None)}), **ONLY)
 
@@ -139,6 +136,10 @@ def test_an_interrupted_session_ends_as_if_it_had_not_been(part, tmp_path, numbe
 
 
 def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
+    # The change is stopped in a round in which an unchanged training may have run: its losses are not compared.
+    part(FakeLauncher(ends={HALF: (1, 2, KeyboardInterrupt())}), **ONLY)
+    outcomes = load_state(tmp_path).progress.under_way.outcomes
+    assert len({len(outcome.losses) for outcome in outcomes.values()}) == 1
     part(FakeLauncher(ends=interrupted_at(3, 5)), **ONLY)  # of the fresh trials
     stopped = load_state(tmp_path).progress.under_way
     assert (stopped.is_fresh, stopped.record.done, len(stopped.record.block_s["unchanged"])) == (True, 5, 5)
@@ -147,13 +148,6 @@ def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
     assert max(training.blocks for training in launcher.trainings) == stopped.record.rounds - 5
     assert rows(results)["sleep=0.5"].effect.rounds == stopped.record.rounds
     assert results.control.losses.kind == "identical"
-
-
-def test_losses_of_an_incomplete_round_are_not_compared(part, tmp_path):
-    # The change is stopped in a round in which an unchanged training may have run.
-    part(FakeLauncher(ends={HALF: (1, 2, KeyboardInterrupt())}), **ONLY)
-    outcomes = load_state(tmp_path).progress.under_way.outcomes
-    assert len({len(outcome.losses) for outcome in outcomes.values()}) == 1
 
 
 def test_a_refuted_winner_is_not_tried_again(part):
@@ -204,13 +198,6 @@ def test_what_there_was_no_time_for_goes_on_with_its_part_of_the_error(part, tmp
     assert load_state(tmp_path).progress.gain_error <= 0.05 + 1e-12
 
 
-def test_a_budget_that_is_used_up_in_the_middle_is_an_interruption(part):
-    times = iter([0.0] * 12)
-    first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
-    assert first.left == ("sleep=0.5",)
-    assert part(FakeLauncher(), is_resumed=True).left == ()
-
-
 @pytest.mark.parametrize(("step_s", "is_slower"), [(0.08, True), (0.02, False), (0.04, False)])
 def test_workers_that_would_keep_up_are_not_praised_where_trials_show_them_slower(part, monkeypatch, step_s, is_slower):
     monkeypatch.setattr(changes, "TREATMENTS", [replace(changes.TREATMENTS[1], name="num_workers=2")])
@@ -219,21 +206,21 @@ def test_workers_that_would_keep_up_are_not_praised_where_trials_show_them_slowe
     assert note == "1 worker would keep up" + session.SLOWER_WITH_WORKERS * is_slower
 
 
-def test_the_time_of_all_parts_counts(part):
+def test_the_time_of_all_parts_counts_and_a_budget_that_is_used_up_is_an_interruption(part):
+    times = iter([0.0] * 12)
+    first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
+    assert first.left == ("sleep=0.5",)
+    assert part(FakeLauncher(), is_resumed=True).left == ()
     clock = iter([0.0, *[10.0] * 1000])
     assert part(FakeLauncher(), clock=lambda: next(clock), **ONLY).seconds == 10
     clock = iter([0.0, *[5.0] * 1000])
     assert part(FakeLauncher(), is_resumed=True, clock=lambda: next(clock)).seconds == 15
 
 
-def test_two_sessions_do_not_go_on_in_the_same_folder(part, tmp_path):
+def test_a_session_of_another_process_or_version_does_not_go_on(part, tmp_path):
     part(FakeLauncher(ends=interrupted_at(1, 3)), **ONLY)
     with held(tmp_path), pytest.raises(RunFolderError, match="another session"):
         part(FakeLauncher(), is_resumed=True)
-
-
-def test_changes_of_another_version_are_refused(part, tmp_path):
-    part(FakeLauncher(ends=interrupted_at(1, 3)), **ONLY)
     state = load_state(tmp_path)
     save_state(tmp_path, replace(state, progress=replace(state.progress, chosen=["unheard"])))
     with pytest.raises(RunFolderError, match="another version"):
@@ -257,10 +244,7 @@ def test_before_the_disk_is_full_the_results_so_far_are_kept_with_the_reason(par
     (row,) = results.rows
     assert (row.verdict, results.is_interrupted, results.notes.count(str(FULL))) == (verdict, True, 1)
     assert row.effect.relative == pytest.approx(-0.5)
-
-
-def test_a_full_disk_before_any_result_is_an_error(part):
-    with pytest.raises(DiskSpaceError):
+    with pytest.raises(DiskSpaceError):  # before any result
         part(FakeLauncher(ends={UNCHANGED: (1, 0, FULL)}), **ONLY)
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from training_profiler.diagnosis.rules import RULES
 from training_profiler.findings.finding import Change, Losses
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.trials.program_treatments import allocator
-from training_profiler.trials.treatments import FAMILIES, TREATMENTS
+from training_profiler.trials.treatments import FAMILIES, TREATMENTS, allocator
 
 BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
 CLOSE = 1e-4  # relative; float32 has 7 digits, and a few steps let them grow

@@ -9,6 +9,7 @@ from training_profiler.base.errors import ProfilerError
 
 TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 # Each command is a module here, imported only when it is called.
@@ -95,23 +96,23 @@ def _parse_and_run(words: list[str]) -> int:
 
 
 def _command_hint(words: list[str]) -> str:
-    """Return what the user may have meant by a first word that is not a command."""
     if words[0].endswith(".py") or os.sep in words[0]:
         return f"; did you mean: training-profiler run {' '.join(words)}"
-    return _nearest(words[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+    return nearest(words[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
 
 
 def _option_hint(option: str, known: Sequence[str]) -> str:
     """Return what the user may have meant by an option that a command has not, such as ``report --html``."""
     command = option.removeprefix("--")
-    return f"; did you mean: training-profiler {command}?" if command in COMMANDS else _nearest(option, known)
+    return f"; did you mean: training-profiler {command}?" if command in COMMANDS else nearest(option, known)
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, known: "Iterable[str]") -> str:
+    """Return what may be meant by a word that is not known, as the end of a sentence; "" where nothing resembles it."""
     import difflib
 
-    nearest = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _wrapped(text: str) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from training_profiler.base.errors import SettingsError
+from training_profiler.cli import nearest
 from training_profiler.settings.settings import SettingDescription, check_setting, describe
 
 # Options of Python with two dashes.
 OF_PYTHON = ("--version", "--check-hash-based-pycs", "--help-env", "--help-xoptions", "--help-all")
 HELP = ("-h", "--help")
+LISTED = "; training-profiler run --help lists all"
 QUIET = "--quiet"
 QUIET_MEANS = ("log_every", "0")
 
@@ -49,7 +51,7 @@ def read_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
         given, equals, value = words[0].partition("=")
         flag = known.get(given.replace("_", "-"))
         if flag is None:
-            raise SettingsError(f"{given} is not a flag of run{_nearest(given, known)}")
+            raise SettingsError(f"{given} is not a flag of run{nearest(given, known) or LISTED}")
         words = words[1:]
         if equals:
             source = f"{given}={value}"
@@ -66,10 +68,3 @@ def read_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
         check_setting(flag.setting.argument, source, value)
         variables[flag.setting.variable] = value
     return variables, words
-
-
-def _nearest(given: str, known: dict[str, Flag]) -> str:
-    import difflib
-
-    nearest = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else "; training-profiler run --help lists all"

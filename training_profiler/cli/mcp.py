@@ -28,6 +28,7 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.storage.run_folder import captures_of, read_program, run_named
 from training_profiler.storage.run_reader import list_runs, listed_run, newest_run, newest_runs, read_run
 
+JOURNALS: Final = "rank*.jsonl"
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 200_000  # characters of an answer
 _OF_FINDINGS: Final = ("verdict", "steps", "wall_s", "step_time", "throughput", "insights", "health", "ended_by")
@@ -48,7 +49,7 @@ class ServedRuns:
         """List the training runs, the newest first: folder, name, program, state, steps, step time, verdict."""
         rows = []
         for root in self._folders():
-            rows += [listed_run(root)] if self._is_run(root) else list_runs(root)
+            rows += [listed_run(root)] if any(root.glob(JOURNALS)) else list_runs(root)
         if len(self._roots) > 1:
             rows.sort(key=lambda row: Path(row.folder).name, reverse=True)
         data: list[dict[str, Any]] = printable_data([asdict(row) for row in rows[:MOST_RUNS]])
@@ -96,9 +97,6 @@ class ServedRuns:
     def _folders(self) -> list[Path]:
         return [root for root in self._roots if root.is_dir()]
 
-    def _is_run(self, folder: Path) -> bool:
-        return any(folder.glob("rank*.jsonl"))
-
     def _below(self, given: Path) -> Path | None:
         """Return the path if it is one of the roots or below one, and None otherwise."""
         for root in self._roots:
@@ -110,7 +108,10 @@ class ServedRuns:
 
     def _run(self, given: str) -> Path:
         if not given:
-            return self._newest()
+            newest = [root if any(root.glob(JOURNALS)) else newest_runs(root, 1)[0] for root in self._folders()]
+            if not newest:
+                raise RunFolderError("no folder of runs is served")
+            return max(newest, key=lambda folder: folder.name)
         path = self._below(Path(given))
         if path is not None and path.is_dir():
             return newest_run(path) or path
@@ -119,13 +120,6 @@ class ServedRuns:
             if named is not None and self._below(named) is not None:
                 return named
         raise RunFolderError(f"{given} is not a run that is served; list_runs has them")
-
-    def _newest(self) -> Path:
-        folders = self._folders()
-        if not folders:
-            raise RunFolderError("no folder of runs is served")
-        newest = [root if self._is_run(root) else newest_runs(root, 1)[0] for root in folders]
-        return max(newest, key=lambda folder: folder.name)
 
 
 def _bounded(text: str) -> str:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             stacks[rank] = by_signal
     if not stacks:
         raise RunFolderError(f"nothing of {folder} answered within {wait_s:.0f} s; {'; '.join(missing)}")
-    _print(render_stacks([stacks[rank] for rank in sorted(stacks)], world_size, missing, time.time()))
+    write(printable_lines(render_stacks([stacks[rank] for rank in sorted(stacks)], world_size, missing, time.time())))
     return 0
 
 
@@ -75,7 +75,6 @@ def _request(folder: Path, journals: Mapping[int, JournalFile]) -> int:
 
 
 def _answers(folder: Path, asked_ns: int, ranks: set[int], wait_s: float) -> dict[int, RankStacks]:
-    """Return the stacks of the ranks that answer within ``wait_s``."""
     until_s = time.monotonic() + wait_s
     while True:
         stacks = dict(read_stacks(folder, asked_ns))
@@ -134,16 +133,11 @@ def _print_last(folder: Path, world_size: int) -> int:
             f"the training of {folder} is no longer running, and no stacks were written while it ran; "
             f"training-profiler report {folder} shows the rest"
         )
-    _print(f"The training of {folder} is no longer running. Its last stacks:\n")
-    _print(render_stacks(list(stacks.values()), world_size, [], time.time()))
+    text = render_stacks(list(stacks.values()), world_size, [], time.time())
+    write(printable_lines(f"The training of {folder} is no longer running. Its last stacks:\n{text}"))
     return 0
 
 
 def _world_size(journals: Mapping[int, JournalFile]) -> int:
-    """Return how many ranks the training has, by its journals."""
     sizes = [((journal.begin or {}).get("who") or {}).get("world_size") for journal in journals.values()]
     return max([size for size in sizes if isinstance(size, int)] + [max(journals) + 1])
-
-
-def _print(text: str) -> None:
-    write(printable_lines(text))

@@ -11,7 +11,6 @@ own, which are gone afterwards. Without --only or --all, the findings of a first
 """
 
 import argparse
-import difflib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Final
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.text import encodable, one_line
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, duration_text
+from training_profiler.cli import nearest
 from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
 from training_profiler.cli.run import resolve
 from training_profiler.reports.layout import shortened
@@ -111,9 +111,8 @@ def _names(word: str) -> tuple[str, ...]:
     known = [*FAMILIES, *(each.name for each in TREATMENTS)]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FAMILIES)}"
-            raise argparse.ArgumentTypeError(f"{name!r} is not a change; {hint}")
+            hint = nearest(name, known) or f"; there are {', '.join(FAMILIES)}"
+            raise argparse.ArgumentTypeError(f"{name!r} is not a change{hint}")
     return names
 
 
@@ -134,7 +133,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of the program; none if it was left out."""
     words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
     return words if arguments.module is None else ["-m", arguments.module, *words]
 
@@ -151,14 +149,12 @@ def _program(words: list[str]) -> Program:
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Return the name of a program in reports."""
     if "-m" in words[:-1] and not any(word.endswith(".py") for word in words):
         return words[words.index("-m") + 1]
     return os.path.basename(next((word for word in words if word.endswith(".py")), words[0]))  # also behind a launcher
 
 
 def _resume(folder: Path, arguments: argparse.Namespace) -> int:
-    """Go on with the session in a run folder."""
     if not is_of_this_user(folder):
         raise RunFolderError(f"{folder}: {OF_OTHERS}, so the command that it names is not run")
     state = load_state(folder)
@@ -211,10 +207,9 @@ def _session(
     arguments: argparse.Namespace,
     run: Callable[[TrialSession], Results],
 ) -> int:
-    """Run a session of trials or go on with one, print its results, and return the exit status."""
     progress = _Progress(wishes.budget_s)
     with Interruption() as interruption, scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        launcher = Launcher(program, scratch, TABLE, progress.note_lines, interruption.check, arguments.allow_writes)
+        launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes)
         try:
             identity = identity_of(program, describe_process(read_settings()))
             session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
@@ -233,10 +228,9 @@ def _session(
 
 def _print(results: Results, folder: Path, is_json: bool) -> int:
     if is_json:
-        text = json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n"
+        write(json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n")
     else:
-        text = render_results(results, typed_path(folder), layout_of_stdout())
-    write(text)
+        write(render_results(results, typed_path(folder), layout_of_stdout()))
     return 0
 
 
@@ -262,15 +256,11 @@ class _Progress:
         sys.stderr.flush()
         self._width = len(text)
 
-    def note(self, sentence: str) -> None:
-        """Print a line."""
+    def note(self, text: str) -> None:
+        """Print the lines of a text."""
         self.clear()
-        say(sentence)
-
-    def note_lines(self, text: str) -> None:
-        """Print a text of several lines."""
         for line in text.splitlines():
-            self.note(line)
+            say(line)
 
     def clear(self) -> None:
         """Remove the line."""

@@ -220,7 +220,7 @@ class TrainerRun:
         self._guard = FaultGuard()
         self._api: ModuleType | None = None
         self._calls: list[TrainerCall] = []  # of this integration's trainers, in each other
-        self._is_on = self._takes_part = False
+        self.is_on = self._takes_part = False  # whether a training is under way and profiled, in the run of another
         self._tokens = 0  # of the trainer, when they were counted last
         self._text = ""
         self._phases = Phases(package, self.section, lambda work: self.guarded("phases", work))
@@ -232,11 +232,6 @@ class TrainerRun:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TrainerRun, (self._package, self._settings, self._logs_metrics)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a training of this integration is under way and profiled."""
-        return self._is_on
 
     def begin(self) -> None:
         """Begin the run of a training, or take part in the run under way."""
@@ -253,7 +248,7 @@ class TrainerRun:
             return
         if api.start_for_trainer(self._settings):
             _owner = self
-        self._is_on, self._takes_part = api.is_trainer_profiled(), _owner is not self
+        self.is_on, self._takes_part = api.is_trainer_profiled(), _owner is not self
         if self._logs_metrics:
             api.pop_metrics()  # those of another training
 
@@ -274,7 +269,7 @@ class TrainerRun:
 
     def _end_run(self, api: ModuleType) -> None:
         global _owner
-        self._calls, self._is_on = [], False
+        self._calls, self.is_on = [], False
         self._phases.undo()
         if _owner is self:
             _owner = None
@@ -283,23 +278,23 @@ class TrainerRun:
 
     def show_phases(self, show: Callable[[Phases], None]) -> None:
         """Call ``show``, which names the phases of the framework, if a training is under way and profiled."""
-        if self._is_on:
+        if self.is_on:
             self.guarded("phases", lambda: show(self._phases))
 
     def mark_step(self) -> None:
         """End a step. From the first call on, nothing else ends one."""
-        if self._is_on:
+        if self.is_on:
             self._with_api(lambda api: api.profile_step())
 
     def loss_begins(self) -> None:
         """Note that the trainer begins to compute the loss, perhaps in the closure of an update."""
-        if self._is_on:
+        if self.is_on:
             self._with_api(lambda api: api.loss_begins())
 
     def count_tokens(self, seen: int) -> None:
         """Count the tokens that the trainer has read on this rank: ``seen`` since its own begin."""
         tokens, self._tokens = seen - self._tokens, seen
-        if self._is_on and tokens > 0:
+        if self.is_on and tokens > 0:
             self._with_api(lambda api: api.count_tokens(tokens))
 
     def log(self, write: Callable[[MetricRow], object], is_last: bool = False) -> None:
@@ -309,7 +304,7 @@ class TrainerRun:
             for row in api.pop_metrics(is_last):
                 write(row)
 
-        if self._is_on and self._logs_metrics:
+        if self.is_on and self._logs_metrics:
             self._with_api(work, "metrics")  # a logger that fails ends nothing else
 
     def section(self, name: str) -> Any:
@@ -318,7 +313,7 @@ class TrainerRun:
 
     def report(self) -> str:
         """Return the report of the run so far, or of the last run; "" before the first."""
-        if self._is_on or self._takes_part:  # a run of another goes on after the training
+        if self.is_on or self._takes_part:  # a run of another goes on after the training
             self._with_api(lambda api: vars(self).update(_text=api.report_text()))
         return self._text
 

@@ -14,7 +14,7 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
-from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
+from training_profiler.ranks.channel import PART, RankChannel
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import ReceivedMessage, message_interval_s, unresponsive_after_s

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.base.units import duration_text, ms_number
-from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
 from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
 from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from training_profiler.recording.tracebacks import code_of_handler, is_from_signal_handler
 from training_profiler.safety import files as descriptors
-from training_profiler.safety import own_folder as descriptors
 from training_profiler.safety.fault_guard import library_of_greenlets
 from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import frame_of

@@ -53,7 +53,8 @@ def change_point(values: Floats) -> ChangePoint | None:
         min(len(reduced) - 1, at + half) * group,
         before,
         after,
-        _distance_to_steps(reduced, at) < ABRUPT * _distance_to_line(reduced),
+        float(np.abs(reduced[:at] - before).sum() + np.abs(reduced[at:] - after).sum())
+        < ABRUPT * _distance_to_line(reduced),
     )
 
 
@@ -96,7 +97,6 @@ def _is_clear_cut(values: Floats, at: int) -> bool:
 
 
 def _half_interval(values: Floats, at: int, jump: float) -> int:
-    """Return half the width of the interval of a change, in values."""
     rest = np.concatenate([values[:at] - np.median(values[:at]), values[at:] - np.median(values[at:])])
     spread = 3 * float(np.median(np.abs(rest))) or float(np.abs(rest).max())
     rest = np.clip(rest, -spread, spread)
@@ -110,12 +110,6 @@ def _variance_of_batches(values: Floats, length: int) -> float:
     """Return the long-run variance by the means of batches of this length."""
     means = values[: len(values) // length * length].reshape(-1, length).mean(axis=1)
     return length * float(means.var())
-
-
-def _distance_to_steps(values: Floats, at: int) -> float:
-    return float(
-        np.abs(values[:at] - np.median(values[:at])).sum() + np.abs(values[at:] - np.median(values[at:])).sum()
-    )
 
 
 def _distance_to_line(values: Floats) -> float:

@@ -58,7 +58,8 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
             before = _read(of_file[0].call.site, digests)
         except (OSError, UnicodeDecodeError) as error:
             why = "it is not in UTF-8" if isinstance(error, UnicodeDecodeError) else error
-            manual += [_as_manual(edit, f"the file cannot be read: {why}") for edit in of_file]
+            text = f"the file cannot be read: {why}"
+            manual += [Manual(edit.call.site.place, text, edit.wanted) for edit in of_file]
             continue
         after = before
         # From the last call to the first, so that an edit moves no call that another one looks for.
@@ -67,7 +68,7 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
                 after = edited_source(after, edit)
                 notes += [f"{edit.call.site.place}: {edit.note}"] if edit.note else []
             except CannotEditError as error:
-                manual.append(_as_manual(edit, str(error)))
+                manual.append(Manual(edit.call.site.place, str(error), edit.wanted))
         if after != before:
             texts[path] = before, after
     top = folder if all(Path(path).is_relative_to(folder) for path in texts) else os.sep
@@ -76,7 +77,6 @@ def edited(edits: Iterable[Edit], folder: str, digests: Mapping[str, str] | None
 
 
 def _merged(edits: Iterable[Edit]) -> Iterable[Edit]:
-    """Return one edit for each call."""
     by_call: dict[tuple[CallSite, str], Edit] = {}
     for edit in edits:
         key = edit.call.site, edit.call.kind
@@ -101,10 +101,6 @@ def edited_source(source: str, edit: Edit) -> str:
     if not edit.arguments and not edit.statement:
         raise CannotEditError("the arguments depend on those that are there")
     return source_edit.apply(source, edit)
-
-
-def _as_manual(edit: Edit, why: str) -> Manual:
-    return Manual(edit.call.site.place, why, edit.wanted)
 
 
 def _read(site: CallSite, digests: Mapping[str, str] | None) -> str:

@@ -19,9 +19,8 @@ from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.storage.run_reader import newest_runs, read_run
-from training_profiler.trials.interleaved import LEAST_BLOCK_S, BlockSchedule, steps_of_a_block
 from training_profiler.trials.launcher import Launcher, Training
-from training_profiler.trials.process import ReadsStdinError, TrialError
+from training_profiler.trials.process import LEAST_BLOCK_S, BlockSchedule, ReadsStdinError, TrialError, steps_of_a_block
 from training_profiler.trials.statistics import FEWEST_ROUNDS
 
 FEWEST_STEPS: Final = 20

@@ -10,6 +10,7 @@ during a trial and what does not, in words for the user.
 """
 
 import ast
+import fcntl
 import os
 import shutil
 import stat
@@ -25,7 +26,7 @@ from typing import Final, NamedTuple
 from training_profiler.base.errors import ProfilerError
 from training_profiler.base.units import BYTES_PER_GIB
 from training_profiler.tables.trackers import MLFLOW, WANDB
-from training_profiler.trials.isolation_plan import (
+from training_profiler.trials.isolated_program import (
     FOLDER,
     GUARDED,
     NAMESPACES,
@@ -224,14 +225,11 @@ def scratch_folder(top: Path) -> Iterator[Path]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Return whether the lock of this open file is ours now; no process's on systems without such locks."""
-    try:
-        import fcntl
-
+    """Return whether the lock of this open file is ours now; no process's on file systems without locks."""
+    with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _remove_left_behind(top: Path) -> None:

@@ -6,15 +6,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, Final
 
 from training_profiler.base.errors import ProfilerError
 from training_profiler.base.switch import SWITCH, TRIAL_PLAN, launch_environment, set_variable
 from training_profiler.base.units import bytes_text
 from training_profiler.trials.child import ChildPlan
+from training_profiler.trials.isolated_program import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.isolation import SHARE_OF_FREE_SPACE, Isolation, prepare
-from training_profiler.trials.isolation_plan import WAYS, WAYS_WITH_WRITES
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.treatment import Treatment
 
@@ -42,11 +41,11 @@ class Interruption:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, *signal_and_frame: object) -> None:
         self.has_come = True
 
     def check(self) -> None:
@@ -61,28 +60,6 @@ class Interruption:
 
 class DiskSpaceError(ProfilerError):
     """The trainings of a session write more than the disk has room for."""
-
-
-class DiskWatch:
-    """Watches the free space where trainings write: each of several may write checkpoints at the same time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._first_bytes = folder, shutil.disk_usage(folder).free
-        # A file of the most that a trial may write always fits.
-        self._least_bytes = int(SHARE_OF_FREE_SPACE * self._first_bytes)
-
-    def check(self) -> None:
-        """Return while there is enough space.
-
-        Raises:
-            DiskSpaceError: only as much is left as a single file may take.
-        """
-        free_bytes = shutil.disk_usage(self._folder).free
-        if free_bytes < self._least_bytes:
-            raise DiskSpaceError(
-                f"stopped before the disk is full: {self._folder} had {bytes_text(self._first_bytes)} free, and has "
-                f"{bytes_text(free_bytes)}; TMPDIR chooses another disk"
-            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +114,8 @@ class Launcher:
     ) -> None:
         self.program, self._scratch, self._table = program, scratch, table
         self._ways = WAYS_WITH_WRITES if allow_writes else WAYS
-        self._on_promise, self._check, self._disk = on_promise, check, DiskWatch(scratch)
+        self._on_promise, self._check = on_promise, check
+        self._first_bytes = shutil.disk_usage(scratch).free
         self._trainings: list[Training] = []
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
@@ -191,8 +169,17 @@ class Launcher:
         return training
 
     def _watch(self) -> None:
+        """Return while the session may go on, and more is free than a single file may take.
+
+        Each of several trainings may write checkpoints at the same time.
+        """
         self._check()
-        self._disk.check()
+        free_bytes = shutil.disk_usage(self._scratch).free
+        if free_bytes < int(SHARE_OF_FREE_SPACE * self._first_bytes):
+            raise DiskSpaceError(
+                f"stopped before the disk is full: {self._scratch} had {bytes_text(self._first_bytes)} free, and has "
+                f"{bytes_text(free_bytes)}; TMPDIR chooses another disk"
+            )
 
 
 def with_variables(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,11 @@
-"""One training of a session: its process, from start to end, stopped while it is not its turn."""
+"""The trainings of a session: their processes, each stopped while it is not its turn, and their rounds.
+
+They run block by block, in rounds of random order, until their differences are known.
+"""
 
 import json
 import os
+import random
 import re
 import selectors
 import signal
@@ -14,14 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from training_profiler.base.text import one_line
+from training_profiler.model.bounds import Count
 from training_profiler.trials.child import ChildPlan, address_of, send_signal
 from training_profiler.trials.isolation import LAUNCHER
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
 from training_profiler.trials.treatment import DoesNotApplyError
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
@@ -294,3 +301,166 @@ def _error_in(output: str) -> str:
     rank_of_error = first[1] if first and first[1] in found else next(reversed(found), "")
     of_rank = f"rank {rank_of_error}: " if rank_of_error else ""
     return of_rank + found[rank_of_error] if found else ""
+
+
+LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
+FEWEST_STEPS: Final = 2  # in a block: the first is not measured
+SLOWEST: Final = 20  # times as long as expected, before a block counts as stuck
+LEAST_PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSchedule:
+    """How much is run."""
+
+    warmup: Count  # steps
+    rounds: Count
+    block_steps: Count  # with the first, which is not measured
+    step_s: float  # expected
+    startup_s: float  # expected, with the warm-up
+
+    @property
+    def steps(self) -> int:
+        """Steps of each training."""
+        return self.warmup + self.rounds * self.block_steps
+
+    def seconds(self, trainings: int, at_once: int) -> float:
+        """Return how long a session takes at most, if changes make nothing slower."""
+        return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
+
+
+def steps_of_a_block(step_s: float, cycle: int = 1, least_s: float = LEAST_BLOCK_S) -> int:
+    """Return how many steps a block has, with the first, which is not measured.
+
+    The others are a multiple of ``cycle``, the steps after which batches come in the same pattern.
+    """
+    least = max(FEWEST_STEPS - 1, ceil(least_s / step_s))
+    return 1 + cycle * ceil(least / cycle)
+
+
+@dataclass
+class Outcome:
+    """What a training of an interleaved session has shown."""
+
+    losses: list[tuple[str, ...]] = field(default_factory=list)
+    warmup_s: float | None = None
+    failure: str | None = None
+    applies: bool = True  # else the failure says what the change has not found
+    seed: int | None = None
+
+    def add(self, block: Block) -> None:
+        """Add a block, or the warm-up."""
+        self.losses += block.losses
+        self.seed = block.seed
+        self.warmup_s = self.warmup_s if block.warmup_s is None else block.warmup_s
+
+    def fail(self, error: TrialError) -> None:
+        """Keep why the training goes on no further."""
+        self.failure, self.applies = str(error), not isinstance(error, InapplicableError)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """Trainings that run side by side, as far as they have come."""
+
+    is_fresh: bool  # whether they are to confirm what has helped
+    together: list[str]  # the changes of the training that has several
+    schedule: BlockSchedule
+    record: Wave
+    outcomes: dict[str, Outcome]
+
+    @classmethod
+    def of(
+        cls, wave: Wave, schedule: BlockSchedule, is_fresh: bool = False, together: Sequence[str] = ()
+    ) -> "UnderWay":
+        """Return trainings that have not begun yet."""
+        return cls(is_fresh, list(together), schedule, wave, {name: Outcome() for name in wave.block_s})
+
+
+class Interleaved:
+    """Some trainings that run in turns.
+
+    Args:
+        under_way: how much is run; gets what the trainings show.
+        start: starts the training of a name; its result has ``process`` and ``close``.
+        at_once: trainings that may start at the same time.
+        on_progress: called with the part of the work that is done.
+        must_end: whether the time is up.
+        on_round: called after the start and after each round, when all trainings have run the same blocks.
+    """
+
+    def __init__(
+        self,
+        under_way: UnderWay,
+        start: Callable[[str], Any],
+        at_once: int,
+        on_progress: Callable[[float, str], None],
+        must_end: Callable[[], bool],
+        on_round: Callable[[], None],
+    ) -> None:
+        self._schedule, self._wave, self._outcomes = under_way.schedule, under_way.record, under_way.outcomes
+        self._start, self._at_once = start, at_once
+        self._on_progress, self._must_end, self._on_round = on_progress, must_end, on_round
+        self._trainings: dict[str, Any] = {}
+        self._order = random.Random(self._wave.done)
+
+    def run(self) -> None:
+        """Run all rounds; a training that fails, or whose effect is known, runs no further.
+
+        Raises:
+            TrialError: an unchanged training failed.
+        """
+        try:
+            self._start_all()
+            while self._wave.open and not self._must_end():
+                self._run_round()
+            self._wave.pause()
+        finally:
+            for training in self._trainings.values():
+                training.close()
+
+    def _start_all(self) -> None:
+        names = self._wave.open
+        patience_s = max(LEAST_PATIENCE_S, SLOWEST * self._schedule.startup_s)
+        blocks: dict[str, Block | None] = {}
+        for first in range(0, len(names), self._at_once):
+            batch = names[first : first + self._at_once]
+            self._on_progress(0.0, f"starts training {first + 1} of {len(names)}")
+            for name in batch:
+                self._trainings[name] = self._start(name)
+            for name in batch:
+                blocks[name] = self._receive(name, lambda process: process.wait_for_block(patience_s))
+        self._add(blocks)
+
+    def _add(self, blocks: Mapping[str, Block | None]) -> None:
+        """Add the blocks of a whole round: one that was interrupted would leave losses of some trainings alone."""
+        for name, block in blocks.items():
+            if block is not None:
+                self._outcomes[name].add(block)
+        self._on_round()
+
+    def _run_round(self) -> None:
+        names = [name for name in self._wave.open if name in self._trainings]
+        self._order.shuffle(names)
+        steps = self._schedule.block_steps
+        patience_s = max(LEAST_PATIENCE_S, SLOWEST * steps * self._schedule.step_s)
+        blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
+        self._wave.add_round({name: block.step_s for name, block in blocks.items() if block and block.step_s})
+        self._add(blocks)
+        self._on_progress(self._wave.done / self._wave.rounds, f"round {self._wave.done} of {self._wave.rounds}")
+        for name in [name for name in self._trainings if name not in self._wave.open]:
+            self._trainings.pop(name).close()
+
+    def _receive(self, name: str, wait: Callable[[TrialProcess], Block]) -> Block | None:
+        try:
+            return wait(self._trainings[name].process)
+        except TrialError as error:
+            self._trainings.pop(name).close()
+            if isinstance(error, EndedError) and self._wave.done:
+                self._wave.end()
+                return None
+            if name in (UNCHANGED, AGAIN):
+                raise
+            self._outcomes[name].fail(error)
+            self._wave.drop(name)
+            return None

@@ -115,7 +115,6 @@ def _remark(row: Row) -> str:
 
 
 def _answer(results: Results, run: str, layout: Layout) -> list[str]:
-    """Return what the best that can be had brings in the time of this run."""
     best = results.best
     if best is None or best.effect is None or results.unchanged_s is None:
         tried = [row for row in results.rows if row.verdict != NOT_TRIED]

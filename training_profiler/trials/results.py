@@ -183,7 +183,6 @@ def from_data(data: Mapping[str, Any]) -> Results:
 
 
 def _bounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose interval has bounds that JSON lacks."""
     effect = row.get("effect")
     if effect and not _bound(effect["low"], -1) <= _bound(effect["high"], 1):
         raise ValueError("an interval is not one")

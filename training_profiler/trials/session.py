@@ -23,9 +23,8 @@ from training_profiler.trials.first_run import (
     run_first,
     workers_that_would_do,
 )
-from training_profiler.trials.interleaved import BlockSchedule, Interleaved
 from training_profiler.trials.launcher import DiskSpaceError, Launcher
-from training_profiler.trials.process import TrialError
+from training_profiler.trials.process import BlockSchedule, Interleaved, TrialError, UnderWay
 from training_profiler.trials.results import (
     FAILED,
     FASTER,
@@ -41,7 +40,7 @@ from training_profiler.trials.results import (
     compare_losses,
     from_data,
 )
-from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, UnderWay, Wishes, held, save_state
+from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
 from training_profiler.trials.statistics import (
     AGAIN,
     GAIN_ERROR,
@@ -160,7 +159,6 @@ class TrialSession:
         )
 
     def _save(self) -> None:
-        """Keep how far the session has come."""
         assert self.folder is not None
         program = self._launcher.program
         state = SessionState(
@@ -273,10 +271,8 @@ class TrialSession:
         treatments = {name: [each] for name, each in self._treatments.items()}
         treatments |= {UNCHANGED: [], AGAIN: [], TOGETHER: [self._treatments[each] for each in under_way.together]}
         interleaved = Interleaved(
+            under_way,
             lambda name: self._launcher.start(treatments[name], schedule.warmup),
-            schedule,
-            wave,
-            under_way.outcomes,
             self._first.at_once,
             lambda part, what: self._on_progress(part, f"{doing}: {what}"),
             lambda: self._left_s <= 0,
@@ -308,7 +304,6 @@ class TrialSession:
             progress.end(wave.changes, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED])
 
     def _keep(self, under_way: UnderWay) -> None:
-        """Keep how far these trainings have come."""
         self._progress.keep(under_way)
         self._save()
 
@@ -354,7 +349,6 @@ class TrialSession:
 
 
 def _row_of(row: Row, under_way: UnderWay, name: str) -> Row:
-    """Return the row with what a wave has shown of its training."""
     wave, outcomes = under_way.record, under_way.outcomes
     outcome, unchanged = outcomes[name], outcomes[UNCHANGED]
     if outcome.failure is not None:

@@ -55,7 +55,6 @@ def _replaced(
 
 
 def _call_at(tree: MetadataWrapper, edit: Edit, source: str) -> cst.Call:
-    """Return the call that begins at the edit's place."""
     site, positions = edit.call.site, tree.resolve(PositionProvider)
     lines = source.split("\n")
     if not 0 < site.line <= len(lines):
@@ -112,7 +111,6 @@ def _names(module: cst.Module, function: str) -> set[str]:
 
 
 def _with_arguments(call: cst.Call, edit: Edit) -> cst.Call:
-    """Return the call with other arguments."""
     for name, value in edit.arguments:
         at = _index(call.args, name, POSITIONS.get(edit.call.function, {}))
         expression = cst.parse_expression(value)
@@ -201,7 +199,6 @@ def _lines(module: cst.Module, call: cst.Call, edit: Edit) -> list[str]:
 
 
 def _model(call: cst.Call) -> str:
-    """Return the expression whose parameters the optimizer gets."""
     parameters = matchers.Call(func=matchers.Attribute(attr=matchers.Name("parameters")))
     found = set()
     for each in matchers.findall(call.args[0].value, parameters) if call.args else ():
@@ -214,7 +211,6 @@ def _model(call: cst.Call) -> str:
 
 
 def _is_imported(module: cst.Module, name: str) -> bool:
-    """Return whether the file imports a module under its own name, at its top level."""
     imports = matchers.findall(
         cst.Module([each for each in module.body if isinstance(each, cst.SimpleStatementLine)]), matchers.Import()
     )

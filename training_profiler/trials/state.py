@@ -22,11 +22,10 @@ from training_profiler.model.bounds import Count
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.host import Host, find_container
 from training_profiler.storage.run_folder import masked
-from training_profiler.trials.interleaved import BlockSchedule, Outcome
 from training_profiler.trials.isolation import imports_of
 from training_profiler.trials.launcher import Program
+from training_profiler.trials.process import UnderWay
 from training_profiler.trials.results import from_data
-from training_profiler.trials.statistics import Wave
 
 MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
 # They decide how fast the same program is.
@@ -127,7 +126,6 @@ def _imported(path: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files_of(module: str, folder: Path) -> Iterator[Path]:
-    """Yield the files of a module and of the packages that it is in, from a folder on."""
     parts = [part for part in module.split(".") if part]
     for length in range(1, len(parts) + 1):
         inside = folder.joinpath(*parts[:length])
@@ -160,24 +158,6 @@ class Wishes:
     tries_all: bool = False
     numerics: bool = False  # whether changes of the numerics may be part of all together
     total_steps: Count | None = None  # of the whole training
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """Trainings that run side by side, as far as they have come."""
-
-    is_fresh: bool  # whether they are to confirm what has helped
-    together: list[str]  # the changes of the training that has several
-    schedule: BlockSchedule
-    record: Wave
-    outcomes: dict[str, Outcome]
-
-    @classmethod
-    def of(
-        cls, wave: Wave, schedule: BlockSchedule, is_fresh: bool = False, together: Sequence[str] = ()
-    ) -> "UnderWay":
-        """Return trainings that have not begun yet."""
-        return cls(is_fresh, list(together), schedule, wave, {name: Outcome() for name in wave.block_s})
 
 
 @dataclass

@@ -54,7 +54,6 @@ def shift_of(logs: Floats, error: float) -> tuple[float, float, float]:
 
 
 def _least_p(logs: Floats) -> float:
-    """Return the least probability that so few rounds can show."""
     return float(logs.shape[1]) ** -len(logs)
 
 

@@ -35,8 +35,12 @@ def enter(folder: str) -> None:
         os._exit(FAILED)
 
 
-def _record_shared_memory(folder: str) -> "dict[str, Callable[[ModuleType], None]]":
-    """Write the names of shared memory of this process to a file, because a killed process leaves it behind."""
+def _record_shared_memory(folder: str) -> "dict[str, Callable[[Any], None]]":
+    """Write the names of shared memory of this process to a file, because a killed process leaves it behind.
+
+    Returns:
+        What does so for the names that the program creates.
+    """
 
     def record(name: str) -> None:
         descriptor = os.open(folder + "/shared_memory.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -50,7 +54,19 @@ def _record_shared_memory(folder: str) -> "dict[str, Callable[[ModuleType], None
 
     record_process()
     os.register_at_fork(after_in_child=record_process)
-    return shared_memory(record)
+
+    def posix(module: "Any") -> None:
+        shm_open = module.shm_open
+
+        @wraps(shm_open)
+        def call(path: str, flags: int, *arguments: "Any", **named: "Any") -> "Any":
+            if flags & os.O_CREAT:
+                record(path.lstrip("/"))
+            return shm_open(path, flags, *arguments, **named)
+
+        _replace(module, "shm_open", call)
+
+    return {"_posixshmem": posix}
 
 
 def _rename_folders() -> None:
@@ -127,7 +143,19 @@ def trackers(local_store: str) -> "dict[str, Callable[[ModuleType], None]]":
     """
 
     def wandb(module: "ModuleType") -> None:
-        _wrap_named(module, "init", "mode", lambda mode: mode if mode == "disabled" else "offline")
+        import inspect
+
+        original = module.init
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def init(*arguments: "Any", **named: "Any") -> "Any":
+            bound = signature.bind(*arguments, **named)
+            if bound.arguments.get("mode") != "disabled":
+                bound.arguments["mode"] = "offline"
+            return original(*bound.args, **bound.kwargs)
+
+        _replace(module, "init", init)
 
     def mlflow(module: "ModuleType") -> None:
         resolve = module._resolve_tracking_uri
@@ -139,39 +167,6 @@ def trackers(local_store: str) -> "dict[str, Callable[[ModuleType], None]]":
         _replace(module, "_resolve_tracking_uri", resolve_locally)
 
     return {"wandb.sdk.wandb_init": wandb, "mlflow.tracking._tracking_service.utils": mlflow}
-
-
-def shared_memory(record: "Callable[[str], None]") -> "dict[str, Callable[[ModuleType], None]]":
-    """Return what records the names of shared memory that the program creates."""
-
-    def posix(module: "Any") -> None:
-        shm_open = module.shm_open
-
-        @wraps(shm_open)
-        def call(path: str, flags: int, *arguments: "Any", **named: "Any") -> "Any":
-            if flags & os.O_CREAT:
-                record(path.lstrip("/"))
-            return shm_open(path, flags, *arguments, **named)
-
-        _replace(module, "shm_open", call)
-
-    return {"_posixshmem": posix}
-
-
-def _wrap_named(module: "Any", function: str, argument: str, change: "Callable[[Any], Any]") -> None:
-    """Replace a function of ``module`` by one that is called with another value of one named argument."""
-    import inspect
-
-    original = getattr(module, function)
-    signature = inspect.signature(original)
-
-    @wraps(original)
-    def call(*arguments: "Any", **named: "Any") -> "Any":
-        bound = signature.bind(*arguments, **named)
-        bound.arguments[argument] = change(bound.arguments.get(argument))
-        return original(*bound.args, **bound.kwargs)
-
-    _replace(module, function, call)
 
 
 def _replace(module: object, name: str, function: object) -> None:

@@ -164,21 +164,21 @@ def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSp
 
 def _pieces_of(graph: Graph, span: PathSpan) -> Iterator[PathSpan]:
     """Yield what the host does in a part of the path, the last first."""
-    pieces, of = graph.pieces, graph.pieces.of(span.thread)
-    first = max(0, int(np.searchsorted(pieces.begin_ns[of], span.begin_ns, side="right")) - 1)
-    end = int(np.searchsorted(pieces.begin_ns[of], span.end_ns))
-    until_ns = span.end_ns
-    for i in reversed(range(of.start + first, of.start + end)):
-        begin_ns, end_ns = max(span.begin_ns, int(pieces.begin_ns[i])), min(until_ns, int(pieces.end_ns[i]))
+    pieces, of, (side, least_ns, until_ns, _, _, thread) = graph.pieces, graph.pieces.of(span.thread), span
+    place, end = (of.start + pieces.begin_ns[of].searchsorted((least_ns, until_ns), side="right")).tolist()
+    first = max(of.start, place - 1)
+    columns = (array[first:end][::-1].tolist() for array in (pieces.begin_ns, pieces.end_ns, pieces.kind, pieces.name))
+    for begin_ns, end_ns, kind, number in zip(*columns, strict=True):
+        begin_ns, end_ns = max(least_ns, begin_ns), min(until_ns, end_ns)
         if end_ns <= begin_ns:
             continue
         if end_ns < until_ns:
-            yield span._replace(begin_ns=end_ns, end_ns=until_ns)
-        name = "" if pieces.name[i] == NONE else graph.names[pieces.name[i]]
-        yield span._replace(begin_ns=begin_ns, end_ns=end_ns, kind=KINDS[pieces.kind[i]], name=name)
+            yield PathSpan(side, end_ns, until_ns, OUTSIDE, "", thread)
+        name = "" if number == NONE else graph.names[number]
+        yield PathSpan(side, begin_ns, end_ns, KINDS[kind], name, thread)
         until_ns = begin_ns
-    if span.begin_ns < until_ns:
-        yield span._replace(end_ns=until_ns)
+    if least_ns < until_ns:
+        yield PathSpan(side, least_ns, until_ns, OUTSIDE, "", thread)
 
 
 def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training_profiler.base.units import MS_PER_S
-from training_profiler.comparison.compare import FASTER, SLOWER, compare
-from training_profiler.comparison.run_series import RunSeries, SeriesStretch
+from training_profiler.statistics.compare import FASTER, SLOWER, compare
+from training_profiler.statistics.run_series import RunSeries, SeriesStretch
 
 STEPS = 500
 SPREAD = 0.05

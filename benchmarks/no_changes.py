@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from training_profiler.findings.finding import Losses
+from training_profiler.diagnosis.finding import Losses
 from training_profiler.trials.treatment import Treatment, TrialFacts
 
 TREATMENTS = tuple(Treatment(f"nothing {number}", "nothing", Losses.EXACT, "") for number in range(4))

@@ -233,7 +233,7 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return our cost of one file."""
     import gc
 
-    from training_profiler.trace_analysis.report.figures import trace_data
+    from training_profiler.trace_analysis.report_figures import trace_data
     from training_profiler.trace_analysis.trace import analyse
 
     gc.disable()  # as the command does
@@ -261,7 +261,7 @@ def measure_floor(path: Path) -> dict[str, float]:
 
     import msgspec
 
-    from training_profiler.trace_analysis.load.reader import TraceEvent
+    from training_profiler.trace_analysis.reader import TraceEvent
 
     file_type: Any = msgspec.defstruct("File", [("traceEvents", list[TraceEvent])], gc=False)
     gc.disable()

@@ -15,15 +15,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from training_profiler.base.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
+from training_profiler.base.trackers import TRACKERS, Tracker
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
-from training_profiler.findings.finding import ADVISED, Change
+from training_profiler.diagnosis.finding import ADVISED, Change
+from training_profiler.model.snapshot import OUTSIDE_STEPS
 from training_profiler.reports.report_json import report_schema
 from training_profiler.settings import settings
-from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
-from training_profiler.tables.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
-from training_profiler.tables.trackers import TRACKERS, Tracker
 from training_profiler.trials.results import Results
 from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import TREATMENTS
@@ -69,7 +69,7 @@ CEILINGS_HEAD = "| family | ceiling |\n| --- | --- |\n"
 ADVISED_HEAD = "| change | losses |\n| --- | --- |\n"
 STAGES_HEAD = "| stage | what it knows | what it never does |\n| --- | --- | --- |\n"
 # The modules that have the docstrings of folders without `__init__.py`.
-SPEAKERS = {"bootstrap": "training_profiler_hook", "snapshot": "snapshot", "findings": "finding", "runtime": "session"}
+SPEAKERS = {"bootstrap": "training_profiler_hook", "runtime": "session"}
 TRACKERS_HEAD = "| tracker | install | what it receives |\n| --- | --- | --- |\n"
 
 

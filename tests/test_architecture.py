@@ -19,46 +19,35 @@ pytestmark = pytest.mark.xdist_group("package source")
 ARROWS = {
     "bootstrap": "",
     "base": "",
-    "tables": "",
     "model": "base",
-    "snapshot": "base tables model",
-    "statistics": "model snapshot",
-    "recording": "base tables model",
+    "statistics": "base model",
+    "recording": "base model",
     "safety": "base recording",
-    "instrumentation": "base tables snapshot recording",
-    "inspections": "base tables model snapshot recording safety instrumentation",
-    "sampling": "base tables model snapshot recording safety instrumentation",
-    "device": "base tables snapshot recording safety",
-    "torch_capture": "base tables model recording safety instrumentation",
-    "aggregation": "base tables model snapshot statistics recording sampling device",
-    "findings": "base",
-    "diagnosis": "base tables model snapshot recording sampling findings",
-    "comparison": "base snapshot statistics",
-    "settings": "base tables snapshot torch_capture findings diagnosis",
-    "reports": "base tables model snapshot recording findings diagnosis comparison",
-    "page": "base snapshot recording device aggregation diagnosis comparison reports",
-    "sinks": "base tables snapshot recording safety diagnosis settings reports",
-    "ranks": "base tables model snapshot statistics recording safety instrumentation aggregation settings",
-    "storage": (
-        "base tables model snapshot statistics recording safety sampling torch_capture aggregation diagnosis "
-        "comparison settings ranks"
-    ),
+    "instrumentation": "base model recording",
+    "inspections": "base model recording safety instrumentation",
+    "sampling": "base model recording safety instrumentation",
+    "device": "base model recording safety",
+    "torch_capture": "base model recording safety instrumentation",
+    "aggregation": "base model statistics recording sampling device",
+    "diagnosis": "base model recording sampling",
+    "settings": "base model torch_capture diagnosis",
+    "reports": "base model statistics recording device aggregation diagnosis",
+    "sinks": "base model recording safety diagnosis settings reports",
+    "ranks": "base model statistics recording safety instrumentation aggregation settings",
+    "storage": ("base model statistics recording safety sampling torch_capture aggregation diagnosis settings ranks"),
     "runtime": (
-        "bootstrap base tables snapshot recording safety instrumentation inspections sampling device "
-        "torch_capture aggregation diagnosis settings reports sinks ranks storage"
+        "bootstrap base model recording safety instrumentation inspections sampling device torch_capture "
+        "aggregation diagnosis settings reports sinks ranks storage"
     ),
-    "api_disabled": "base snapshot recording",
-    "api": "base tables snapshot recording safety sampling settings sinks runtime",
-    "integrations": "base tables recording safety instrumentation sinks api",
-    "trace_analysis": "base tables safety findings page",
-    "component_benchmark": "base tables",
-    "trials": (
-        "base tables model snapshot statistics recording safety instrumentation sampling findings diagnosis "
-        "comparison reports storage runtime"
-    ),
+    "api_disabled": "base model recording",
+    "api": "base model recording safety sampling settings sinks runtime",
+    "integrations": "base recording safety instrumentation sinks api",
+    "trace_analysis": "base safety diagnosis reports",
+    "component_benchmark": "base",
+    "trials": "base model statistics recording safety instrumentation sampling diagnosis reports storage runtime",
     "cli": (
-        "base snapshot safety sampling torch_capture findings diagnosis comparison settings reports page "
-        "sinks ranks storage runtime trace_analysis component_benchmark trials"
+        "base model statistics safety sampling torch_capture diagnosis settings reports sinks ranks storage "
+        "runtime trace_analysis component_benchmark trials"
     ),
 }
 STAGES = tuple(ARROWS)
@@ -72,7 +61,6 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"msgspec", "numpy"},
-    "comparison": {"numpy"},
     "base": {"tabulate"},
     "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
@@ -218,7 +206,7 @@ def test_an_integration_imports_no_framework_but_its_own() -> None:
 
 
 def test_importing_while_off_loads_only_what_off_needs() -> None:
-    assert ours("training_profiler.api_disabled") <= {"base", "recording", "snapshot"}
+    assert ours("training_profiler.api_disabled") <= {"base", "model", "recording"}
     assert imports_of("training_profiler.recording") == set()
     assert imports_of("training_profiler.recording.context_type") <= {"__future__", "sys", "collections.abc", "typing"}
 

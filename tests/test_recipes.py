@@ -117,7 +117,7 @@ def test_rule_on_a_share_is_one_row(copy: Copy) -> None:
 
 def test_trace_rule_is_one_function(copy: Copy) -> None:
     copy.append(
-        "trace_analysis/rules/host.py",
+        "trace_analysis/rules_host.py",
         '''
 
 @RULES.rule("always", threshold=0.0)
@@ -132,7 +132,7 @@ def always(analysis: Trace, threshold: float) -> Finding | None:
         trace.kernel("gemm", 200 * number + 70, 100, launched=(200 * number + 62, 2))
     path = trace.write(copy.folder)
     assert "this rule always fires" in copy.run("-m", "training_profiler", "trace", str(path))
-    assert copy.changed_files() == {"trace_analysis/rules/host.py"}
+    assert copy.changed_files() == {"trace_analysis/rules_host.py"}
 
 
 def test_tracker_is_one_file_and_one_row(copy: Copy) -> None:
@@ -142,7 +142,7 @@ def test_tracker_is_one_file_and_one_row(copy: Copy) -> None:
 from collections.abc import Sequence
 from pathlib import Path
 
-from training_profiler.tables.trackers import STEPS
+from training_profiler.base.trackers import STEPS
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 
@@ -165,14 +165,14 @@ class StepsFile(Sink):
 ''',
         encoding="utf-8",
     )
-    registry = copy.package / "tables" / "trackers.py"
+    registry = copy.package / "base" / "trackers.py"
     with registry.open("a", encoding="utf-8") as file:
         file.write('STEPS: Final = Tracker("steps", "steps_file", "StepsFile", "`steps.txt`")\n')
         file.write("TRACKERS[STEPS.name] = STEPS\n")
     copy.run_steps("log_every=4, sinks='steps'")
     (written,) = copy.folder.glob("runs/*/steps.txt")
     assert written.read_text().split()[-1] == "12"
-    assert copy.changed_files() == {"sinks/steps_file.py", "tables/trackers.py"}
+    assert copy.changed_files() == {"sinks/steps_file.py", "base/trackers.py"}
 
 
 def test_inferred_section_of_a_function_is_one_row(copy: Copy) -> None:
@@ -211,17 +211,17 @@ for _ in range(12):
 
 
 def test_backend_is_one_row(copy: Copy) -> None:
-    copy.insert("tables/backends.py", "# The first that is in use counts.\n", 'ZPU: Final = Backend("zpu", "ZPU")\n')
-    path = copy.package / "tables" / "backends.py"
+    copy.insert("base/backends.py", "# The first that is in use counts.\n", 'ZPU: Final = Backend("zpu", "ZPU")\n')
+    path = copy.package / "base" / "backends.py"
     text = path.read_text(encoding="utf-8").replace("(CUDA, XPU,", "(ZPU, CUDA, XPU,")
     path.write_text(text, encoding="utf-8")
     script = """
 import sys, types
 module = types.SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, synchronize=print)
 sys.modules["torch"] = types.SimpleNamespace(zpu=module)
-from training_profiler.tables.backends import find_accelerator
+from training_profiler.base.backends import find_accelerator
 found = find_accelerator()
 print(found.kind, found.backend.profiler_activity)
 """
     assert copy.run("-c", script) == "zpu ZPU\n"
-    assert copy.changed_files() == {"tables/backends.py"}
+    assert copy.changed_files() == {"base/backends.py"}

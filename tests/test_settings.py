@@ -6,6 +6,8 @@ import pytest
 
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import ROOT, SWITCH, means_on
+from training_profiler.base.trackers import TRACKERS
+from training_profiler.model.machine import Price
 from training_profiler.settings import settings
 from training_profiler.settings.settings import (
     Launch,
@@ -16,8 +18,6 @@ from training_profiler.settings.settings import (
     unknown_variables,
     variables,
 )
-from training_profiler.snapshot.machine import Price
-from training_profiler.tables.trackers import TRACKERS
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
 SUFFIXES = [

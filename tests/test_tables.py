@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.package_source import MODULES, file_of, nodes_of, tree_of
+from training_profiler.base.backends import BACKENDS
+from training_profiler.base.sections import KNOWN_SECTIONS
+from training_profiler.base.trackers import TRACKERS
 from training_profiler.ranks import message
-from training_profiler.tables.backends import BACKENDS
-from training_profiler.tables.sections import KNOWN_SECTIONS
-from training_profiler.tables.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("package source")
 TABLES = {
-    "sections": ("tables/sections.py", {section.name for section in KNOWN_SECTIONS}),
-    "devices": ("tables/backends.py", {backend.kind for backend in BACKENDS}),
-    "trackers": ("tables/trackers.py", set(TRACKERS)),
+    "sections": ("base/sections.py", {section.name for section in KNOWN_SECTIONS}),
+    "devices": ("base/backends.py", {backend.kind for backend in BACKENDS}),
+    "trackers": ("base/trackers.py", set(TRACKERS)),
 }
 # The same word with another meaning.
 OTHER_MEANINGS = {

@@ -16,15 +16,15 @@ import training_profiler.safety.numpy_threads  # noqa: F401, before anything imp
 
 # isort: split
 from training_profiler.base.errors import ProfilerWarning
+from training_profiler.base.sections import VALIDATION_EPOCH
 from training_profiler.base.text import PREFIX
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import is_being_spawned, is_worker
 from training_profiler.sampling.line_sampler import ImportOfTorch
 from training_profiler.settings.settings import unknown_variables
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.sections import VALIDATION_EPOCH
 
 T = TypeVar("T")
 MOST_NOTES: Final = 20

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, TypeVar
 
-    from training_profiler.snapshot.snapshot import Snapshot
+    from training_profiler.model.snapshot import Snapshot
 
     T = TypeVar("T")
 
@@ -143,6 +143,6 @@ def is_profiling_enabled() -> bool:
 
 def snapshot() -> Snapshot:
     """Return an empty snapshot."""
-    from training_profiler.snapshot.snapshot import Snapshot
+    from training_profiler.model.snapshot import Snapshot
 
     return Snapshot()

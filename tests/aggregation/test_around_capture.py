@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.aggregation.step_totals import AroundFirstCapture
+from training_profiler.model.snapshot import AroundCapture, DeviceTimingStats
 from training_profiler.reports.console import render_final
-from training_profiler.snapshot.snapshot import AroundCapture, DeviceTimingStats
 
 MS = 1_000_000
 

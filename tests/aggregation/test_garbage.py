@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from tests.support.recording import FakeRun, collecting
+from training_profiler.model.machine import ASKED, CollectionStats
+from training_profiler.model.snapshot import GarbageStats
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
-from training_profiler.snapshot.machine import ASKED, CollectionStats
-from training_profiler.snapshot.snapshot import GarbageStats
 
 
 def garbage_of(run: FakeRun) -> GarbageStats:

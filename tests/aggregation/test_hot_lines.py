@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.recording import FakeRun, section_stats
 from training_profiler.aggregation.lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
+from training_profiler.model.lines import UnseenWait
 from training_profiler.model.location import Location
-from training_profiler.snapshot.lines import UnseenWait
 
 OTHER = section_stats("other", 0.5)
 LOOP = "transformers/trainer.py:9 Trainer._run_epoch"

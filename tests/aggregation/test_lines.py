@@ -12,8 +12,8 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
 from training_profiler.model.location import Location
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 from training_profiler.storage.run_reader import read_run
 
 BATCH = Location("train.py", 88, "get_batch")

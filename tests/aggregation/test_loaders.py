@@ -16,10 +16,10 @@ from training_profiler.aggregation.loaders import (
     loader_stats,
     worker_stats,
 )
+from training_profiler.model.lines import WorkerLineStats
 from training_profiler.model.loader_workers import WorkerLine, WorkerMemory, WorkerSums
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import TIME_ONLY
-from training_profiler.snapshot.lines import WorkerLineStats
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}

@@ -8,8 +8,8 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.run import memory_change
 from training_profiler.aggregation.totals import MemoryPoint, Totals
+from training_profiler.model.snapshot import Level
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.snapshot import Level
 from training_profiler.storage.run_reader import read_run
 
 FACTS = {

@@ -7,9 +7,9 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.location import Location
+from training_profiler.model.snapshot import Throughput
 from training_profiler.recording.event_codes import time_only
 from training_profiler.reports.console import startup_lines
-from training_profiler.snapshot.snapshot import Throughput
 
 
 @pytest.fixture

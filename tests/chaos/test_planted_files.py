@@ -14,9 +14,9 @@ import pytest
 
 from tests.cli.test_trace import training
 from tests.support.fuzz import JOURNALS, META, command
+from training_profiler.model.ranks import RankId
 from training_profiler.ranks.stores import FOLDER, FolderStore
 from training_profiler.safety.files import is_folder, make_inner_folder
-from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage import stack_files
 from training_profiler.storage.journal_discovery import LaunchId
 from training_profiler.storage.run_files import run_of_rank, runs_of

@@ -1,9 +1,9 @@
 import pytest
 
 from training_profiler.base.errors import SettingsError
+from training_profiler.base.trackers import TRACKERS
 from training_profiler.cli.flags import flags, read_flags
 from training_profiler.settings.settings import describe, read_settings
-from training_profiler.tables.trackers import TRACKERS
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
 

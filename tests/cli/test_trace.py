@@ -7,7 +7,7 @@ import pytest
 from tests.support import commands
 from tests.support.traces import Trace, gpu
 from training_profiler.cli import main
-from training_profiler.trace_analysis.report.views import VIEWS
+from training_profiler.trace_analysis.report_views import VIEWS
 
 
 def training(rank=None, waits=20):

@@ -13,7 +13,7 @@ from tests.support.simulated_training import Loop, simulated
 from tests.support.traces import Trace
 from training_profiler.cli import main
 from training_profiler.trace_analysis.critical_path import critical_path
-from training_profiler.trace_analysis.report.figures import trace_data
+from training_profiler.trace_analysis.report_figures import trace_data
 from training_profiler.trace_analysis.trace import analyse
 
 LOOP = Loop(loader_us=900, kernels=3, kernel_us=100)

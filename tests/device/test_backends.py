@@ -8,9 +8,9 @@ import pytest
 from tests.support.device import FakeDevice
 from tests.support.recording import FakeClock
 from tests.support.versions import needs_torch
+from training_profiler.base import backends
+from training_profiler.base.backends import BACKENDS, Backend, Description, find_accelerator
 from training_profiler.sampling.gpu import GpuReading, Gpus
-from training_profiler.tables import backends
-from training_profiler.tables.backends import BACKENDS, Backend, Description, find_accelerator
 from training_profiler.torch_capture.window import Window
 
 

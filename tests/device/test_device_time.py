@@ -12,7 +12,7 @@ from tests.support.device import FakeEvent, device_run
 from training_profiler.device import device_lanes as device_clock
 from training_profiler.device import device_time
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
+from training_profiler.model.snapshot import PROFILER, DeviceTimingStats
 
 
 @pytest.fixture

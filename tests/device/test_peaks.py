@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.tables.peaks import PEAKS, peak_memory_of, peak_of
+from training_profiler.base.peaks import PEAKS, peak_memory_of, peak_of
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts, CallSite, OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.program import LOADER, OPTIMIZER, CallFacts, CallSite, OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TRAIN = CallFacts(LOADER, "DataLoader", CallSite("train.py", 41), (("num_workers", "0"), ("pin_memory", "False")))
 VALIDATE = CallFacts(LOADER, "DataLoader", CallSite("train.py", 44), (("num_workers", "4"),))

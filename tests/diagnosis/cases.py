@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.diagnosis.test_machine_rules import machine
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.program import (
+from training_profiler.model.program import (
     THREADS,
     CallFacts,
     CallSite,
@@ -22,7 +22,7 @@ from training_profiler.snapshot.program import (
     UnusedGradients,
     UnusedGraphs,
 )
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     DeviceTimingStats,
     EpochStats,
     GpuStats,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.support.recording import collecting, snapshot_of
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.model.snapshot import Snapshot
 
 
 def training(every: int, seconds: float, generation: int = 2, is_asked: bool = False) -> Snapshot:

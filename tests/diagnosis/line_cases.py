@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.model.program import OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import LineStats, Snapshot
 
 
 def line(number: int, share: float, waiting: float, call: str = "item") -> LineStats:

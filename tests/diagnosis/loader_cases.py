@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 
 def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:

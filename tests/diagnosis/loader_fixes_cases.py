@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.snapshot import DeviceTimingStats, EpochStats, LineStats, LoaderStats, Snapshot
+from training_profiler.model.snapshot import DeviceTimingStats, EpochStats, LineStats, LoaderStats, Snapshot
 
 GPU = DeviceTimingStats("cuda", "NVIDIA A100", "events", 100)
 

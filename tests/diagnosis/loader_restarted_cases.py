@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.program import ProgramFacts
-from training_profiler.snapshot.snapshot import LineStats, LoaderStats
+from training_profiler.model.program import ProgramFacts
+from training_profiler.model.snapshot import LineStats, LoaderStats
 
 
 def run_with(passes, batches=100, first_share=0.6, start_s=0.0, **changes):

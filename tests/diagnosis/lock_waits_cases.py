@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.support.loader_workers import WORKERS, waiting_run
-from training_profiler.snapshot.snapshot import LineStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.model.snapshot import LineStats, Snapshot, WorkerLineStats, WorkerStats
 
 READ = WorkerLineStats("data.py", 12, "Pictures.__getitem__", 0.5, 400, "shared lock")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     GpuStats,
     Growth,
     Level,

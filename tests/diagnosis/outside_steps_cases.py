@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, LineStats, StartupPart, StartupStats
+from training_profiler.model.snapshot import OUTSIDE_STEPS, LineStats, StartupPart, StartupStats
 
 ACT = LineStats("dqn.py", 51, "Qnet.forward", 0.50, 100)
 ENVIRONMENT = LineStats("dqn.py", 95, "main", 0.25, 50)

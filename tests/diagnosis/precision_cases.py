@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.program import CpuSpeed, ProgramFacts
-from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
-from training_profiler.tables.peaks import peak_of
+from training_profiler.base.peaks import peak_of
+from training_profiler.model.program import CpuSpeed, ProgramFacts
+from training_profiler.model.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
 SLOW = CpuSpeed("bfloat16", 2.0, 3e-6, 80.0)
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of, step_stats
-from training_profiler.snapshot.machine import GpuStats, Level, MachineStats
-from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import EpochStats, LineStats, LoaderStats, SectionStats, Snapshot
+from training_profiler.model.machine import GpuStats, Level, MachineStats
+from training_profiler.model.program import OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import EpochStats, LineStats, LoaderStats, SectionStats, Snapshot
 
 
 def run_of(**step) -> Snapshot:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.model.snapshot import Health, LineStats, Snapshot
 from training_profiler.reports.verdict import important, verdict
-from training_profiler.snapshot.snapshot import Health, LineStats, Snapshot
 
 
 def run_with(*lines: tuple[dict[str, float], float], forward: float = 0.25, inside: str = "") -> Snapshot:

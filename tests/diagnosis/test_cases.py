@@ -20,8 +20,8 @@ import tests.diagnosis
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, section_of
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.verdict import verdict
-from training_profiler.snapshot.snapshot import Snapshot
 
 GOLDEN = Path(__file__).with_name("golden.json")
 MODULES = [

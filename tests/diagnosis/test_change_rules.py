@@ -6,8 +6,8 @@ from tests.diagnosis.test_machine_rules import level, machine
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.change import slower_since
-from training_profiler.snapshot.ranks import RankId, RankStats
-from training_profiler.snapshot.snapshot import AllRanksStats, GpuStats, LineChange, MachineStats, Snapshot, StepChange
+from training_profiler.model.ranks import RankId, RankStats
+from training_profiler.model.snapshot import AllRanksStats, GpuStats, LineChange, MachineStats, Snapshot, StepChange
 
 SECTIONS = {"forward_pass": (0.05, 0.05), "data_loading": (0.01, 0.05), "other": (0.02, 0.02)}
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.finding import Evidence, Finding
 from training_profiler.diagnosis.registry import each_second_once
-from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.model.snapshot import Snapshot
 
 RUN = snapshot_of({"data_loading": 0.4, "backward_pass": 0.6})  # 100 steps of 100 ms
 

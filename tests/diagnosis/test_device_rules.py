@@ -8,8 +8,8 @@ from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.compute_fixes import busy_part
 from training_profiler.diagnosis.device import within_idle_time
-from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
+from training_profiler.model.program import OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import PROFILER, GpuStats, Level, MachineStats, Snapshot
 
 
 def run_at(utilization: float | None, samples: int = 5, **shares: float) -> Snapshot:

@@ -7,7 +7,7 @@ import pytest
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, Snapshot
+from training_profiler.model.snapshot import EpochStats, LoaderStats, Snapshot
 
 HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.machine import cpu_loss
-from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.program import CallFacts, CallSite, ProgramFacts
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.model.machine import Level, MachineStats
+from training_profiler.model.program import CallFacts, CallSite, ProgramFacts
+from training_profiler.model.snapshot import Snapshot
 
 
 def level(mean: float) -> Level:

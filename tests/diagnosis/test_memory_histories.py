@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.device import memory_growth
-from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.model.machine import Level, MachineStats
 from training_profiler.statistics.trend import Series
 
 MIB = 2**20

@@ -7,8 +7,8 @@ import pytest
 from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis.pauses import page_fault_time
-from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.model.machine import MachineStats
+from training_profiler.model.snapshot import LineStats, Snapshot
 
 STEPS = {"forward_pass": 0.6, "backward_pass": 0.4}
 

@@ -10,10 +10,10 @@ from tests.diagnosis.test_machine_rules import level
 from tests.support.recording import collecting, snapshot_of
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
+from training_profiler.model.machine import MachineStats, Pause
+from training_profiler.model.snapshot import LineStats, Snapshot
 from training_profiler.reports.console import pause_lines
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.machine import MachineStats, Pause
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 EVEN = snapshot_of({"forward_pass": 0.5}, steps=100, step_s=0.1)
 

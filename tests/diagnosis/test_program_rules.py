@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
+from training_profiler.diagnosis.finding import Evidence, Finding
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, with_uncertainty
-from training_profiler.findings.finding import Evidence, Finding
-from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.program import (
+from training_profiler.model.machine import Level, MachineStats
+from training_profiler.model.program import (
     CompileFacts,
     CpuSpeed,
     ForwardFacts,
@@ -19,7 +19,7 @@ from training_profiler.snapshot.program import (
     RepeatFacts,
     SliceFacts,
 )
-from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot, Throughput
+from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
 CPU = CpuSpeed("float32", 50.0, 3e-6)

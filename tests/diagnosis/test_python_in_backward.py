@@ -4,8 +4,8 @@ import pytest
 
 from tests.diagnosis.cases import CALL, PLAIN, backward
 from training_profiler.diagnosis.places import in_python
-from training_profiler.snapshot.program import CompileFacts
-from training_profiler.snapshot.snapshot import LineStats
+from training_profiler.model.program import CompileFacts
+from training_profiler.model.snapshot import LineStats
 
 
 def line(number: int, share: float, samples: int = 50, phase: str = "custom backward", **called: float) -> LineStats:

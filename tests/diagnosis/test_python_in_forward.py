@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.diagnosis.test_program_rules import ADAM, CPU, LONG, run_with
-from training_profiler.snapshot.program import CompileFacts, ForwardFacts, OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.model.program import CompileFacts, ForwardFacts, OptimizerFacts, ProgramFacts
+from training_profiler.model.snapshot import LineStats, Snapshot
 
 MANY = LONG._replace(operators=800)  # what is between them may take all of the rest
 

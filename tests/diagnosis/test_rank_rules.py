@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
-from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.model.program import OptimizerFacts, ProgramFacts
+from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, RankStats, SectionSpread
+from training_profiler.model.snapshot import Snapshot
 
 
 def run_of(ranks: AllRanksStats | None, steps: int = 100, **shares: float) -> Snapshot:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.snapshot.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
+from training_profiler.model.snapshot import GpuStats, Level, LineStats, MachineStats, Snapshot
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:

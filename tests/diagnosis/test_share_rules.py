@@ -5,8 +5,8 @@ from dataclasses import replace
 from tests.support.loader_workers import machine
 from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot.program import OptimizerFacts
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
+from training_profiler.model.program import OptimizerFacts
+from training_profiler.model.snapshot import LineStats, Snapshot
 
 OF_STEP = {
     "data_loading": "data-loading-bound",

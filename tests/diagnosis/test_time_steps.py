@@ -1,5 +1,5 @@
 from tests.diagnosis.test_program_rules import ADAM, CPU, run_with
-from training_profiler.snapshot.program import CompileFacts, ForwardFacts, ProgramFacts, RecurrentFacts
+from training_profiler.model.program import CompileFacts, ForwardFacts, ProgramFacts, RecurrentFacts
 
 LITTLE, MUCH = 50_000, 500_000
 GRU = RecurrentFacts("GRU", 24.0, 0.6, 0.9, True, MUCH, "model.py:10")

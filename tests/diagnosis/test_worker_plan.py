@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.loader_workers import BLUR, WORKERS, machine, waiting_run
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.loader_fixes import stalls_fix, waiting_fix
-from training_profiler.snapshot.snapshot import LineStats, Snapshot, WorkerStats
+from training_profiler.model.snapshot import LineStats, Snapshot, WorkerStats
 
 
 def waiting(run: Snapshot) -> Finding:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.snapshot import LineStats, LoaderStats, Snapshot
+from training_profiler.model.machine import Level, MachineStats
+from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
 
 READER = "load.py:9 decode"
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.program import ProgramFacts, RowFacts
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.program import ProgramFacts, RowFacts
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 ONE_BY_ONE = RowFacts(1000, 1000, 1.0, 768.0, 1000, 1000, 1, 64.0, 768.0)
 TRAINING = LoaderStats("train", 100, 6400, 0.64, num_workers=0)

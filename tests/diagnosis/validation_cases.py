@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.program import PassesBefore
-from training_profiler.snapshot.snapshot import LineStats
+from training_profiler.model.program import PassesBefore
+from training_profiler.model.snapshot import LineStats
 
 
 def run_with(count, spent_s):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.support.loader_workers import WORKERS
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TRAINING, VALIDATION = "workers-restarted", "validation-workers-restarted"
 QUICK = replace(WORKERS, batch_avg_s=0.002)

@@ -18,8 +18,8 @@ from training_profiler.inspections import flop_operations as operations
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.inspections.flop_operations import MANY, READ_EACH, Operations
 from training_profiler.model.interval import StepFlops
+from training_profiler.model.program import LongOperators, OutsideModules
 from training_profiler.sampling.stacks import CallSiteReader
-from training_profiler.snapshot.program import LongOperators, OutsideModules
 
 SHADOWED = ("call_begins", "call_ends", "backward_begins", "backward_ends")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from training_profiler.inspections import early_steps, inspection
 from training_profiler.inspections.repeated_forward import RepeatedForward
-from training_profiler.snapshot.program import KeptGraphs
+from training_profiler.model.program import KeptGraphs
 
 STEPS = 30
 METHODS = ("call_begins", "call_ends", "update_ends", "backward_ends")  # shadowed early

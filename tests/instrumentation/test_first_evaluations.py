@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from training_profiler.model.program import PassesBefore
 from training_profiler.recording.data_loader import LoaderRegistry
-from training_profiler.snapshot.program import PassesBefore
 
 X = torch.randn(24, 4)
 

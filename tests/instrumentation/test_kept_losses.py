@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from training_profiler.inspections.kept_graphs import kept_at, lines_that_keep
-from training_profiler.snapshot.program import CallSite
+from training_profiler.model.program import CallSite
 
 LOOP = """\
 def other(losses, loss):

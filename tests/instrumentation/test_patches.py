@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.versions import needs_torch
 from training_profiler.instrumentation.training_thread import FREE
+from training_profiler.model.snapshot import PROFILER
 from training_profiler.recording.data_loader import LoaderRegistry
-from training_profiler.snapshot.snapshot import PROFILER
 
 INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
 

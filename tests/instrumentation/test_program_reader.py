@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from training_profiler.inspections import program_reader
 from training_profiler.instrumentation.call_sites import optimizer_facts
-from training_profiler.snapshot.program import ConvolutionFacts, OptimizerFacts
+from training_profiler.model.program import ConvolutionFacts, OptimizerFacts
 
 
 def train(instrumented, optimizer, model, steps=3, autocast=False):

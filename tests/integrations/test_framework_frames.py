@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.base.framework_frames import ANY, FRAMES
 from training_profiler.integrations.trainer_run import OWN_CALLBACKS
-from training_profiler.tables.framework_frames import ANY, FRAMES
 
 pytestmark = pytest.mark.integrations
 # Names of earlier or later versions than the installed ones.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.runs import HOSTILE, page_of
-from tests.page.test_comparison import pair
+from tests.reports.page_runs import HOSTILE, page_of
+from tests.reports.test_comparison import pair
 from tests.support.browser import BROWSER, Page, browser
-from training_profiler.page.comparison import render_comparisons
+from training_profiler.reports.page_comparison import render_comparisons
 
 pytestmark = [
     pytest.mark.integrations,

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_port
-from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
-from training_profiler.sinks.sink import MetricRow
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     OTHER,
     EpochStats,
     GpuStats,
@@ -30,6 +28,8 @@ from training_profiler.snapshot.snapshot import (
     StepStats,
     Throughput,
 )
+from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.sink import MetricRow
 
 pytestmark = pytest.mark.integrations
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ranks import MS, buckets, summary_of
+from training_profiler.model.ranks import RankId
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.ranks.comparison import (
     History,
     all_ranks_stats,
@@ -22,8 +24,6 @@ from training_profiler.ranks.summary import RankSection, RankSummary, RankSyncPo
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
-from training_profiler.snapshot.ranks import RankId
-from training_profiler.snapshot.snapshot import Snapshot
 
 
 def test_a_single_rank_or_no_summary_has_no_stats():

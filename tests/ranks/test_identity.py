@@ -6,9 +6,9 @@ import types
 
 import pytest
 
+from training_profiler.model.ranks import RankId
 from training_profiler.ranks.identity import Rank, cannot_answer, this_process
 from training_profiler.ranks.stores import group_mark
-from training_profiler.snapshot.ranks import RankId
 
 
 class Distributed(types.ModuleType):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
+from training_profiler.model.ranks import RankId
 from training_profiler.ranks.summary import (
     MOST_BUCKETS,
     ComparedBlocks,
@@ -17,7 +18,6 @@ from training_profiler.ranks.summary import (
     rank_summary_from_data,
 )
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.snapshot.ranks import RankId
 
 MS = 1_000_000
 NOTHING = GradientSyncTotals()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tests.reports.test_texts import CHANGES, gpu_run, screen
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from training_profiler.diagnosis import Finding
+from training_profiler.model.ranks import AllRanksStats, SectionSpread
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports import layout
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.reports.ranks import ranges_text, rank_lines
@@ -17,8 +19,6 @@ from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import percentages
 from training_profiler.reports.verdict import important
 from training_profiler.reports.watch import WatchedRun, watch_lines
-from training_profiler.snapshot.ranks import AllRanksStats, SectionSpread
-from training_profiler.snapshot.snapshot import Snapshot
 
 LINES = Layout(format="lines")
 

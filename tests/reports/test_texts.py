@@ -15,22 +15,12 @@ from tests.support.loader_workers import WORKERS, waiting_run
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
+from training_profiler.base.sections import FORWARD_WITHOUT_GRAD
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.findings.finding import brief
+from training_profiler.diagnosis.finding import brief
+from training_profiler.model.lines import UnseenWait
 from training_profiler.model.location import Location
-from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
-from training_profiler.reports.exports import collapsed, placed_steps, speedscope, timeline_trace
-from training_profiler.reports.exports import stacks_of as line_stacks
-from training_profiler.reports.hang import render_stacks, waits_for, where_text
-from training_profiler.reports.layout import Layout
-from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
-from training_profiler.reports.report_json import as_data
-from training_profiler.reports.resources import energy_text, loader_lines, machine_lines
-from training_profiler.reports.sections import distribution, in_tree_order, largest_sections, lines_under, status_text
-from training_profiler.reports.verdict import checklist, checklist_lines, insight_lines, saving_text, verdict
-from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, sparkline, watch_lines
-from training_profiler.snapshot.lines import UnseenWait
-from training_profiler.snapshot.ranks import (
+from training_profiler.model.ranks import (
     AllRanksStats,
     AttemptStats,
     ClockStats,
@@ -42,8 +32,8 @@ from training_profiler.snapshot.ranks import (
     SectionSpread,
     ThreadStack,
 )
-from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
+from training_profiler.model.snapshot import (
     DeviceTimingStats,
     EpochStats,
     GpuStats,
@@ -59,7 +49,17 @@ from training_profiler.snapshot.snapshot import (
     StartupStats,
     Throughput,
 )
-from training_profiler.tables.sections import FORWARD_WITHOUT_GRAD
+from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.exports import collapsed, placed_steps, speedscope, timeline_trace
+from training_profiler.reports.exports import stacks_of as line_stacks
+from training_profiler.reports.hang import render_stacks, waits_for, where_text
+from training_profiler.reports.layout import Layout
+from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
+from training_profiler.reports.report_json import as_data
+from training_profiler.reports.resources import energy_text, loader_lines, machine_lines
+from training_profiler.reports.sections import distribution, in_tree_order, largest_sections, lines_under, status_text
+from training_profiler.reports.verdict import checklist, checklist_lines, insight_lines, saving_text, verdict
+from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, sparkline, watch_lines
 
 FILE, LINES, WIDE = Layout(), Layout(format="lines"), Layout(width=118)
 GIB = 2**30

@@ -16,11 +16,12 @@ from tests.support.html_rows import rows_in
 from tests.support.recording import FakeRun, implementation_of
 from tests.support.users_names import KEYS, LABELS_OF_OURS, SPECIAL, WITHIN_OURS, names
 from training_profiler.diagnosis import diagnose
-from training_profiler.page.render import sections_part
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.section_names import key_of
 from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
+from training_profiler.reports.page_render import sections_part
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import OURS, bar_label, epoch_label, table_label
 from training_profiler.sinks.line_files import CsvFile
@@ -29,7 +30,6 @@ from training_profiler.sinks.program_runs import MlflowRun
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.sinks.tensorboard_events import MEAN, SectionRuns
-from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_reader import read_run
 
 # What the profiler records itself in each step of ``record``, in ms: spans of its own, and time in no section.

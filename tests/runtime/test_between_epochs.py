@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.session import FakeTraining
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
-from training_profiler.snapshot.snapshot import OUTSIDE_STEPS
+from training_profiler.model.snapshot import OUTSIDE_STEPS
 
 
 class Boundaries:

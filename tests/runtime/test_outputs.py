@@ -7,14 +7,14 @@ import pytest
 
 from tests.support.recording import FakeRun, snapshot_of
 from tests.support.session import session_of
+from training_profiler.model.ranks import RankId
+from training_profiler.model.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.runtime import terminal
 from training_profiler.runtime.terminal import OutputThread
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard
 from training_profiler.settings.settings import Launch, Settings
-from training_profiler.snapshot.ranks import RankId
-from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
 
 
 def pipeline_in(folder, **settings):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.model.location import Location
+from training_profiler.model.snapshot import PYTHON
 from training_profiler.sampling.line_sampler import FIRST_STARTUP_SAMPLES, LONGEST_PAUSE_S, LineSampler, StartupSampler
 from training_profiler.sampling.user_code import Places
-from training_profiler.snapshot.snapshot import PYTHON
 
 S = 1_000_000_000
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeRun, snapshot_of, step_stats
-from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     OTHER,
     EpochStats,
     GpuStats,
@@ -16,6 +15,7 @@ from training_profiler.snapshot.snapshot import (
     Snapshot,
     Throughput,
 )
+from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 
 
 def level(mean, most=None):

@@ -9,12 +9,12 @@ from tests.support.every_field import filled, full_interval, unbounded
 from tests.support.mutations import leaves
 from training_profiler.model.bounds import MOST_NOTES, MOST_SUM, fit
 from training_profiler.model.loader_workers import WorkerSums
+from training_profiler.model.program import ProgramFacts
+from training_profiler.model.ranks import RankStacks
+from training_profiler.model.snapshot import DeviceTimingStats
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.data_loader import LoaderArguments
-from training_profiler.snapshot.program import ProgramFacts
-from training_profiler.snapshot.ranks import RankStacks
-from training_profiler.snapshot.snapshot import DeviceTimingStats
 from training_profiler.storage.journal_lines import IntervalLine, Line, checked_facts, decode_line
 from training_profiler.storage.stack_files import _Request, decode_stacks
 from training_profiler.torch_capture.request import Request

@@ -18,6 +18,8 @@ from tests.support.many_ranks import BEGAN_S, LAUNCH, RUN, S, who
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import IntervalRecord, StepFlops
 from training_profiler.model.location import Location
+from training_profiler.model.ranks import RankId
+from training_profiler.model.snapshot import DeviceTimingStats, Health
 from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import (
@@ -33,8 +35,6 @@ from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.ranks import RankId
-from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal import Journal, interval_of
 from training_profiler.storage.journal_lines import IntervalLine, decode_line
 from training_profiler.storage.replay import totals_of

@@ -16,10 +16,10 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.model.interval import StepFlops
 from training_profiler.model.loader_workers import WorkerLine, WorkerSums
 from training_profiler.model.location import Location
+from training_profiler.model.program import CallFacts, CallSite, LongOperators, ProgramFacts
+from training_profiler.model.snapshot import Health, StepStats
 from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.program import CallFacts, CallSite, LongOperators, ProgramFacts
-from training_profiler.snapshot.snapshot import Health, StepStats
 from training_profiler.storage.journal import JournalLines
 from training_profiler.storage.journal_lines import BadLineError, SpansLine, checked_facts, decode_line
 from training_profiler.storage.run_reader import read_run

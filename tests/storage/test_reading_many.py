@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.many_ranks import RUN, S, simple_stats, summary_by, write_rank
 from training_profiler.base.errors import RunFolderError
-from training_profiler.snapshot.ranks import AttemptStats, GradientSyncStats
+from training_profiler.model.ranks import AttemptStats, GradientSyncStats
 from training_profiler.storage import run_reader
 from training_profiler.storage.run_reader import read_run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock, FakeRun
+from training_profiler.model.ranks import AttemptStats, RankId
+from training_profiler.model.snapshot import Health
 from training_profiler.safety import files as own_folder
 from training_profiler.settings.settings import Settings
-from training_profiler.snapshot.ranks import AttemptStats, RankId
-from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage import run_files, run_folder
 from training_profiler.storage.journal import BufferedLines
 from training_profiler.storage.journal_discovery import LaunchId

@@ -9,8 +9,8 @@ from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.location import Location
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.timeline_reader import SeriesReader, read_series
 

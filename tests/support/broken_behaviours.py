@@ -87,10 +87,10 @@ diagnosis/shares.py | diagnosis/test_share_rules.py diagnosis/test_cases.py
 diagnosis/registry.py | diagnosis/test_claims.py diagnosis/test_diagnose.py
 - if is_own or finding.potential_saving_s >= least_s:
 + if True:
-comparison/compare.py | comparison/test_compare.py
+statistics/compare.py | statistics/test_compare.py
 - return SLOWER if shown.relative > 0 else FASTER, is_by_mean
 + return FASTER, is_by_mean
-comparison/compare.py | comparison/test_compare.py
+statistics/compare.py | statistics/test_compare.py
 - if min(old.count, new.count) < FEWEST_STEPS:
 + if max(old.count, new.count) < FEWEST_STEPS:
 ranks/message.py | ranks/test_message.py ranks/test_exchange.py

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.recording import FakeClock, FakeRun
+from training_profiler.base.backends import CUDA, Accelerator
 from training_profiler.device import device_time
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
-from training_profiler.tables.backends import CUDA, Accelerator
+from training_profiler.model.snapshot import DeviceTimingStats, Health, Snapshot
 
 OFFSET_NS = 7_000_000_000_000  # difference between the clocks of device and host
 

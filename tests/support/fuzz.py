@@ -35,12 +35,12 @@ from tests.support.mutations import mutated
 from tests.support.traces import Trace, gpu
 from training_profiler.base.errors import RunFolderError
 from training_profiler.cli import compare, html, list_runs, main, report, timeline, trace, watch
+from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import unpack
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.reports.hang import render_stacks
 from training_profiler.reports.report_json import as_data
-from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, Request, RequestBox

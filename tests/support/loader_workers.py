@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerLineStats, WorkerStats
+from training_profiler.model.machine import Level, MachineStats
+from training_profiler.model.snapshot import LoaderStats, Snapshot, WorkerLineStats, WorkerStats
 
 BLUR = WorkerLineStats("data.py", 31, "Blur.__call__", 0.6, 480, "transform")
 READ = WorkerLineStats("data.py", 20, "Pictures.__getitem__", 0.3, 240, "fetch")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.recording import FakeRun
+from training_profiler.model.ranks import AllRanksStats, RankId, RankStats
+from training_profiler.model.snapshot import Health
 from training_profiler.ranks.summary import RankSection, RankSummary
-from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
-from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.journal_discovery import LaunchId
 from training_profiler.storage.run_folder import journal_name

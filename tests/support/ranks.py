@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from training_profiler.model.ranks import AllRanksStats, HostStats, RankId, RankStats
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
-from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankId, RankStats
 
 MS = 1_000_000
 

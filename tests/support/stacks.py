@@ -1,6 +1,6 @@
 """Stacks of ranks, for tests."""
 
-from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
+from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
 
 ASKED_NS = 1_700_000_000_000_000_000
 

@@ -1,7 +1,7 @@
 """A process group's store in memory, and a clock that tests move."""
 
+from training_profiler.model.ranks import RankId
 from training_profiler.ranks.identity import Rank
-from training_profiler.snapshot.ranks import RankId
 
 
 class FakeServer:

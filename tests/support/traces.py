@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from training_profiler.trace_analysis.load.columns import Columns
-from training_profiler.trace_analysis.load.reader import RawTrace, TraceEvent
-from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.columns import Columns
+from training_profiler.trace_analysis.event_table import columns_of
+from training_profiler.trace_analysis.reader import RawTrace, TraceEvent
 from training_profiler.trace_analysis.trace import Trace as AnalysedTrace
 from training_profiler.trace_analysis.trace import analyse
 

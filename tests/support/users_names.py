@@ -4,19 +4,19 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from training_profiler.page.charts import REST as SMALLER
-from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES, USERS
-from training_profiler.reports.sections import _IN_BARS, _WITHOUT_STEPS, OURS
-from training_profiler.reports.sections import _IN_TABLES as LABELS
-from training_profiler.sinks.tensorboard_events import REST
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     KNOWN_SECTIONS,
     LINES_IN_WORKERS,
     NESTED_SECTIONS,
     OUTSIDE_STEPS_SECTIONS,
     PROFILER,
 )
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
+from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES, USERS
+from training_profiler.reports.page_charts import REST as SMALLER
+from training_profiler.reports.sections import _IN_BARS, _WITHOUT_STEPS, OURS
+from training_profiler.reports.sections import _IN_TABLES as LABELS
+from training_profiler.sinks.tensorboard_events import REST
 
 # A section of such a name is the section that the profiler records itself.
 STANDARD: Final = tuple(section.name for section in KNOWN_SECTIONS if section.name not in NESTED_SECTIONS)

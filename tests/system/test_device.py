@@ -8,7 +8,7 @@ DEVICE = """
 import os, time
 from training_profiler import *
 from training_profiler.device import device_time
-from training_profiler.tables import backends
+from training_profiler.base import backends
 
 device_time.FREE_NS = 10**10  # on a slow machine the first spans would be left out for their cost
 

@@ -1,6 +1,6 @@
 import json
 
-from training_profiler.tables.sections import CLOCK_MARK
+from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import Marked, Pair, find_marks, meet, on_trace_clock
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.tables.sections import CLOCK_MARK
+from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture import trace_file
 from training_profiler.torch_capture.trace_file import CaptureError, WrittenSpan, check_whole, write_trace
 

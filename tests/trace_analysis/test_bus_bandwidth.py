@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trace_analysis.test_figures import collectives
-from training_profiler.tables.peaks import link_of
+from training_profiler.base.peaks import link_of
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 

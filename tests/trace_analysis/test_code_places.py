@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import LOOP, Trace
-from training_profiler.tables.sections import CLOCK_MARK
+from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import SampledLine, WrittenSpan, write_trace
 from training_profiler.trace_analysis.code_places import TracedLine as CodeLine
 from training_profiler.trace_analysis.code_places import line_of, shortened_line
-from training_profiler.trace_analysis.report.views import render_view
+from training_profiler.trace_analysis.report_views import render_view
 from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load.columns import distinct, order_of, ranked
-from training_profiler.trace_analysis.load.table import read_columns
+from training_profiler.trace_analysis.columns import distinct, order_of, ranked
+from training_profiler.trace_analysis.event_table import read_columns
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))

@@ -12,7 +12,7 @@ from tests.support.traces import Trace, gpu
 from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.communication import Runs, RunsOf, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.report.several import comparison_data, render_comparison
+from training_profiler.trace_analysis.report_several import comparison_data, render_comparison
 from training_profiler.trace_analysis.trace import analyse
 
 

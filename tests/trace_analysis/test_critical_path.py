@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.simulated_program import BACKWARD, COLLECTIVE, FORWARD, KERNEL, Program, simulated_program
 from tests.support.traces import AUTOGRAD, Trace
 from training_profiler.trace_analysis.critical_path import TimeChange, changes_for, critical_path, outcome, spans_of
-from training_profiler.trace_analysis.load.table import read_columns
+from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.timeline import main_thread
 from training_profiler.trace_analysis.trace import analyse

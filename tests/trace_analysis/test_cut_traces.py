@@ -10,8 +10,8 @@ from tests.support.cut_trace import cut
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
 from training_profiler.trace_analysis.path_graph import Graph
-from training_profiler.trace_analysis.report.views import render_critical_path
-from training_profiler.trace_analysis.rules.findings import recommendations
+from training_profiler.trace_analysis.report_views import render_critical_path
+from training_profiler.trace_analysis.rules_findings import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)

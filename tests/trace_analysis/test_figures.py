@@ -9,8 +9,8 @@ from tests.support.golden import assert_golden
 from tests.support.simulated_server import Server, served
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import AUTOGRAD, LOOP, Trace, gpu
-from training_profiler.trace_analysis.report.figures import trace_data
-from training_profiler.trace_analysis.report.views import render_view
+from training_profiler.trace_analysis.report_figures import trace_data
+from training_profiler.trace_analysis.report_views import render_view
 
 MM_BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bfloat16, 19.5 in float32, 156 in tf32; 2.039 TB/s

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_server import Server, served
 from training_profiler.trace_analysis.critical_path import TimeChange, critical_path, outcome
-from training_profiler.trace_analysis.rules.findings import recommendations
+from training_profiler.trace_analysis.rules_findings import recommendations
 from training_profiler.trace_analysis.trace import analyse
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)

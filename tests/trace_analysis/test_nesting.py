@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, Trace
+from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.launches import nearest, nesting_of, with_children
-from training_profiler.trace_analysis.load.table import read_columns
 
 
 def nested(trace, tmp_path):

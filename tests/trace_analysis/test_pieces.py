@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load import reader
-from training_profiler.trace_analysis.load.columns import CATEGORIES
-from training_profiler.trace_analysis.load.reader import NoPiecesError, pieces_of, read_events, read_parts
-from training_profiler.trace_analysis.load.table import columns_of, read_columns
+from training_profiler.trace_analysis import reader
+from training_profiler.trace_analysis.columns import CATEGORIES
+from training_profiler.trace_analysis.event_table import columns_of, read_columns
+from training_profiler.trace_analysis.reader import NoPiecesError, pieces_of, read_events, read_parts
 
 MANY = Trace(distributedInfo={"rank": 3, "world_size": 8})
 for i in range(200):

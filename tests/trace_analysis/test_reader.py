@@ -8,9 +8,9 @@ import pytest
 from tests.support.traces import Trace
 from training_profiler.base.errors import TraceError
 from training_profiler.cli import main
-from training_profiler.trace_analysis.load import reader
-from training_profiler.trace_analysis.load.reader import read_events
-from training_profiler.trace_analysis.load.table import read_columns
+from training_profiler.trace_analysis import reader
+from training_profiler.trace_analysis.event_table import read_columns
+from training_profiler.trace_analysis.reader import read_events
 from training_profiler.trace_analysis.trace import analyse
 
 WHOLE = Trace().op("a", 0, 1).kernel("k", 1, 2).text().encode()

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.golden import assert_golden
 from tests.support.traces import AUTOGRAD, Trace, gpu
-from training_profiler.trace_analysis.report.views import render_view
-from training_profiler.trace_analysis.rules.findings import recommendations, saving_ms
-from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.report_views import render_view
+from training_profiler.trace_analysis.rules_findings import recommendations, saving_ms
+from training_profiler.trace_analysis.rules_registry import RULES
 
 GIB = 2**30
 STEP = 1000  # us, of all traces here: one us is 0.1% of step time

@@ -11,7 +11,7 @@ import pytest
 from training_profiler.trace_analysis.communication import over_ranks
 from training_profiler.trace_analysis.compare import compare
 from training_profiler.trace_analysis.critical_path import critical_path
-from training_profiler.trace_analysis.report.figures import trace_data
+from training_profiler.trace_analysis.report_figures import trace_data
 from training_profiler.trace_analysis.trace import analyse
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

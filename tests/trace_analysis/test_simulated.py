@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.report.figures import gap_causes, trace_data
-from training_profiler.trace_analysis.report.views import render_view
-from training_profiler.trace_analysis.rules.findings import not_checked, recommendations, saving_ms
-from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.report_figures import gap_causes, trace_data
+from training_profiler.trace_analysis.report_views import render_view
+from training_profiler.trace_analysis.rules_findings import not_checked, recommendations, saving_ms
+from training_profiler.trace_analysis.rules_registry import RULES
 
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 US = 1000

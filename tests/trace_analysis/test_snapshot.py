@@ -11,7 +11,7 @@ import torch
 from tests.support.golden import assert_golden
 from training_profiler.base.errors import TraceError
 from training_profiler.trace_analysis.memory_snapshot import devices_of, memory_snapshot, read_snapshot
-from training_profiler.trace_analysis.report.views import render_snapshot
+from training_profiler.trace_analysis.report_views import render_snapshot
 
 MODULE = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
 ADAM = "/env/lib/python3.11/site-packages/torch/optim/adamw.py"

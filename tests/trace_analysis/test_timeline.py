@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import Trace
-from training_profiler.trace_analysis.load.columns import NONE, Columns
+from training_profiler.trace_analysis.columns import NONE, Columns
 from training_profiler.trace_analysis.timeline import timeline_of
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=12)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.trace_analysis.load.arguments import InexactTimeError, TimeProblemError, times_ns
+from training_profiler.trace_analysis.event_arguments import InexactTimeError, TimeProblemError, times_ns
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from training_profiler.findings.finding import Losses
+from training_profiler.diagnosis.finding import Losses
 from training_profiler.trials.treatment import Install, Treatment, TrialFacts
 
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from training_profiler.base.errors import MissingExtraError
-from training_profiler.snapshot.program import LOADER, OPTIMIZER, THREADS, CallFacts, CallSite
+from training_profiler.model.program import LOADER, OPTIMIZER, THREADS, CallFacts, CallSite
 from training_profiler.trials import edits
 from training_profiler.trials.edits import CannotEditError, edited, edited_source
 from training_profiler.trials.source_edit import POSITIONS

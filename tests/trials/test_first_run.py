@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.loader_workers import WORKERS, machine, waiting_run
 from tests.support.recording import snapshot_of
-from training_profiler.snapshot.machine import Level, MachineStats
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, StepStats
+from training_profiler.model.machine import Level, MachineStats
+from training_profiler.model.snapshot import LoaderStats, Snapshot, StepStats
 from training_profiler.trials import first_run
 from training_profiler.trials.first_run import FirstRun, TryError, enough_budget, run_first, workers_that_would_do
 from training_profiler.trials.process import steps_of_a_block

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS, WORKERS, effect
-from training_profiler.findings.finding import Change, Finding, Fix
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.reports.layout import Layout
 from training_profiler.trials.report import render_results, with_trials
 from training_profiler.trials.results import FAILED, FASTER, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, Row

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.findings.finding import Finding, Losses
-from training_profiler.snapshot.machine import MachineStats
-from training_profiler.snapshot.program import (
+from training_profiler.diagnosis.finding import Finding, Losses
+from training_profiler.model.machine import MachineStats
+from training_profiler.model.program import (
     DDP,
     LOADER,
     OPTIMIZER,
@@ -17,7 +17,7 @@ from training_profiler.snapshot.program import (
     OptimizerFacts,
     ProgramFacts,
 )
-from training_profiler.snapshot.snapshot import LoaderStats
+from training_profiler.model.snapshot import LoaderStats
 from training_profiler.trials.treatment import facts_of
 from training_profiler.trials.treatments import TREATMENTS, suggested
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from training_profiler.diagnosis.finding import Change, Losses
 from training_profiler.diagnosis.rules import RULES
-from training_profiler.findings.finding import Change, Losses
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.trials.treatments import FAMILIES, TREATMENTS, allocator
 

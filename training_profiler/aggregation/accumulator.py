@@ -27,6 +27,7 @@ from training_profiler.aggregation.span_matching import (
 from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import GradientSyncAttribution, Totals
+from training_profiler.base.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER
 from training_profiler.device.device_lanes import HeldStep
 from training_profiler.model.location import Sample
 from training_profiler.recording.event_codes import SECTION_MASK
@@ -35,7 +36,6 @@ from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.statistics.arrays import Ints
-from training_profiler.tables.sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS, PROFILER
 
 UNLIKE_OTHERS: Final = 5  # first steps, in which devices wait for compilers, allocators and workers
 

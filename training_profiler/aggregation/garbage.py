@@ -8,8 +8,8 @@ import numpy as np
 from training_profiler.aggregation.step_totals import VARIES_AT_LEAST
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.interval import GarbageRecord
+from training_profiler.model.machine import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 from training_profiler.statistics.arrays import Ints
 
 KINDS: Final = (*YOUNG, FULL, ASKED)

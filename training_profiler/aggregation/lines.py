@@ -10,14 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.span_matching import ThreadBlock
-from training_profiler.model.loader_workers import PHASES
-from training_profiler.model.location import Location, Sample
-from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import MOST_WAITING
-from training_profiler.snapshot.snapshot import BETWEEN, PROFILER, LineStats, SectionStats
-from training_profiler.statistics.arrays import Ints
-from training_profiler.tables.framework_frames import LOOP, FileRows
-from training_profiler.tables.sections import (
+from training_profiler.base.framework_frames import LOOP, FileRows
+from training_profiler.base.sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
@@ -29,6 +23,12 @@ from training_profiler.tables.sections import (
     WITHIN,
     WORKER_START,
 )
+from training_profiler.model.loader_workers import PHASES
+from training_profiler.model.location import Location, Sample
+from training_profiler.model.snapshot import BETWEEN, PROFILER, LineStats, SectionStats
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.sampling.line_sampler import MOST_WAITING
+from training_profiler.statistics.arrays import Ints
 
 NO_TIMES: Final[Mapping[str, Counter[Location | None]]] = MappingProxyType({})
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.interval import MachineRecord
+from training_profiler.model.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.sampling.machine_sampler import MachineSample
-from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.statistics.trend import Series
 
 RAM: Final = "ram_own_bytes"  # of this process without its children, whose memory comes and goes with them

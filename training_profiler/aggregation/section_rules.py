@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from training_profiler.aggregation.span_matching import Events, OutsideSections
+from training_profiler.base.sections import OUTSIDE_SECTIONS, OUTSIDE_STEPS_SECTIONS, PROFILER, STEP_PARTS, WITHIN
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Bools, Ints
-from training_profiler.tables.sections import OUTSIDE_SECTIONS, OUTSIDE_STEPS_SECTIONS, PROFILER, STEP_PARTS, WITHIN
 
 
 class OutsideSteps:

@@ -11,7 +11,7 @@ from training_profiler.aggregation.step_totals import POINTS_NEEDED, StepPoint
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.location import Location
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     CHECKS,
     FORWARD_PASSES,
     INPUT_ELEMENTS,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.base.units import NS_PER_S
-from training_profiler.snapshot.snapshot import AroundCapture
+from training_profiler.model.snapshot import AroundCapture
 from training_profiler.statistics.arrays import Bools, Floats, Integers, Ints
 from training_profiler.statistics.histogram import BIN_COUNT, FEW, bins_of, count_durations, quantile_ns
 

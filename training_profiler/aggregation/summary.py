@@ -11,19 +11,7 @@ from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, NO_TIMES
 from training_profiler.aggregation.step_change import explained_by_calls, halves, step_change, work_growth
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
-from training_profiler.base.units import NS_PER_S
-from training_profiler.model.location import Location
-from training_profiler.snapshot.snapshot import (
-    OTHER,
-    OUTSIDE_STEPS,
-    PROFILER,
-    EpochStats,
-    LineStats,
-    SectionStats,
-    StepStats,
-)
-from training_profiler.statistics.trend import trend
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     ACTING_SECTIONS,
     BACKWARD_PASS,
     DATA_LOADING,
@@ -34,6 +22,18 @@ from training_profiler.tables.sections import (
     SYNCHRONIZATION,
     WITHIN,
 )
+from training_profiler.base.units import NS_PER_S
+from training_profiler.model.location import Location
+from training_profiler.model.snapshot import (
+    OTHER,
+    OUTSIDE_STEPS,
+    PROFILER,
+    EpochStats,
+    LineStats,
+    SectionStats,
+    StepStats,
+)
+from training_profiler.statistics.trend import trend
 
 Samples = Counter[Location | None]
 

@@ -13,13 +13,13 @@ from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_totals import SectionSeries, SectionSums, rows_for
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, InputWork, StepSums, settled
+from training_profiler.base.sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.interval import StretchFigures
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, compared_blocks
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.statistics.arrays import Integers, Ints
 from training_profiler.statistics.trend import Series
-from training_profiler.tables.sections import BACKWARD_PASS, SYNCHRONIZATION
 
 MOST_PARTS: Final = 256
 MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known

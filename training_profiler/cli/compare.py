@@ -21,12 +21,12 @@ from typing import Any
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import one_line, printable
 from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
-from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
-from training_profiler.comparison.differences import differing, line_of
-from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
+from training_profiler.reports.page_comparison import render_comparisons
 from training_profiler.reports.report_json import as_data
 from training_profiler.safety.files import write_output
+from training_profiler.statistics.compare import SLOWER, NoComparisonError, compare
+from training_profiler.statistics.differences import differing, line_of
 from training_profiler.storage.run_folder import program_in, read_meta, typed_path
 from training_profiler.storage.run_reader import RUNNING, choose_run, listed_run, newest_runs, read_run, run_name
 from training_profiler.storage.timeline_reader import SeriesReader

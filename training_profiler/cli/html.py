@@ -16,7 +16,7 @@ from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.cli.common import add_attempt, add_run, write_file
 from training_profiler.cli.report import chosen_run, findings_of
 from training_profiler.cli.trace import summary_of
-from training_profiler.page.render import Excerpt, PageOrigin, places, render_page
+from training_profiler.reports.page_render import Excerpt, PageOrigin, places, render_page
 from training_profiler.storage.run_folder import PAGE, captures_of, read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines

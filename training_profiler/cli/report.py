@@ -11,10 +11,10 @@ from pathlib import Path
 
 from training_profiler.cli.common import add_attempt, add_run, layout_of_stdout, runs_folder, say, write
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data, report_schema
 from training_profiler.settings.settings import FORMATS
-from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_folder import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
 from training_profiler.trials.report import render_results, with_trials

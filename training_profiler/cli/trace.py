@@ -12,28 +12,28 @@ from typing import Any, Final
 from training_profiler.base.errors import ProfilerError, TraceError
 from training_profiler.base.text import printable_data, printable_lines
 from training_profiler.cli.common import runs_folder, write
-from training_profiler.findings.registry import read_thresholds
+from training_profiler.diagnosis.rule import read_thresholds
 from training_profiler.safety.files import is_readable, write_output
 from training_profiler.storage.run_folder import run_named
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import compare
-from training_profiler.trace_analysis.load.reader import keep_memory
 from training_profiler.trace_analysis.memory_snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.path_graph import Graph
 from training_profiler.trace_analysis.path_over_ranks import joined_graph
-from training_profiler.trace_analysis.report.figures import path_data, trace_data
-from training_profiler.trace_analysis.report.files import OVER_RANKS, TABLES, annotated, over_ranks_rows, render_traces
-from training_profiler.trace_analysis.report.several import are_ranks, comparison_data, render_comparison, render_ranks
-from training_profiler.trace_analysis.report.views import (
+from training_profiler.trace_analysis.reader import keep_memory
+from training_profiler.trace_analysis.report_figures import path_data, trace_data
+from training_profiler.trace_analysis.report_files import OVER_RANKS, TABLES, annotated, over_ranks_rows, render_traces
+from training_profiler.trace_analysis.report_several import are_ranks, comparison_data, render_comparison, render_ranks
+from training_profiler.trace_analysis.report_views import (
     CRITICAL_PATH,
     VIEWS,
     render_path_over_ranks,
     render_snapshot,
     render_view,
 )
-from training_profiler.trace_analysis.rules.findings import THRESHOLDS
+from training_profiler.trace_analysis.rules_findings import THRESHOLDS
 from training_profiler.trace_analysis.trace import Trace, analyse
 
 PATTERNS: Final = ("*.json", "*.json.gz")

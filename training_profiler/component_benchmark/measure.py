@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from training_profiler.base.backends import ready_backends
 from training_profiler.base.errors import BenchmarkError
 from training_profiler.component_benchmark.result import ComponentBenchmark, MeasuredModule, Stopwatch, Timing
 from training_profiler.component_benchmark.subject import (
@@ -25,7 +26,6 @@ from training_profiler.component_benchmark.subject import (
     tensors_in,
     without_compiler,
 )
-from training_profiler.tables.backends import ready_backends
 
 
 @contextmanager

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from training_profiler.base.backends import CUDA
 from training_profiler.base.errors import BenchmarkError
-from training_profiler.tables.backends import CUDA
 
 LEARNING_RATE = 1e-6  # hundreds of updates barely change the model
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.backends import Accelerator, TorchEvent
 from training_profiler.recording.section import Clock
 from training_profiler.recording.untraced import skip_with_callees
-from training_profiler.tables.backends import Accelerator, TorchEvent
 
 POOL_SIZE: Final = 4096  # events of one device, more than the limit on cost allows to use
 POOL_EMPTY: Final = "the pool of events was empty"

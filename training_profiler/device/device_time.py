@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from training_profiler.base import backends
+from training_profiler.base.backends import CUDA
 from training_profiler.base.units import NS_PER_S
 from training_profiler.device.device_lanes import NS_PER_MS, DeviceClock, DeviceEvent, DeviceLanes, PlacedSpan
+from training_profiler.model.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
-from training_profiler.tables import backends
-from training_profiler.tables.backends import CUDA
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -4,17 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
-from training_profiler.diagnosis.pauses import page_fault_time
-from training_profiler.diagnosis.places import in_python, places_text
-from training_profiler.diagnosis.program import is_on_cpu
-from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps, row_of
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.lines import hottest_places
-from training_profiler.snapshot.program import ANOMALY
-from training_profiler.snapshot.snapshot import BETWEEN, OTHER, LineStats, Snapshot
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     ANOMALIES,
     BACKWARD_HOOK,
     BACKWARD_PASS,
@@ -24,6 +14,16 @@ from training_profiler.tables.sections import (
     RECOMPUTATION,
     SYNCHRONIZATION,
 )
+from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, is_device_idle
+from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.pauses import page_fault_time
+from training_profiler.diagnosis.places import in_python, places_text
+from training_profiler.diagnosis.program import is_on_cpu
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps, row_of
+from training_profiler.model.lines import hottest_places
+from training_profiler.model.program import ANOMALY
+from training_profiler.model.snapshot import BETWEEN, OTHER, LineStats, Snapshot
 
 NEARLY_ALL_UPDATES: Final = 0.9  # of the updates
 # Of a backward pass; measured on the CPU for MLPs, a convolution and a transformer: 4 to 28 %.

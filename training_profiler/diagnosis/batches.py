@@ -2,14 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from training_profiler.base.units import ms_text
-from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
-from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import RowFacts
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FORWARD_PASS,
@@ -17,6 +10,13 @@ from training_profiler.tables.sections import (
     VALIDATION_EPOCH,
     WITHIN,
 )
+from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.program import NEARLY_EMPTY, per_step
+from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import RowFacts
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TINY: Final = 4.0  # samples
 LARGER: Final = 8.0  # times, with which it is compared

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.findings.finding import Change, Fix
-from training_profiler.snapshot.lines import READ_BY_FUNCTION
-from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats
+from training_profiler.diagnosis.finding import Change, Fix
+from training_profiler.model.lines import READ_BY_FUNCTION
+from training_profiler.model.snapshot import CHECKS, PYTHON, LineStats
 
 TOGETHER_FROM: Final = 0.3  # of the section's time: with less, most of it is something else
 MOSTLY: Final = 0.5  # of a line's time: then all of the line is for that

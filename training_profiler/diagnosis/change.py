@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import time_text
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import (
     EXPLAINS,
     HYPERVISOR,
@@ -17,9 +18,7 @@ from training_profiler.diagnosis.machine import (
     cpu_loss,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, claimed_in_steps_s, found, moves_with
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.recording.section_names import name_of
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     OTHER,
     PROFILER,
     LineChange,
@@ -27,6 +26,7 @@ from training_profiler.snapshot.snapshot import (
     Snapshot,
     StepChange,
 )
+from training_profiler.recording.section_names import name_of
 
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
 SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from training_profiler.findings.finding import Change, Fix
-from training_profiler.snapshot.program import OptimizerFacts
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.backends import CUDA
-from training_profiler.tables.sections import OPTIMIZER_STEP
+from training_profiler.base.backends import CUDA
+from training_profiler.base.sections import OPTIMIZER_STEP
+from training_profiler.diagnosis.finding import Change, Fix
+from training_profiler.model.program import OptimizerFacts
+from training_profiler.model.snapshot import Snapshot
 
 HALF: Final = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 FEW_TENSORS: Final = 8  # below it there is little to put together

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 from training_profiler.diagnosis.change import when_text, work_of
+from training_profiler.diagnosis.finding import Change, Finding, Fix, brief
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of
+from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.findings.finding import Change, Finding, Fix, brief
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
-from training_profiler.tables.sections import DATA_LOADING
+from training_profiler.model.snapshot import PROFILER, GpuStats, Growth, Level, Snapshot, StepStats
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor

@@ -5,19 +5,19 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops, place_of_most
-from training_profiler.diagnosis.program import is_on_cpu, per_step
-from training_profiler.diagnosis.registry import RULES, cost_of_steps
-from training_profiler.diagnosis.validation import RECORDING_COSTS
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.snapshot import EpochStats, LineStats, Snapshot
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     DATA_LOADING,
     FORWARD_PASS,
     FORWARD_WITHOUT_GRAD,
     ROLLOUT,
     VALIDATION_EPOCH,
 )
+from training_profiler.diagnosis.finding import Change, Finding, Fix
+from training_profiler.diagnosis.places import SAMPLES_NEEDED, in_python, loops, place_of_most
+from training_profiler.diagnosis.program import is_on_cpu, per_step
+from training_profiler.diagnosis.registry import RULES, cost_of_steps
+from training_profiler.diagnosis.validation import RECORDING_COSTS
+from training_profiler.model.snapshot import EpochStats, LineStats, Snapshot
 
 # From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
 BETWEEN_OPERATORS_S: Final = 40e-6

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING, COPYING_S, activities, spent_text, without_losses
 from training_profiler.diagnosis.device import IDLE_AT_LEAST, host_runs_ahead, trains_on_cpu, waited_s
+from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix, joined
 from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.places import LINES_A_FUNCTION, of_it, places_text
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps, row_of, section_of
 from training_profiler.diagnosis.worker_plan import MOSTLY_WAITS, waiting_share
-from training_profiler.findings.finding import Change, Evidence, Finding, Fix, joined
 from training_profiler.model.loader_workers import LOCK, SHARED_LOCK, THREADS
-from training_profiler.snapshot.program import LOADER, OPTIMIZER
-from training_profiler.snapshot.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
-from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, FORWARD_PASS, WITHIN
+from training_profiler.model.program import LOADER, OPTIMIZER
+from training_profiler.model.snapshot import OTHER, LineStats, LoaderStats, Snapshot, StepStats
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 WAITS_FOR_DEVICE: Final = "waits-for-device"

@@ -2,15 +2,15 @@
 
 from typing import Final
 
+from training_profiler.base.framework_frames import SAMPLER
+from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
+from training_profiler.diagnosis.finding import Change, Evidence, Finding
 from training_profiler.diagnosis.loader_fixes import LOADING_TRIALS
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, found, has_enough_steps
-from training_profiler.findings.finding import Change, Evidence, Finding
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import LOADER
-from training_profiler.snapshot.snapshot import OTHER, LoaderStats, Snapshot
-from training_profiler.tables.framework_frames import SAMPLER
-from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH, WORKER_START
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import LOADER
+from training_profiler.model.snapshot import OTHER, LoaderStats, Snapshot
 
 PASSES_NEEDED: Final = 10
 NEARLY_ALL: Final = 0.9  # of the batches: the first of their pass

@@ -3,7 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    INPUT_SECTIONS,
+    OPTIMIZER_STEP,
+    SYNCHRONIZATION,
+)
 from training_profiler.base.units import duration_text, ms_text
+from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import free_cpus
 from training_profiler.diagnosis.registry import (
     MIN_SAVING_S,
@@ -14,17 +22,9 @@ from training_profiler.diagnosis.registry import (
     row_of,
     threshold_of,
 )
-from training_profiler.findings.finding import Change, Evidence, Finding, Fix
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import THREADS
-from training_profiler.snapshot.snapshot import OTHER, Level, MachineStats, Snapshot
-from training_profiler.tables.sections import (
-    BACKWARD_PASS,
-    FORWARD_PASS,
-    INPUT_SECTIONS,
-    OPTIMIZER_STEP,
-    SYNCHRONIZATION,
-)
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import THREADS
+from training_profiler.model.snapshot import OTHER, Level, MachineStats, Snapshot
 
 MACHINE_BUSY: Final = "machine-busy"
 THE_MACHINE: Final = "the machine"  # as the cause of uneven time, where others have a section

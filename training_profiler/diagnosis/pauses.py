@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import COPYING_S
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss, lock_wait
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, SAYS_MORE_FROM, found, has_enough_steps
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.machine import ASKED, FULL, YOUNG, Pause
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP, STEP_PARTS
+from training_profiler.model.machine import ASKED, FULL, YOUNG, Pause
+from training_profiler.model.snapshot import OTHER, Snapshot
 
 GARBAGE_COLLECTION: Final = "garbage collection"  # as the cause of uneven steps, where others have a section
 STEPS_WITH: Final = 3  # single steps with a collection may be chance

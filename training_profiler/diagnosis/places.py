@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import FORWARD_PASS
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS, named
-from training_profiler.snapshot.lines import hottest_places
-from training_profiler.snapshot.snapshot import CHECKS, PYTHON, LineStats, Snapshot
-from training_profiler.tables.sections import FORWARD_PASS
+from training_profiler.model.lines import hottest_places
+from training_profiler.model.snapshot import CHECKS, PYTHON, LineStats, Snapshot
 
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named

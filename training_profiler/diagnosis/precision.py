@@ -2,14 +2,14 @@
 
 from typing import Final
 
+from training_profiler.base.backends import CUDA
+from training_profiler.base.peaks import peak_of
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.base.units import three_digits
 from training_profiler.diagnosis.compute_fixes import HALF, busy_part
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, cost_of_steps, found, has_enough_steps
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.backends import CUDA
-from training_profiler.tables.peaks import peak_of
-from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.model.snapshot import Snapshot
 
 SLOWER: Final = 2.0  # times float32; less may be other work of the machine
 USUAL_PART: Final = 0.25  # of the speed of matrix products: what small layers reach in float32

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.base.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.base.units import duration_text, ms_text, three_digits
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.places import loops, place_of_most, places_text
 from training_profiler.diagnosis.registry import RULES, cost_of_run, cost_of_steps, has_enough_steps
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import COMPILE, ForwardFacts, LongOperators, ProgramFacts, RecurrentFacts
+from training_profiler.model.snapshot import OTHER, Snapshot
 
 FEW_ROWS: Final = 0.2  # of a table; sparse updates of more would not be faster
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time

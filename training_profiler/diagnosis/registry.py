@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from training_profiler.base.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Change, Evidence, Finding, Fix
-from training_profiler.findings.registry import DEFAULTS, Registry, Rule, Saving
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.sections import BACKWARD_PASS, DATA_LOADING, FIRST_FETCH, WORKER_START
+from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
+from training_profiler.diagnosis.rule import DEFAULTS, Registry, Rule, Saving
+from training_profiler.model.snapshot import Snapshot
 
 Sections = tuple[str, ...]
 Range = tuple[float, float]

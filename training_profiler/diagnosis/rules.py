@@ -4,6 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    INPUT_SECTIONS,
+    NESTED_SECTIONS,
+    OPTIMIZER_STEP,
+)
 from training_profiler.base.units import counted, time_text
 
 # Importing a module of rules registers them.
@@ -26,6 +34,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     validation,
 )
 from training_profiler.diagnosis.device import host_runs_ahead, within_idle_time
+from training_profiler.diagnosis.finding import Finding
 from training_profiler.diagnosis.registry import (
     RULES,
     STEPS_NEEDED,
@@ -36,18 +45,9 @@ from training_profiler.diagnosis.registry import (
     threshold_of,
     with_step_time,
 )
-from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Saving
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.recording.section_names import name_of
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
-from training_profiler.tables.sections import (
-    BACKWARD_PASS,
-    DATA_GENERATION,
-    DATA_LOADING,
-    INPUT_SECTIONS,
-    NESTED_SECTIONS,
-    OPTIMIZER_STEP,
-)
 
 THRESHOLDS: Final = RULES.thresholds()
 CONFIDENCE: Final = 2.0  # standard errors of the mean step

@@ -4,8 +4,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from training_profiler.base.backends import CUDA
+from training_profiler.base.sections import (
+    BACKWARD_PASS,
+    BATCH_NORM_UPDATE,
+    CHECKPOINTING,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FORWARD_PASS,
+    LOGGING,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    SAMPLING,
+    SYNCHRONIZATION,
+    VALIDATION_EPOCH,
+)
 from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.compute_fixes import COMPUTING_TRIALS, forward_fix, optimizer_fix, optimizer_saves
+from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import (
     LOADING_TRIALS,
     free_cpus,
@@ -23,28 +41,10 @@ from training_profiler.diagnosis.registry import (
     has_enough_steps,
     row_of,
 )
+from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.worker_plan import FREE_CPUS
-from training_profiler.findings.finding import Change, Evidence, Finding, Fix
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import LOADER, OPTIMIZER
-from training_profiler.snapshot.snapshot import SectionStats, Snapshot
-from training_profiler.tables.backends import CUDA
-from training_profiler.tables.sections import (
-    BACKWARD_PASS,
-    BATCH_NORM_UPDATE,
-    CHECKPOINTING,
-    DATA_GENERATION,
-    DATA_LOADING,
-    DATA_TRANSFER,
-    EMA_UPDATE,
-    FORWARD_PASS,
-    LOGGING,
-    METRICS_COMPUTATION,
-    OPTIMIZER_STEP,
-    SAMPLING,
-    SYNCHRONIZATION,
-    VALIDATION_EPOCH,
-)
+from training_profiler.model.program import LOADER, OPTIMIZER
+from training_profiler.model.snapshot import SectionStats, Snapshot
 
 REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
 HALF_AS_OFTEN: Final = 0.5

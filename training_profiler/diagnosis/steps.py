@@ -4,6 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import (
+    ACTING_SECTIONS,
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    SYNCHRONIZATION,
+    WORKER_START,
+)
 from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.change import (
     ALL_ALIKE,
@@ -17,6 +28,7 @@ from training_profiler.diagnosis.change import (
     work_of,
 )
 from training_profiler.diagnosis.device import MOSTLY, host_runs_ahead, idle_time_s, varies_most
+from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, stalls_fix
 from training_profiler.diagnosis.pauses import FREEZE, GARBAGE_COLLECTION, lost_in_long_steps_s
 from training_profiler.diagnosis.registry import (
@@ -28,22 +40,10 @@ from training_profiler.diagnosis.registry import (
     moves_with,
     row_of,
 )
-from training_profiler.findings.finding import Change, Finding, Fix
-from training_profiler.findings.registry import Saving
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import LOADER
+from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 from training_profiler.recording.section_names import name_of
-from training_profiler.snapshot.program import LOADER
-from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
-from training_profiler.tables.sections import (
-    ACTING_SECTIONS,
-    BACKWARD_PASS,
-    DATA_GENERATION,
-    DATA_LOADING,
-    DATA_TRANSFER,
-    FIRST_FETCH,
-    FORWARD_PASS,
-    SYNCHRONIZATION,
-    WORKER_START,
-)
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up

@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.base.units import duration_text, time_text
-from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
-from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
-from training_profiler.findings.finding import Change, Finding, Fix, joined
-from training_profiler.findings.registry import Saving
-from training_profiler.snapshot.program import LOADER
-from training_profiler.snapshot.snapshot import LoaderStats, SectionStats, Snapshot
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     DATA_LOADING,
     FIRST_FETCH,
     FORWARD_PASS,
@@ -18,6 +11,13 @@ from training_profiler.tables.sections import (
     WITHIN,
     WORKER_START,
 )
+from training_profiler.base.units import duration_text, time_text
+from training_profiler.diagnosis.finding import Change, Finding, Fix, joined
+from training_profiler.diagnosis.loader_fixes import REMADE, THEN_KEPT, first_batch_fix
+from training_profiler.diagnosis.registry import RULES, cost_of_run, has_enough_steps
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.model.program import LOADER
+from training_profiler.model.snapshot import LoaderStats, SectionStats, Snapshot
 
 MOST_OF_IT: Final = 0.9  # of the time in validations, which includes these passes
 # Of a forward pass; measured on the CPU for MLPs, convolutions, LSTMs and attention: 3 to 35 %.

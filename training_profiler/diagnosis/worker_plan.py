@@ -3,12 +3,12 @@
 from math import ceil
 from typing import Final, NamedTuple
 
+from training_profiler.base.framework_frames import SAMPLER
+from training_profiler.base.sections import DATA_LOADING, FIRST_FETCH
 from training_profiler.base.units import ms_text
-from training_profiler.findings.finding import Change, Evidence, Fix
+from training_profiler.diagnosis.finding import Change, Evidence, Fix
 from training_profiler.model.loader_workers import IDLE, SHARED_LOCK
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, WorkerStats
-from training_profiler.tables.framework_frames import SAMPLER
-from training_profiler.tables.sections import DATA_LOADING, FIRST_FETCH
+from training_profiler.model.snapshot import LoaderStats, Snapshot, WorkerStats
 
 BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill caches
 PREPROCESS_LESS: Final = "Preprocess less per sample"

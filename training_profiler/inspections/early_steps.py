@@ -15,7 +15,7 @@ from training_profiler.inspections.unused import GradientUse, GraphUse
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import is_bare
-from training_profiler.snapshot.program import ProgramFacts
+from training_profiler.model.program import ProgramFacts
 
 STEPS: Final = 24  # that are looked at; more where several optimizers take turns
 INPUTS: Final = 5  # where torch.autograd.backward takes the tensors that alone get a gradient

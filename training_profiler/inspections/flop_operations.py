@@ -15,10 +15,10 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from training_profiler.base.backends import CUDA
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.inspection import plain_classes
-from training_profiler.snapshot.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
-from training_profiler.tables.backends import CUDA
+from training_profiler.model.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 
 # Operations of other namespaces may do anything.
 KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")

@@ -23,8 +23,8 @@ from training_profiler.instrumentation.loop_detection.modules import (
     modules_within,
     parameters_within,
 )
+from training_profiler.model.program import FrozenFacts
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import FrozenFacts
 
 MOST_MODULES: Final = 16  # that are followed
 MOST_LAYERS: Final = 64  # within trained ones

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.modules import modules_within
 from training_profiler.instrumentation.patches.module_call import is_compiled
+from training_profiler.model.program import COMPILE
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import COMPILE
 
 DEFAULT_DEVICE: Final = "DeviceContext"  # the class behind torch.set_default_device and "with torch.device(...)"
 VALUES: Final = 16  # of a tensor, which show a change that its version does not, such as one of ``p.data``

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.instrumentation.call_sites import CallSites
+from training_profiler.model.program import CallSite, KeptGraphs
 from training_profiler.safety.fault_guard import BackgroundThread
 from training_profiler.safety.files import read_file
-from training_profiler.snapshot.program import CallSite, KeptGraphs
 
 MARKED: Final = 16  # steps whose graphs are marked
 AFTER: Final = 8  # steps later, a graph that is alive is kept

@@ -13,7 +13,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.input_sizes import EvaluatedRows
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, Shadow
 from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within
-from training_profiler.snapshot.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
+from training_profiler.model.program import ConvolutionFacts, EmbeddingFacts, OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
 EMBEDDINGS: Final = ("Embedding", "EmbeddingBag")

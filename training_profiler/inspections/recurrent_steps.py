@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from training_profiler.inspections.inspection import Inspection, SeenCall, UserProgram
 from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.model.program import RecurrentFacts
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import RecurrentFacts
 
 LOOKED_AT: Final = 4  # steps with such calls
 LEAST: Final = 8  # steps of a sequence; fewer may be layers side by side

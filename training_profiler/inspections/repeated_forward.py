@@ -23,8 +23,8 @@ from training_profiler.instrumentation.loop_detection.modules import (
     modules_within,
     parameters_within,
 )
+from training_profiler.model.program import RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import RepeatFacts, SliceFacts
 
 MOST_VALUES: Final = 64  # of one input; a call with more is not compared
 MOST_KEPT: Final = 32  # calls that later ones are compared with

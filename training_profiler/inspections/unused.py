@@ -21,7 +21,7 @@ from training_profiler.inspections.inspection import (
     why_not_counted,
 )
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
-from training_profiler.snapshot.program import UnusedGradients, UnusedGraphs
+from training_profiler.model.program import UnusedGradients, UnusedGraphs
 
 LOOKED_AT: Final = 4  # updates, after which parameters without an optimizer are looked up
 MOST_MODULES: Final = 16  # that are called; with more nothing is known

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.base.units import BYTES_PER_MIB
+from training_profiler.model.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite, OptimizerFacts
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite, OptimizerFacts
 
 MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
 MOST_READ: Final = 500  # of one kind; a program that makes an optimizer in each step made the first ones there too

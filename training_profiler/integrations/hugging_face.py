@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
+from training_profiler.base.sections import CHECKPOINTING, LOGGING
 from training_profiler.integrations.trainer_run import Phases, TrainerRun
-from training_profiler.tables.sections import CHECKPOINTING, LOGGING
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

@@ -9,9 +9,9 @@ import keras
 from keras.callbacks import Callback, CallbackList
 
 from training_profiler.base.errors import SettingsError
+from training_profiler.base.sections import CHECKPOINTING
 from training_profiler.base.switch import is_switched_off
 from training_profiler.integrations.trainer_run import Phases, TrainerRun
-from training_profiler.tables.sections import CHECKPOINTING
 
 # Those of the whole step: the progress bar prints all logs of an epoch in one line.
 LOGGED: Final = tuple(

@@ -4,9 +4,9 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from training_profiler.base.framework_frames import PROGRESS, callback_named
+from training_profiler.base.sections import CHECKPOINTING, OPTIMIZER_STEP
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.tables.framework_frames import PROGRESS, callback_named
-from training_profiler.tables.sections import CHECKPOINTING, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

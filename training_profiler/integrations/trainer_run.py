@@ -14,11 +14,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from training_profiler.base.switch import is_switched_off
-from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.tracebacks import PACKAGE, hide_our_frames
-from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.tables.framework_frames import (
+from training_profiler.base.framework_frames import (
     ANY,
     FRAMES,
     HANDLERS,
@@ -29,7 +25,11 @@ from training_profiler.tables.framework_frames import (
     LibraryFrame,
     callback_named,
 )
-from training_profiler.tables.sections import LOGGING
+from training_profiler.base.sections import LOGGING
+from training_profiler.base.switch import is_switched_off
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.tracebacks import PACKAGE, hide_our_frames
+from training_profiler.safety.fault_guard import FaultGuard
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow

@@ -14,6 +14,7 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.ddp_statistics import GradientSync, SyncPoints
+from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.ranks.channel import PART, RankChannel
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
@@ -23,7 +24,6 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.settings.settings import Settings
-from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 
 STEPS_AHEAD: Final = 2  # a rank publishes in the first, rank 0 reads in the second
 MIN_STEPS: Final = 8  # of a rank since the last report; with fewer, its stats cover all its steps

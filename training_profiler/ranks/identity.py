@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.snapshot.ranks import RankId
+from training_profiler.model.ranks import RankId
 
 PROC: Final = Path("/proc")
 _PROCESS: Final = re.compile(r"(\d{1,10})@(.{1,200})")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final, NamedTuple, TypeVar
 
+from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.text import printable
 from training_profiler.model.loader_workers import WorkerSums
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Section
 from training_profiler.recording.timed_function import StandIn, stand_in
 from training_profiler.recording.tracebacks import hide_our_frames
-from training_profiler.tables.sections import DATA_LOADING
 
 Batch = TypeVar("Batch")
 Known = TypeVar("Known", int, bool)

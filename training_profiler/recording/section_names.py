@@ -4,8 +4,7 @@ import itertools
 import zlib
 from typing import Final
 
-from training_profiler.base.text import MAX_NAME_LENGTH, printable
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     LINES_IN_WORKERS,
     NESTED_SECTIONS,
     OTHER,
@@ -13,6 +12,7 @@ from training_profiler.tables.sections import (
     PROFILER,
     WITHIN,
 )
+from training_profiler.base.text import MAX_NAME_LENGTH, printable
 
 USERS: Final = "user:"  # in a key, before a name of the user's that a row of ours has, or could have
 OTHER_NAMES: Final = "(other names)"

@@ -6,7 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import MS_PER_S, ms_text
-from training_profiler.comparison.compare import (
+from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.reports.sections import table_label
+from training_profiler.statistics.compare import (
     FASTER,
     NOT_SHOWN,
     SECTIONS_LEVEL,
@@ -14,10 +16,8 @@ from training_profiler.comparison.compare import (
     Comparison,
     SectionDifference,
 )
-from training_profiler.comparison.differences import Differing, LineDifference
-from training_profiler.comparison.run_series import BUSY_FROM, SettledSteps
-from training_profiler.reports.layout import Layout, shortened, table
-from training_profiler.reports.sections import table_label
+from training_profiler.statistics.differences import Differing, LineDifference
+from training_profiler.statistics.run_series import BUSY_FROM, SettledSteps
 
 SCHEMA: Final = 1
 LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own

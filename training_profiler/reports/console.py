@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from training_profiler.base.sections import OF_PASSES
 from training_profiler.base.text import printable_lines
 from training_profiler.base.units import (
     S_PER_HOUR,
@@ -17,6 +18,16 @@ from training_profiler.base.units import (
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
+from training_profiler.model.snapshot import (
+    BETWEEN,
+    HOT_SHARE,
+    OTHER,
+    PROFILER,
+    EpochStats,
+    SectionStats,
+    Snapshot,
+    StepStats,
+)
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
@@ -40,17 +51,6 @@ from training_profiler.reports.sections import (
     table_label,
 )
 from training_profiler.reports.verdict import GOOD, checklist_lines, insight_lines, verdict
-from training_profiler.snapshot.snapshot import (
-    BETWEEN,
-    HOT_SHARE,
-    OTHER,
-    PROFILER,
-    EpochStats,
-    SectionStats,
-    Snapshot,
-    StepStats,
-)
-from training_profiler.tables.sections import OF_PASSES
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
+from training_profiler.model.series import RankSeries, Stretch
+from training_profiler.model.snapshot import BETWEEN, WorkerStats
 from training_profiler.reports.sections import table_label
-from training_profiler.snapshot.series import RankSeries, Stretch
-from training_profiler.snapshot.snapshot import BETWEEN, WorkerStats
 
 NOT_YOURS: Final = "(no line of your code)"
 MOST_DEPTH: Final = 20  # sections in each other

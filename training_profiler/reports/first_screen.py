@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from training_profiler.base.sections import VALIDATION_EPOCH
 from training_profiler.base.units import counted, duration_text, ms_column, unit_of_steps
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.lines import WAITS_FOR_DEVICE
 from training_profiler.diagnosis.registry import section_of
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
 from training_profiler.reports.layout import KEPT, Layout, shortened
 from training_profiler.reports.resources import OTHERS_SHOWN_FROM, rate_texts
 from training_profiler.reports.sections import bar_label, percentages
 from training_profiler.reports.verdict import important, source_line, verdict
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
-from training_profiler.tables.sections import VALIDATION_EPOCH
 
 MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more

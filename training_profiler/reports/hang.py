@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final, NamedTuple
 
+from training_profiler.base.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
 from training_profiler.base.units import NS_PER_S, counted
+from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import sentence
 from training_profiler.reports.ranks import of_ranks
-from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
-from training_profiler.tables.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
 
 MOST_PLACES: Final = 4  # in one line
 MOST_IDLE: Final = 3  # frames of a thread that is not the training's and only waits

@@ -5,10 +5,10 @@ from operator import attrgetter, itemgetter
 from typing import Final
 
 from training_profiler.base.units import MS_PER_S, ms_text
+from training_profiler.model.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import Layout, column_width, shortened, table
-from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
-from training_profiler.snapshot.snapshot import Snapshot
 
 MOST_SECTIONS: Final = 12
 SHOWN_ABOVE: Final = 0.005  # of step time: shorter sections that every rank entered are left out

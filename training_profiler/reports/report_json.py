@@ -8,20 +8,20 @@ from dataclasses import asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
+from training_profiler.base.sections import LINES_IN_WORKERS
 from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.finding import Check
 from training_profiler.diagnosis.pauses import pauses
-from training_profiler.findings.finding import Check
-from training_profiler.reports.verdict import checklist, verdict
-from training_profiler.snapshot import snapshot as stats
-from training_profiler.snapshot.machine import Pause
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model import snapshot as stats
+from training_profiler.model.machine import Pause
+from training_profiler.model.snapshot import (
     AllRanksStats,
     EpochStats,
     LineStats,
     Snapshot,
 )
-from training_profiler.tables.sections import LINES_IN_WORKERS
+from training_profiler.reports.verdict import checklist, verdict
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.units import (
     BYTES_PER_GIB,
     MS_PER_S,
@@ -15,8 +16,7 @@ from training_profiler.base.units import (
 )
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
 from training_profiler.model.loader_workers import IDLE
-from training_profiler.reports.layout import Layout, column_width, sentence, shortened, table
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     GpuStats,
     Level,
     LoaderStats,
@@ -26,7 +26,7 @@ from training_profiler.snapshot.snapshot import (
     Throughput,
     WorkerStats,
 )
-from training_profiler.tables.sections import DATA_LOADING
+from training_profiler.reports.layout import Layout, column_width, sentence, shortened, table
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device

@@ -6,11 +6,10 @@ Data, metrics and lines to grep keep the sections' own names.
 from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
+from training_profiler.base import sections as known
 from training_profiler.base.text import PREFIX
 from training_profiler.base.units import three_digits
-from training_profiler.recording.section_names import key_of, name_of
-from training_profiler.reports.layout import shortened
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     HOT_PLACES,
     HOT_SHARE,
     OTHER,
@@ -19,7 +18,8 @@ from training_profiler.snapshot.snapshot import (
     SectionStats,
     Snapshot,
 )
-from training_profiler.tables import sections as known
+from training_profiler.recording.section_names import key_of, name_of
+from training_profiler.reports.layout import shortened
 
 # In tables: rows that are not sections of the program.
 _IN_TABLES: Final = {

@@ -3,16 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from training_profiler.base.units import duration_text, ms_number
-from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
-from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
-from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
-from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
-from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
-from training_profiler.findings.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
-from training_profiler.reports.layout import Layout
-from training_profiler.snapshot.snapshot import LineStats, Snapshot
-from training_profiler.tables.sections import (
+from training_profiler.base.sections import (
     BACKWARD_PASS,
     DATA_GENERATION,
     DATA_LOADING,
@@ -22,6 +13,15 @@ from training_profiler.tables.sections import (
     GRAPH_REPLAY,
     OPTIMIZER_STEP,
 )
+from training_profiler.base.units import duration_text, ms_number
+from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
+from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
+from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
+from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
+from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
+from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
+from training_profiler.model.snapshot import LineStats, Snapshot
+from training_profiler.reports.layout import Layout
 
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text, time_text
-from training_profiler.findings.finding import Finding, brief
+from training_profiler.diagnosis.finding import Finding, brief
+from training_profiler.model.snapshot import AllRanksStats, Snapshot
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
@@ -15,7 +16,6 @@ from training_profiler.reports.ranks import attempt_lines, exchange_lines, range
 from training_profiler.reports.resources import loader_lines, machine_lines
 from training_profiler.reports.sections import largest_shares, status_text
 from training_profiler.reports.verdict import important
-from training_profiler.snapshot.snapshot import AllRanksStats, Snapshot
 
 RUNNING: Final = "running"
 OLD_AFTER_S: Final = 30.0  # without a new line of the journal: the view says how old it is

@@ -13,8 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.backends import BACKENDS
 from training_profiler.base.errors import SettingsError
 from training_profiler.base.switch import START_UP_FILE, SWITCH, environment, start_up_file
+from training_profiler.base.trackers import TRACKERS, Tracker
 from training_profiler.base.units import NS_PER_US
 from training_profiler.bootstrap.training_profiler_hook import HOOK
 from training_profiler.recording.recorder import Recorder
@@ -23,8 +25,6 @@ from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.parts import new_recorder
 from training_profiler.settings.settings import Settings, given_variables, read_settings, unknown_variables
 from training_profiler.storage.run_folder import masked
-from training_profiler.tables.backends import BACKENDS
-from training_profiler.tables.trackers import TRACKERS, Tracker
 
 PACKAGES: Final = ("torch", "numpy", "msgspec", "psutil", "tabulate")
 FRAMEWORKS: Final = (

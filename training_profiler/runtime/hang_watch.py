@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.hang_detector import Hang, HangDetector
 from training_profiler.ranks.identity import Rank
@@ -16,10 +18,8 @@ from training_profiler.reports.hang import where_text
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.sampling.thread_stacks import StackSignal, read_stacks
 from training_profiler.settings.settings import Settings
-from training_profiler.snapshot.ranks import RankStacks, StackFrame, ThreadStack
 from training_profiler.storage import stack_files
 from training_profiler.storage.run_folder import typed_path
-from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS
 
 PART: Final = "hang watch"
 LOOK_S: Final = 1.0  # between two checks for requests and for steps

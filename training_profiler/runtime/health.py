@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.program import CpuSpeed
+from training_profiler.model.snapshot import PROFILER, Health
 from training_profiler.recording.implementation import Clock, Implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.fault_guard import SHARE, FaultGuard
-from training_profiler.snapshot.program import CpuSpeed
-from training_profiler.snapshot.snapshot import PROFILER, Health
 
 SPEED_SHARE: Final = 0.001  # of the run that the measurement may take
 LEAST_SPEED_S, MOST_SPEED_S = 0.01, 0.06

@@ -27,11 +27,11 @@ from training_profiler.instrumentation.patches import (
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FETCH
+from training_profiler.model.program import PassesBefore, ProgramFacts
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.tracebacks import reraise_if_foreign
 from training_profiler.safety.fault_guard import warn
-from training_profiler.snapshot.program import PassesBefore, ProgramFacts
 
 TRACEBACKS: Final = "tracebacks"
 TRACERS: Final = "tracers"

@@ -16,6 +16,7 @@ from typing import Any, Final
 from training_profiler.base.switch import environment
 from training_profiler.base.text import PREFIX, one_line
 from training_profiler.diagnosis import Finding, epoch_warnings
+from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
@@ -29,7 +30,6 @@ from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
-from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT, typed_path

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
+from training_profiler.model.ranks import RankId
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
@@ -32,7 +33,6 @@ from training_profiler.sampling.lock_watch import lock_watch
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings.settings import NATIVE, Settings
 from training_profiler.sinks.trackers import Trackers
-from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.journal import JournalLines
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.torch_capture.controller import Captures

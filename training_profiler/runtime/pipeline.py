@@ -11,14 +11,14 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
+from training_profiler.model.program import CpuSpeed, ProgramFacts
+from training_profiler.model.snapshot import PROFILER, Health, Snapshot
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.runtime.health import budget_s, measure
 from training_profiler.runtime.parts import Parts, RunContext, SessionCalls
 from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.safety.fault_guard import EPOCHS, REPORTS, SHARE
 from training_profiler.settings.settings import Settings
-from training_profiler.snapshot.program import CpuSpeed, ProgramFacts
-from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
 
 STEPS_MOVE_FROM: Final = 10  # batches of an epoch; of fewer, one more step is many
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.flop_counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
+from training_profiler.model.snapshot import PROFILER, Snapshot
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import MAX_MARKS, NO_LIMIT
 from training_profiler.recording.section import FLUSH_AT_MOST
@@ -21,7 +22,6 @@ from training_profiler.runtime.shutdown import Shutdown, held_handler_errors
 from training_profiler.safety.fault_guard import EPOCHS, REPORTS
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.storage.run_folder import REPORT_TEXT
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer

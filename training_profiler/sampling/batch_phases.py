@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from training_profiler.base.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 from training_profiler.model.loader_workers import (
     COLLATE,
     DECODE,
@@ -17,7 +18,6 @@ from training_profiler.model.loader_workers import (
     TRANSFORM,
 )
 from training_profiler.sampling.location import ByInstruction, Instruction, called_function
-from training_profiler.tables.framework_frames import ANY, FileRows, FrameTable, LibraryFrame
 
 # Libraries whose functions are of one phase, whatever they are called.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (

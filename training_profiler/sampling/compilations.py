@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import after_import
+from training_profiler.model.program import CompileFacts
 from training_profiler.sampling.user_code import UserCode, places_of_this_process
-from training_profiler.snapshot.program import CompileFacts
 
 CALLBACKS: Final = "torch._dynamo.callback"  # private: may be gone
 MOST_FRAMES: Final = 200  # from dynamo up to the program

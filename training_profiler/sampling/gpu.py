@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from training_profiler.tables.backends import Backend, ready_backends
+from training_profiler.base.backends import Backend, ready_backends
 
 SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the process did not use before
 ENERGY: Final = "energy_j"  # since the driver was loaded; the other readings are of the moment

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Final, Generic, TypeVar
 
 from training_profiler.base.text import printable
-from training_profiler.snapshot.lines import READ_BY_FUNCTION
+from training_profiler.model.lines import READ_BY_FUNCTION
 
 # Another thread sees an instruction of a thread only where that gives up Python's lock: in a call or an operator that
 # releases it, after a call, at the begin of a function, or at the end of a round of a loop. Before the last two, Python

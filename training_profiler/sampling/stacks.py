@@ -8,8 +8,24 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, NamedTuple, Protocol
 
+from training_profiler.base.framework_frames import (
+    ANY,
+    CALLBACK,
+    CHECKING,
+    ENGINE,
+    LOOP,
+    MAKING,
+    MODULE_CALL,
+    FileRows,
+    FrameTable,
+    LibraryFrame,
+    callback_named,
+)
+from training_profiler.base.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 from training_profiler.base.text import printable
 from training_profiler.model.location import Location
+from training_profiler.model.program import CallSite
+from training_profiler.model.snapshot import BETWEEN, CHECKS, PYTHON
 from training_profiler.sampling.batch_phases import PhaseReader
 from training_profiler.sampling.location import (
     ByInstruction,
@@ -24,22 +40,6 @@ from training_profiler.sampling.location import (
 )
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode, places_of_this_process
-from training_profiler.snapshot.program import CallSite
-from training_profiler.snapshot.snapshot import BETWEEN, CHECKS, PYTHON
-from training_profiler.tables.framework_frames import (
-    ANY,
-    CALLBACK,
-    CHECKING,
-    ENGINE,
-    LOOP,
-    MAKING,
-    MODULE_CALL,
-    FileRows,
-    FrameTable,
-    LibraryFrame,
-    callback_named,
-)
-from training_profiler.tables.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
 
 # In these, the training waits for work that runs elsewhere and is not sampled: a queue that threads or processes fill,
 # or a pipeline in C++. Of several on a stack, the outermost below the user's line holds.

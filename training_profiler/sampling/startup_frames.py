@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from training_profiler.tables.framework_frames import ANY, FrameTable, LibraryFrame
+from training_profiler.base.framework_frames import ANY, FrameTable, LibraryFrame
 
 IMPORTS: Final = "imports"
 DATA_SET: Final = "data set"

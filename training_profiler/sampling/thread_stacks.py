@@ -15,12 +15,12 @@ from types import CodeType, FrameType
 from typing import Final
 
 from training_profiler.base.text import printable
+from training_profiler.model.ranks import StackFrame
 from training_profiler.safety.fault_guard import OWN_THREADS
 from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
-from training_profiler.snapshot.ranks import StackFrame
 
 NAME: Final = "training_profiler stacks"
 ANSWER_S: Final = 2.0  # for a dump, which takes milliseconds

@@ -20,8 +20,8 @@ from training_profiler.base.switch import (
     given_name,
     short_name,
 )
-from training_profiler.snapshot.machine import Price
-from training_profiler.tables.trackers import PROMETHEUS, TRACKERS
+from training_profiler.base.trackers import PROMETHEUS, TRACKERS
+from training_profiler.model.machine import Price
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")
@@ -174,7 +174,7 @@ def _sinks(given: object) -> tuple[str, ...]:
 def _thresholds(given: object) -> dict[str, float]:
     # Here, because few runs override a threshold, and importing the rules takes time.
     from training_profiler.diagnosis import THRESHOLDS
-    from training_profiler.findings.registry import read_thresholds
+    from training_profiler.diagnosis.rule import read_thresholds
 
     return read_thresholds(given, THRESHOLDS, f"example: {_THRESHOLDS_EXAMPLE}")
 

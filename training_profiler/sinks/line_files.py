@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from training_profiler.base.trackers import CSV, JSONL
 from training_profiler.safety.files import OwnFile
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
-from training_profiler.tables.trackers import CSV, JSONL
 
 
 class JsonlFile(Sink):

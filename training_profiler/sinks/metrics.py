@@ -7,10 +7,11 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from training_profiler.base.sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 from training_profiler.base.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
 from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.snapshot.snapshot import (
+from training_profiler.model.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
@@ -20,7 +21,6 @@ from training_profiler.snapshot.snapshot import (
     MachineStats,
     Snapshot,
 )
-from training_profiler.tables.sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 
 Metrics = Mapping[str, float]
 

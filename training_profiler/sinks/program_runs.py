@@ -16,10 +16,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from training_profiler.base.trackers import MLFLOW, WANDB
 from training_profiler.base.units import MS_PER_S
 from training_profiler.sinks.metrics import STEP, PlainNames
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink, SinkContext
-from training_profiler.tables.trackers import MLFLOW, WANDB
 
 MAX_METRICS_PER_CALL: Final = 1000  # the limit of an MLflow server
 MAX_KEY_LENGTH: Final = 250

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.trackers import PROMETHEUS
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.safety.files import replace_file
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext, folder_for
-from training_profiler.tables.trackers import PROMETHEUS
 
 PATHS: Final = ("/metrics", "/")
 LOOK_S: Final = 0.2  # between two checks for the end of the run

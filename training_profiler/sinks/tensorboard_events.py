@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.sections import OTHER, OUTSIDE_STEPS_SECTIONS, WITHIN
+from training_profiler.base.trackers import TENSORBOARD
 from training_profiler.safety.files import OwnFile, make_inner_folder
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
-from training_profiler.tables.sections import OTHER, OUTSIDE_STEPS_SECTIONS, WITHIN
-from training_profiler.tables.trackers import TENSORBOARD
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
 OVERVIEW: Final = "overview/"

@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from training_profiler.base.errors import MissingExtraError
+from training_profiler.base.trackers import TRACKERS
 from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.safety.fault_guard import BackgroundThread, Guard
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
-from training_profiler.tables.trackers import TRACKERS
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100

@@ -1,1 +1,3 @@
-"""Trends, changes of level, histograms, intervals of means and of shifts. Never: know what a series is of, I/O."""
+"""Trends, changes of level, histograms, intervals; two runs: which is slower, by how much, where, and what differs.
+Never: judge without an interval, read a file.
+"""

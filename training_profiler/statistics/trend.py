@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from math import erf, isfinite, sqrt
 from typing import Final, NamedTuple
 
-from training_profiler.snapshot.snapshot import Growth
+from training_profiler.model.snapshot import Growth
 
 BLOCKS = 20
 

@@ -22,11 +22,11 @@ from training_profiler.model.interval import (
     SectionRecord,
     StretchFigures,
 )
+from training_profiler.model.program import ProgramFacts
+from training_profiler.model.snapshot import DeviceTimingStats, Health
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import OwnFile
-from training_profiler.snapshot.program import ProgramFacts
-from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_lines import (
     JOURNAL_SCHEMA,
     EndLine,

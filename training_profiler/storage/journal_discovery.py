@@ -14,9 +14,9 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.model.ranks import AttemptStats
 from training_profiler.safety.files import NotRegularFileError, is_folder, lines_of, may_follow, open_file
 from training_profiler.settings.settings import Launch
-from training_profiler.snapshot.ranks import AttemptStats
 from training_profiler.storage.journal_lines import JOURNAL_SCHEMA
 from training_profiler.storage.journal_lines import as_object as as_record
 from training_profiler.storage.run_folder import (

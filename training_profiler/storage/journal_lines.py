@@ -13,10 +13,10 @@ from training_profiler.base.units import NS_PER_US
 from training_profiler.model.bounds import MOST_LOADERS, MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.loader_workers import WorkerSums, fit_sums
+from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
+from training_profiler.model.series import Lane, Span, StepLanes
+from training_profiler.model.snapshot import DeviceTimingStats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderArguments, LoaderCounts, MadeBatches
-from training_profiler.snapshot.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
-from training_profiler.snapshot.series import Lane, Span, StepLanes
-from training_profiler.snapshot.snapshot import DeviceTimingStats
 
 Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
 

@@ -13,8 +13,8 @@ from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 from training_profiler.model.bounds import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
 from training_profiler.model.interval import IntervalRecord
+from training_profiler.model.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.safety.files import Lines, may_follow, open_file
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
 from training_profiler.statistics.trend import Point, Series
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.replay import Replay

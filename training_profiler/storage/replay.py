@@ -35,8 +35,8 @@ from training_profiler.model.interval import (
     StretchFigures,
     location_of,
 )
+from training_profiler.model.snapshot import Health, Price, Snapshot
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
-from training_profiler.snapshot.snapshot import Health, Price, Snapshot
 from training_profiler.statistics.arrays import Ints
 from training_profiler.statistics.trend import Series
 from training_profiler.storage.journal_discovery import JournalFile

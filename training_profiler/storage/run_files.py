@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
+from training_profiler.model.ranks import AttemptStats, RankId
+from training_profiler.model.snapshot import Health
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import (
     OwnFile,
@@ -23,8 +25,6 @@ from training_profiler.safety.files import (
     rename_open,
 )
 from training_profiler.settings.settings import Settings, launch_id
-from training_profiler.snapshot.ranks import AttemptStats, RankId
-from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal, JournalLines, Line
 from training_profiler.storage.journal_discovery import (
     MOST_NUMBER,

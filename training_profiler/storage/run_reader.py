@@ -9,12 +9,12 @@ from typing import Any, Final
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
 from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S, duration_text
+from training_profiler.model.ranks import AllRanksStats, GradientSyncStats
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, gradient_sync_stats, rank_summary_from_data
 from training_profiler.safety.files import is_folder, open_file
-from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
-from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.journal_discovery import (
     MOST_NUMBER,
     NO_JOURNAL,

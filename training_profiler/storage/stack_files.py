@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from training_profiler.model.bounds import Moment, fit
+from training_profiler.model.ranks import RankStacks
 from training_profiler.safety.files import is_folder, make_inner_folder, read_file, replace_file
-from training_profiler.snapshot.ranks import RankStacks
 
 FOLDER: Final = "stacks"
 REQUEST: Final = "request.json"

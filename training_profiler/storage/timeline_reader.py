@@ -11,9 +11,9 @@ import numpy as np
 
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.base.errors import RunFolderError
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
-from training_profiler.comparison.run_series import RunSeries, SeriesStretch
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.bounds import (
     MOST_EPOCHS,
@@ -23,9 +23,10 @@ from training_profiler.model.bounds import (
 )
 from training_profiler.model.interval import NO_SECTION, IntervalRecord, LineRow, location_of
 from training_profiler.model.location import Location
+from training_profiler.model.series import EpochSpan, RankSeries, StepLanes, Stretch
+from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.series import EpochSpan, RankSeries, StepLanes, Stretch
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
+from training_profiler.statistics.run_series import RunSeries, SeriesStretch
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, lines_of_journal, select_attempt
 from training_profiler.storage.journal_lines import (
     BeginLine,
@@ -38,7 +39,6 @@ from training_profiler.storage.journal_lines import (
     decode_line,
 )
 from training_profiler.storage.replay import machine_of
-from training_profiler.tables.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 
 
 class SeriesReader:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.base.sections import CLOCK_MARK, SAMPLED_LINE
 from training_profiler.model.location import Sample
-from training_profiler.tables.sections import CLOCK_MARK, SAMPLED_LINE
 
 MARKS: Final = 4  # at each end of a window; the shortest mark is the most precise
 _EVENT: Final = re.compile(

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.base.backends import CUDA, find_accelerator
+from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.section import Clock
-from training_profiler.tables.backends import CUDA, find_accelerator
-from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.torch_capture.trace_file import MARKS, CapturedSpans, WrittenSpan
 
 STEP: Final = "ProfilerStep#"

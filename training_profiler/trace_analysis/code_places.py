@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.tables.sections import CLOCK_MARK
+from training_profiler.base.sections import CLOCK_MARK
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked, summed
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, with_children
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked, summed
 from training_profiler.trace_analysis.timeline import Timeline, bounds_of, covered, main_thread, timeline_of, union
 
 _LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from training_profiler.base.peaks import DeviceLink, link_of
 from training_profiler.base.units import NS_PER_S
-from training_profiler.tables.peaks import DeviceLink, link_of
+from training_profiler.trace_analysis.columns import NONE, Columns, Ints, distinct
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS, OPTIMIZER
 from training_profiler.trace_analysis.launches import nearest
-from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints, distinct
 from training_profiler.trace_analysis.timeline import covered
 
 _KINDS: Final = (

@@ -7,13 +7,10 @@ from typing import Final
 import numpy as np
 
 from training_profiler.base.errors import TraceError
+from training_profiler.base.sections import CLOCK_MARK
 from training_profiler.base.units import counted
-from training_profiler.tables.sections import CLOCK_MARK
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.events import StepParts, TracedEvents
-from training_profiler.trace_analysis.host_activity import step_of_each
-from training_profiler.trace_analysis.launches import Nesting, nesting_of
-from training_profiler.trace_analysis.load.columns import (
+from training_profiler.trace_analysis.columns import (
     NONE,
     STEP_NAME,
     Bools,
@@ -23,6 +20,9 @@ from training_profiler.trace_analysis.load.columns import (
     numbered,
     ranked,
 )
+from training_profiler.trace_analysis.events import StepParts, TracedEvents
+from training_profiler.trace_analysis.host_activity import step_of_each
+from training_profiler.trace_analysis.launches import Nesting, nesting_of
 from training_profiler.trace_analysis.trace import Trace
 
 Key = tuple[str, str]  # a name, and the shapes of inputs or ""

@@ -7,10 +7,10 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, distinct
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.host_activity import TO_HOST
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, is_launched_before, without_work
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, distinct
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, together, union
 
 LEAST_UNSEEN_NS: Final = 1_000_000  # kernels begin microseconds after their launch

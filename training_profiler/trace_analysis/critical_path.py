@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from training_profiler.trace_analysis.columns import NONE, Bools, Ints, distinct
 from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.host_activity import PHASES
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints, distinct
 from training_profiler.trace_analysis.path_graph import (
     GRAPH_LAUNCH,
     HANDOVER,

@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from training_profiler.base.sections import DATA_LOADING, OPTIMIZER_STEP
 from training_profiler.base.units import NS_PER_MS, counted
-from training_profiler.tables.sections import DATA_LOADING, OPTIMIZER_STEP
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, summed
 from training_profiler.trace_analysis.launches import launches_of, lost_launches, nesting_of
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
 from training_profiler.trace_analysis.timeline import (
     Intervals,
     Timeline,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.tables.sections import CLOCK_MARK, DATA_LOADING, PROFILER
+from training_profiler.base.sections import CLOCK_MARK, DATA_LOADING, PROFILER
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents
 from training_profiler.trace_analysis.launches import is_graph_launch, is_launched_before
-from training_profiler.trace_analysis.load.columns import NONE, STEP_NAME, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.timeline import (
     NOTHING,
     Intervals,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.tables.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
+from training_profiler.base.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, summed
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, summed
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, step_at, together, union
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.trace_analysis.code_places import NOWHERE, CodePlaces, code_places, shortened_line
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.events import OneDevice, TracedEvents
 from training_profiler.trace_analysis.gaps import (
     HOST_STALL,
@@ -19,7 +20,6 @@ from training_profiler.trace_analysis.gaps import (
     long_gaps,
 )
 from training_profiler.trace_analysis.launches import ROUNDING_NS, is_section
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.timeline import Intervals, bounds_of, covered, main_thread, span_of, step_at
 
 MAIN_PART: Final = 0.5  # of a stall; an event that covers less is not its cause

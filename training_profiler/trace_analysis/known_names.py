@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Final
 
-from training_profiler.tables.backends import RUNTIME_CALL
+from training_profiler.base.backends import RUNTIME_CALL
 
 COMMUNICATION: Final = "communication"
 ATTENTION: Final = "attention"

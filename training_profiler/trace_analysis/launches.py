@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct, order_of
+from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct, order_of
 from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
 
 LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's

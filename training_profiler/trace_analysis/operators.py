@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.base.peaks import peak_memory_of, peak_of
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
-from training_profiler.tables.peaks import peak_memory_of, peak_of
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, ranked, summed
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.launches import is_graph_launch, is_outermost_of_group, with_children
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct, ranked, summed
 from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
 
 

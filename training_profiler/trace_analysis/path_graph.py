@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
 from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, PHASES, phase_of
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.path_links import (
     LONG_AGO,
     Handover,

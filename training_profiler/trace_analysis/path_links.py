@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import known_names
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH
 from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS
 from training_profiler.trace_analysis.launches import Nesting, is_graph_launch, nearest
-from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints, distinct
 from training_profiler.trace_analysis.timeline import covered, union
 
 NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it

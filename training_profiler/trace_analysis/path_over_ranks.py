@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.columns import NONE, Ints, distinct
 from training_profiler.trace_analysis.communication import Runs, RunsOf, matched_runs
-from training_profiler.trace_analysis.load.columns import NONE, Ints, distinct
 from training_profiler.trace_analysis.path_graph import OTHER_RANK, Edge, Graph, replayed_exactly
 from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
 

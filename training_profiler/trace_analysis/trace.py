@@ -10,7 +10,9 @@ import numpy as np
 
 from training_profiler.trace_analysis import communication, host_activity
 from training_profiler.trace_analysis.code_places import CodePlaces
+from training_profiler.trace_analysis.columns import Bools, Columns, distinct
 from training_profiler.trace_analysis.completeness import doubts_of, unseen_work
+from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.events import (
     DeviceMemory,
     StepParts,
@@ -24,8 +26,6 @@ from training_profiler.trace_analysis.host_activity import calls_named, pace_var
 from training_profiler.trace_analysis.idle_times import AttributedGap, attributed, idle_times
 from training_profiler.trace_analysis.known_names import HAS_GRAPHS, SYNCHRONIZE
 from training_profiler.trace_analysis.launches import is_section, replayed_share
-from training_profiler.trace_analysis.load.columns import Bools, Columns, distinct
-from training_profiler.trace_analysis.load.table import read_columns
 from training_profiler.trace_analysis.operators import kernels_of, operators, roofline_of
 from training_profiler.trace_analysis.path_graph import graph_of
 from training_profiler.trace_analysis.timeline import gaps, main_thread, overlap, timeline_of

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training_profiler.trace_analysis.load.table import element_bytes
+from training_profiler.trace_analysis.event_table import element_bytes
 
 MATMUL: Final = "matrix product"
 CONVOLUTION: Final = "convolution"

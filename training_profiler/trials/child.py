@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
+from training_profiler.base.backends import BACKENDS
 from training_profiler.base.units import NS_PER_S
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation
-from training_profiler.tables.backends import BACKENDS
 from training_profiler.trials.treatment import around
 
 SEED: Final = 20_261_122  # unlikely to be the program's own

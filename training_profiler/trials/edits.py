@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from training_profiler.base.errors import MissingExtraError
+from training_profiler.model.program import CallSite
 from training_profiler.safety.files import read_file
-from training_profiler.snapshot.program import CallSite
 from training_profiler.storage.source_lines import MOST_BYTES, digest_of
 from training_profiler.trials.treatment import CannotEditError, Edit
 

@@ -14,10 +14,10 @@ import psutil
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.units import S_PER_MINUTE, duration_text, time_text
 from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.finding import Finding
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS, batch_times
-from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 from training_profiler.storage.run_reader import newest_runs, read_run
 from training_profiler.trials.launcher import Launcher, Training
 from training_profiler.trials.process import LEAST_BLOCK_S, BlockSchedule, ReadsStdinError, TrialError, steps_of_a_block

@@ -24,8 +24,8 @@ from textwrap import wrap
 from typing import Final, NamedTuple
 
 from training_profiler.base.errors import ProfilerError
+from training_profiler.base.trackers import MLFLOW, WANDB
 from training_profiler.base.units import BYTES_PER_GIB
-from training_profiler.tables.trackers import MLFLOW, WANDB
 from training_profiler.trials.isolated_program import (
     FOLDER,
     GUARDED,

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from training_profiler.base.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.model.program import LOADER
+from training_profiler.model.snapshot import LoaderStats
 from training_profiler.recording.data_loader import MAP_STYLE, WHOLE_TENSORS, behind_subsets
-from training_profiler.snapshot.program import LOADER
-from training_profiler.snapshot.snapshot import LoaderStats
-from training_profiler.tables.backends import CUDA
 from training_profiler.trials.treatment import (
     IS_SET,
     Edit,

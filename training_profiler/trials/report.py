@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text
-from training_profiler.findings.finding import Finding
+from training_profiler.diagnosis.finding import Finding
 from training_profiler.reports.layout import Layout, shortened, table
 from training_profiler.trials.results import (
     FAILED,

@@ -17,10 +17,10 @@ import msgspec
 import psutil
 
 from training_profiler.base.errors import RunFolderError
-from training_profiler.comparison.differences import differing
 from training_profiler.model.bounds import Count
 from training_profiler.safety.files import read_file, replace_file
 from training_profiler.sampling.host import Host, find_container
+from training_profiler.statistics.differences import differing
 from training_profiler.storage.run_folder import masked
 from training_profiler.trials.isolation import imports_of
 from training_profiler.trials.launcher import Program

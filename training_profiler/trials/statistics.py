@@ -15,9 +15,9 @@ from typing import Annotated, Final
 import numpy as np
 from msgspec import Meta
 
-from training_profiler.comparison.compare import LEAST_SHOWN
 from training_profiler.model.bounds import Count, Positive
 from training_profiler.statistics.arrays import Floats
+from training_profiler.statistics.compare import LEAST_SHOWN
 
 # The shift between blocks of the same rounds, by ranks that every round is aligned for (Hodges and Lehmann 1962).
 #

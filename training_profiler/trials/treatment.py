@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from training_profiler.findings.finding import Change, Losses
+from training_profiler.diagnosis.finding import Change, Losses
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.snapshot.program import LOADER, OPTIMIZER, CallFacts, OptimizerFacts
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.model.program import LOADER, OPTIMIZER, CallFacts, OptimizerFacts
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 
 TRAIN: Final = "train"
 IS_SET: Final = "is set already"

@@ -11,17 +11,17 @@ from ctypes.util import find_library
 from importlib.util import find_spec
 from typing import Any, Final
 
+from training_profiler.base.backends import CUDA
+from training_profiler.base.sections import CHECKPOINTING, VALIDATION_EPOCH
+from training_profiler.base.trackers import MLFLOW, TENSORBOARD, WANDB
 from training_profiler.diagnosis.compute_fixes import can_fuse
+from training_profiler.diagnosis.finding import Change, Finding, Losses
 from training_profiler.diagnosis.registry import row_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY
-from training_profiler.findings.finding import Change, Finding, Losses
 from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.snapshot.program import DDP, OPTIMIZER, THREADS, ZERO_GRAD, CallFacts
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.tables.backends import CUDA
-from training_profiler.tables.sections import CHECKPOINTING, VALIDATION_EPOCH
-from training_profiler.tables.trackers import MLFLOW, TENSORBOARD, WANDB
+from training_profiler.model.program import DDP, OPTIMIZER, THREADS, ZERO_GRAD, CallFacts
+from training_profiler.model.snapshot import Snapshot
 from training_profiler.trials.loader_treatments import TREATMENTS as LOADER_TREATMENTS
 from training_profiler.trials.treatment import (
     IS_SET,

@@ -8,8 +8,8 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from training_profiler.base.sections import ROLLOUT, SAMPLING
 from training_profiler.instrumentation.loop_detection.modules import ModuleCall, modules_within
-from training_profiler.tables.sections import ROLLOUT, SAMPLING
 
 MAX_FRAMES: Final = 12
 NEAREST: Final = 4

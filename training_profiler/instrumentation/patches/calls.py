@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
+from training_profiler.model.program import ANOMALY, COMPILE, THREADS
 from training_profiler.recording.tracebacks import hide_all_our_frames
-from training_profiler.snapshot.program import ANOMALY, COMPILE, THREADS
 
 # Private: may be gone. ``torch.compile`` makes one of them; it stays itself, because dynamo knows it by its identity.
 COMPILERS: Final = {

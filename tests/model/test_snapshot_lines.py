@@ -1,0 +1,87 @@
+"""The places of the user's code shown for a section."""
+
+from dataclasses import replace
+
+from tests.support.recording import snapshot_of
+from training_profiler.model.snapshot import LineStats, Snapshot
+
+
+def line(number: int, function: str, share: float, file: str = "train.py") -> LineStats:
+    return LineStats(file, number, function, share=share, samples=round(share * 1000))
+
+
+def hottest(*lines: LineStats) -> list[LineStats]:
+    return Snapshot(lines={"other": tuple(lines)}).hottest("other")
+
+
+def test_a_section_without_lines_has_none():
+    assert Snapshot().hottest("other") == []
+
+
+def test_the_three_hottest_lines_are_named():
+    lines = [line(1, "main", 0.125), line(2, "main", 0.0625), line(3, "main", 0.03125), line(4, "main", 0.015625)]
+    assert hottest(*lines) == lines[:3]
+
+
+def test_lines_below_a_hundredth_of_the_run_are_not_named():
+    assert hottest(line(1, "main", 0.5), line(2, "main", 0.01), line(3, "main", 0.0099)) == [
+        line(1, "main", 0.5),
+        line(2, "main", 0.01),
+    ]
+
+
+def test_scattered_time_is_shown_by_function():
+    lines = [line(10, "get_batch", 0.03125), *(line(i, "get_batch", 0.015625) for i in range(11, 19))]
+    assert hottest(*lines) == [LineStats("train.py", 10, "get_batch", share=0.15625, samples=159, lines=9)]
+
+
+def test_functions_of_one_name_in_two_files_are_separate():
+    lines = [*(line(i, "f", 0.015625, "a.py") for i in range(8)), *(line(i, "f", 0.015625, "b.py") for i in range(8))]
+    assert [(place.file, place.share, place.lines) for place in hottest(*lines)] == [
+        ("a.py", 0.125, 8),
+        ("b.py", 0.125, 8),
+    ]
+
+
+def test_a_function_has_the_shares_of_its_lines():
+    (place,) = hottest(*(line(i, "<module>", 0.015625) for i in range(40)))
+    assert (place.what, len(place.parts), place.parts[0]) == ("<module> (40 lines)", 40, (0, 0.015625))
+
+
+def in_library(number: int, inside: str, share: float) -> LineStats:
+    return replace(line(number, "main", share), inside=inside, phase=inside.partition(" > ")[2])
+
+
+def test_time_scattered_in_a_library_is_shown_by_the_line_of_its_loop():
+    lines = [in_library(30, f"lib/trainer.py:{i % 2} fit > lib/file{i}.py:{i} f{i}", 0.008) for i in range(40)]
+    assert [(place.place, place.what) for place in hottest(*lines)] == [("lib/trainer.py:0", "fit (40 places in it)")]
+
+
+def test_time_in_a_library_without_a_loop_is_shown_by_the_users_line():
+    lines = [in_library(30, f"lib/file{i}.py:{i} f{i}", 0.008) for i in range(40)]
+    assert [(place.place, place.what) for place in hottest(*lines)] == [("train.py:30", "main")]
+
+
+def test_a_phase_of_a_trainer_is_shown_by_its_loop():
+    lines = [in_library(30, "lib/trainer.py:7 fit > callback on_step_end", 0.25), line(5, "load", 0.02)]
+    assert [(place.place, place.what, place.caller) for place in hottest(*lines)] == [
+        ("lib/trainer.py:7", "fit > callback on_step_end", "train.py:30 main"),
+        ("train.py:5", "load", ""),
+    ]
+
+
+def test_text_of_a_snapshot_is_one_readable_line():
+    snapshot = snapshot_of({"forward_pass": 0.5, "data_loading": 0.3, "a": 0.1, "b": 0.05}, steps=100)
+    text = repr(snapshot)
+    assert text.startswith("<Snapshot: 100 steps in 10")
+    assert text.endswith(", forward_pass 50%, data_loading 30%, a 10%>")
+
+
+def test_text_of_an_empty_snapshot():
+    assert repr(Snapshot()).startswith("<Snapshot: 0 steps in 0")
+
+
+def test_page_of_a_snapshot_escapes_names_of_sections():
+    page = snapshot_of({"<script>": 0.5})._repr_html_()
+    assert "<td>&lt;script&gt;</td><td>50.0%</td>" in page
+    assert "<script>" not in page

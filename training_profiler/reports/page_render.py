@@ -1,0 +1,392 @@
+"""The whole page: a pure function of a run's stats and series."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from training_profiler.base.html import Cell, Html, element, joined, part, table, text
+from training_profiler.base.units import MS_PER_S, duration_text, ms_number, rounded, three_digits
+from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.device import host_runs_ahead
+from training_profiler.model.series import RankSeries
+from training_profiler.model.snapshot import Snapshot
+from training_profiler.recording.section_names import name_of
+from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
+from training_profiler.reports.page_charts import chart_data, has_device
+from training_profiler.reports.page_document import document, part_file
+from training_profiler.reports.resources import loader_name, machine_lines
+from training_profiler.reports.sections import distribution, table_label
+from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
+
+PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
+MOST_LINES = 200
+MOST_EPOCHS = 500
+
+
+class Excerpt(NamedTuple):
+    """Lines of a source file around one of them."""
+
+    first: int  # number of the first line
+    lines: tuple[str, ...]
+    marked: int
+
+
+def places(snapshot: Snapshot, findings: Sequence[Finding]) -> set[tuple[str, int]]:
+    """Return the files and lines whose source the page shows."""
+    return {place for finding in findings for place in _places(snapshot, finding)}
+
+
+def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
+    found = [(file, int(line)) for file, line in PLACE.findall(finding.message)]
+    hottest = source_line(snapshot, finding)
+    if hottest is not None:
+        found.append((hottest[0].file, hottest[0].line))
+    return list(dict.fromkeys(found))[:3]
+
+
+def verdict_part(snapshot: Snapshot, findings: Sequence[Finding]) -> Html:
+    """Return the verdict."""
+    headline, detail, saving, color = verdict(snapshot, findings)
+    rest = [element("p", words) for words in (detail, saving) if words]
+    return element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
+
+
+def findings_part(
+    snapshot: Snapshot,
+    findings: Sequence[Finding],
+    sources: Mapping[tuple[str, int], Excerpt],
+    missing: Mapping[str, str],
+) -> Html:
+    """Return the findings to act on, each with its lines, then the others, and why files have no lines."""
+    first = important(snapshot, findings)
+    others = [finding for finding in findings if finding not in first and (finding.fix or finding.code not in REMARKS)]
+    items = [_finding(snapshot, finding, sources) for finding in first]
+    more = [_finding(snapshot, finding, sources) for finding in others]
+    parts = [element("ol", *items, class_="findings")] if items else []
+    if more:
+        title = f"{len(more)} smaller {'remark' if len(more) == 1 else 'remarks'}"
+        parts.append(element("details", element("summary", title), element("ul", *more, class_="findings")))
+    if parts and missing:
+        reasons = "; ".join(f"{file} ({why})" for file, why in sorted(missing.items()))
+        parts.append(element("p", f"No lines of source code: {reasons}", class_="note"))
+    return part("findings", "What to change", *parts)
+
+
+def _finding(snapshot: Snapshot, finding: Finding, sources: Mapping[tuple[str, int], Excerpt]) -> Html:
+    content: list[object] = [element("p", finding.message, class_="message")]
+    if finding.potential_saving_s:
+        content.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
+    if finding.fix:
+        content.append(element("p", "→ ", finding.advice, class_="fix"))
+    for place in _places(snapshot, finding):
+        excerpt, rows = sources.get(place), []
+        if excerpt is None:
+            continue
+        for number, line in enumerate(excerpt.lines, start=excerpt.first):
+            shown = joined([element("span", f"{number:>5} ", class_="number"), line.expandtabs(4) or " "])
+            rows.append(element("mark" if number == excerpt.marked else "span", shown))
+        title = element("figcaption", f"{place[0]}:{place[1]}")
+        content.append(element("figure", title, element("pre", *rows, tabindex="0"), class_="source"))
+    content.append(element("p", element("code", finding.code), class_="code"))
+    return element("li", *content)
+
+
+def _ms(seconds: float | None) -> Cell:
+    return Cell("") if seconds is None else Cell(rounded(seconds * MS_PER_S, 3), seconds)
+
+
+def _s(seconds: float | None) -> Cell:
+    return Cell("") if seconds is None else Cell(duration_text(seconds), seconds)
+
+
+def _count(number: float | None) -> Cell:
+    return Cell("") if number is None else Cell(f"{number:g}" if isinstance(number, float) else str(number), number)
+
+
+def _share(share: float | None) -> Cell:
+    return Cell("") if share is None else Cell(f"{share:.1%}", share)
+
+
+def _breakable(name: str) -> Html:
+    """Return a name that is broken after a / or _ where there is little room."""
+    parts = re.split(r"(?<=[/_])(?=[^/_])", name)
+    return Html("<wbr>".join(map(text, parts)))
+
+
+def sections_part(snapshot: Snapshot) -> Html:
+    """Return all sections with their percentiles."""
+    headers = ("section", "of the run", "self time", "count", "mean ms", "min ms", "p50", "p95", "p99", "max ms",
+               "std ms", "longest at step")  # fmt: skip
+    rows: list[list[object]] = []
+    for depth, section, percent in distribution(snapshot):
+        label = _breakable(table_label(section.name, snapshot.sections))
+        times = section.avg_s, section.min_s, section.p50_s, section.p95_s, section.p99_s, section.max_s, section.std_s
+        first = element("span", label, style=f"padding-left:{depth}em"), Cell(f"{percent:.1f}%", percent)
+        counts = _count(section.count or None), _count(section.max_step or None)
+        rows.append([*first, _s(section.self_s), counts[0], *map(_ms, times), counts[1]])
+    return part("sections", "Sections", table("Where the time goes, by section", headers, rows))
+
+
+def _lines(snapshot: Snapshot) -> Html:
+    """Return the lines of the user's code with the most samples."""
+    lines = [(name, line) for name, of_section in snapshot.lines.items() for line in of_section]
+    lines.sort(key=lambda each: -each[1].share)
+    rows: list[list[object]] = []
+    for name, line in lines[:MOST_LINES]:
+        place = f"{line.place} (called by {line.caller})" if line.caller else line.place
+        waits = f", of this {line.waiting_share:.1%} waits for the device" if line.waiting_share else ""
+        label = table_label(name, snapshot.sections)
+        rows.append([element("code", place), line.what + waits, label, _share(line.share)])
+    return part("lines", "Lines of code", table("Sampled lines", ("line", "function", "section", "of the run"), rows))
+
+
+def _epochs(snapshot: Snapshot) -> Html:
+    headers = ("epoch", "time", "steps", "batches", "samples", "mean batch ms", "first fetch ms", "largest section")
+    rows: list[list[object]] = []
+    for epoch in snapshot.epochs[:MOST_EPOCHS]:
+        name, seconds = max(epoch.self_s.items(), key=lambda each: each[1], default=("", 0.0))
+        share = f" {seconds / epoch.wall_s:.0%}" if epoch.wall_s and name else ""
+        number = Cell(f"{epoch.number}{'' if epoch.is_complete else ' (not complete)'}", epoch.number)
+        counts, times = (epoch.steps, epoch.batches, epoch.samples), (epoch.avg_batch_s, epoch.first_fetch_s)
+        label = table_label(name, epoch.self_s) + share
+        rows.append([number, _s(epoch.wall_s), *map(_count, counts), *map(_ms, times), label])
+    left_out = len(snapshot.epochs) - MOST_EPOCHS
+    more = element("p", f"{left_out} more epochs are in report.json") if left_out > 0 else ""
+    return part("epochs", "Epochs", table("Epochs", headers, rows), more) if rows else Html("")
+
+
+def _loaders(snapshot: Snapshot) -> Html:
+    headers = ("loader", "phase", "batches", "samples", "waiting", "data ms", "forward ms", "backward ms",
+               "optimizer ms", "workers", "pinned", "share")  # fmt: skip
+    rows: list[list[object]] = []
+    for loader in snapshot.loaders:
+        phase = "validation" if loader.phase == "val" else "training"
+        counts = map(_count, (loader.batches, loader.samples))
+        times = map(_ms, (loader.data_avg_s, loader.forward_avg_s, loader.backward_avg_s, loader.optimizer_avg_s))
+        pinned = "" if loader.pin_memory is None else "yes" if loader.pin_memory else "no"
+        others = _count(loader.num_workers), pinned, _share(loader.proportion)
+        rows.append([loader.name, phase, *counts, _s(loader.wait_s), *times, *others])
+    return part("loaders", "Data loaders", table("Data loaders", headers, rows))
+
+
+def _machine(snapshot: Snapshot) -> Html:
+    """Return the sentences on throughput and the machine, and the places of the charts."""
+    lines = [element("p", line) for line in machine_lines(snapshot)]
+    return part("machine", "Machine", *lines, element("div", id="machine-charts", class_="charts"))
+
+
+def _ranks(snapshot: Snapshot) -> Html:
+    """Return the heat map of ranks and their table; nothing of a single rank."""
+    if snapshot.ranks is None:
+        return Html("")
+    headers = ("rank", "host", "steps", "step ms", "work ms", "sync ms", "waiting ms", "work over the least", "cause")
+    rows: list[list[object]] = []
+    for rank in snapshot.ranks.ranks:
+        over, times = rank.against_best, map(_ms, (rank.step_s, rank.work_s, rank.sync_s, rank.waiting_s))
+        cause = Cell("") if over is None else Cell(f"{over:.2f}x", over), f"{name_of(rank.cause)} {rank.place}".strip()
+        rows.append([_count(rank.who.rank), rank.who.host, _count(rank.steps), *times, *cause])
+    notes = [element("p", note) for note in snapshot.ranks.left_out]
+    return part("ranks", "Ranks", element("div", id="rank-map"), table("Ranks", headers, rows), *notes)
+
+
+def _captures(captures: Mapping[str, str], folder: str) -> Html:
+    """Return the traces of captures, each with its analysis, or with the command for one that is too large."""
+    items = []
+    for name, analysis in captures.items():
+        code = element("code", name)
+        if analysis:
+            lines = element("pre", *(element("span", line or " ") for line in analysis.splitlines()), tabindex="0")
+            items.append(element("li", element("details", element("summary", code), lines)))
+        else:
+            command = element("code", f"training-profiler trace {folder}/{name}")
+            items.append(element("li", code, " (analyse it: ", command, ")"))
+    return part("captures", "Captures", element("ul", *items)) if items else Html("")
+
+
+def _checklist(snapshot: Snapshot) -> Html:
+    rows = [[check.what, check.verdict, check.measured, check.target] for check in checklist(snapshot)]
+    return part("checklist", "Checklist", table("Quick checklist", ("check", "result", "measured", "target"), rows))
+
+
+def _health(snapshot: Snapshot) -> Html:
+    """Return the state of the profiler itself."""
+    health = snapshot.health
+    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
+    if snapshot.wall_s:
+        cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
+    lines = [f"events dropped: {health.dropped}"] if health.dropped else []
+    lines += [f"switched off: {name}" for name in health.disabled]
+    items = [element("li", line) for line in (*lines, *health.notes, cost)]
+    return part("health", "Profiler health", element("ul", *items))
+
+
+SHOWN_FROM: Final = 0.002  # of all samples
+MOST_DEPTH: Final = 30
+
+
+def flame(stacks: Counter[Stack], label: str = "Flame view of the line samples") -> Html:
+    """Return the boxes; nothing without samples. A screen reader reads the label."""
+    whole = stacks.total()
+    if not whole:
+        return Html("")
+    return element("div", _boxes(stacks, 0, whole), class_="flame", role="group", aria_label=label)
+
+
+def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:
+    """Return the boxes of all frames at ``depth``, the widest first, and the room of what is too small."""
+    by_frame: dict[str, Counter[Stack]] = {}
+    for stack, samples in stacks.items():
+        if len(stack) > depth:
+            by_frame.setdefault(stack[depth], Counter())[stack] += samples
+    sizes = {frame: inner.total() for frame, inner in by_frame.items() if inner.total() >= SHOWN_FROM * whole}
+    shown = sorted(sizes, key=lambda frame: (-sizes[frame], frame))
+    boxes = [_box(frame, by_frame[frame], depth, whole) for frame in shown]
+    room = stacks.total() - sum(sizes[frame] for frame in shown)
+    if room and boxes:
+        boxes.append(element("div", class_="room", style=f"flex-grow:{room}"))
+    return joined(boxes)
+
+
+def _box(frame: str, inner: Counter[Stack], depth: int, whole: int) -> Html:
+    samples = inner.total()
+    label = f"{frame}: {samples} of {whole} samples, {samples / whole:.1%}"
+    button = element("button", frame, type="button", title=label, aria_label=label)
+    below = _boxes(inner, depth + 1, whole) if depth < MOST_DEPTH else Html("")
+    inside = element("div", below, class_="row") if below else Html("")
+    return element("div", button, inside, class_="box", style=f"flex-grow:{samples}")
+
+
+DEVICE_NOTE: Final = (
+    "On the lane of a device, a section lasts from when the device reached its begin until it reached its end, at the "
+    "earliest at which that can have been: a device that is far behind the host all the time may be later. Sections "
+    "whose time on the device is unknown are left out."
+)
+AHEAD_NOTE: Final = (
+    "The host runs ahead of its device: most steps only queue work for it, and a long one waits until what was queued "
+    "before is done. The pace of this training is the mean."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageOrigin:
+    """Where a run comes from; unknown texts are empty."""
+
+    program: str = ""
+    folder: str = ""  # as it can be typed in a command
+    began: str = ""
+    command: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    captures: Mapping[str, str] = field(default_factory=dict)  # traces below the run folder, with their analysis or ""
+
+
+def render_page(
+    snapshot: Snapshot,
+    findings: Sequence[Finding],
+    ranks: Sequence[RankSeries],
+    origin: PageOrigin,
+    sources: Mapping[tuple[str, int], Excerpt],
+    missing: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page as one HTML document that loads nothing.
+
+    Args:
+        snapshot: the figures of the run.
+        findings: about it.
+        ranks: what each rank has over time.
+        origin: where the run comes from.
+        sources: lines of source code by file and line.
+        missing: why other files have none.
+    """
+    body = joined(
+        [
+            verdict_part(snapshot, findings),
+            _figures(snapshot),
+            findings_part(snapshot, findings, sources, missing or {}),
+            _steps(snapshot),
+            _recorded(ranks),
+            sections_part(snapshot),
+            _flame(snapshot, ranks),
+            _lines(snapshot),
+            _epochs(snapshot),
+            _loaders(snapshot),
+            _machine(snapshot),
+            _ranks(snapshot),
+            _captures(origin.captures, origin.folder),
+            _checklist(snapshot),
+            _health(snapshot),
+            _about(origin),
+        ]
+    )
+    return document(origin.program or "Training", _subtitle(snapshot, origin), body, chart_data(ranks, snapshot.step))
+
+
+def _subtitle(snapshot: Snapshot, origin: PageOrigin) -> str:
+    counts = [f"{snapshot.steps} steps", duration_text(snapshot.wall_s)]
+    if snapshot.ranks is not None:
+        counts.insert(0, f"{snapshot.ranks.world_size} ranks")
+    ended = [f"ended by {snapshot.ended_by}"] if snapshot.ended_by else []
+    return " · ".join([*filter(None, [origin.began]), *counts, *ended])
+
+
+def _figures(snapshot: Snapshot) -> Html:
+    """Return the figures that a reader looks for first."""
+    step, rates = snapshot.step, snapshot.throughput
+    figures: list[tuple[str, str]] = []
+    if step is not None and step.settled_count:
+        figures.append(("mean step", f"{ms_number(step.avg_s)} ms"))
+        figures.append(("median", f"{ms_number(step.median_s)} ms"))
+        if step.p95_s is not None:
+            figures.append(("95th percentile", f"{ms_number(step.p95_s)} ms"))
+        longest = "longest after warm-up" if step.warmup_count else "longest"
+        figures.append((f"{longest}, step {step.max_step}", f"{ms_number(step.max_s)} ms"))
+    if rates is not None:
+        figures.append(("steps a second", three_digits(rates.steps_per_s)))
+        if rates.samples_per_s is not None:
+            figures.append(("samples a second", three_digits(rates.samples_per_s)))
+        if rates.tokens_per_s is not None:
+            figures.append(("tokens a second", three_digits(rates.tokens_per_s)))
+        if rates.mfu is not None:
+            figures.append(("MFU", f"{rates.mfu:.1%}"))
+    boxes = [element("div", element("dt", name), element("dd", value)) for name, value in figures]
+    return element("dl", *boxes, class_="figures") if boxes else Html("")
+
+
+def _steps(snapshot: Snapshot) -> Html:
+    if not snapshot.steps:
+        return Html("")
+    note = element("p", AHEAD_NOTE, class_="note") if host_runs_ahead(snapshot) else ""
+    return part("steps", "Steps", Html(part_file("steps.html")), note)
+
+
+def _recorded(ranks: Sequence[RankSeries]) -> Html:
+    if not ranks or not ranks[0].recorded:
+        return Html("")
+    note = element("p", DEVICE_NOTE, class_="note") if any(map(has_device, ranks[0].recorded)) else ""
+    return part("recorded", "Steps span by span", Html(part_file("recorded.html")), note)
+
+
+def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
+    boxes = flame(stacks_of(ranks[0])) if ranks else Html("")
+    of_workers: list[Html] = []
+    for loader in snapshot.loaders:
+        title = f"Workers of loader {loader_name(loader)}"
+        if loader.workers is not None and (its_boxes := flame(worker_stacks(loader.workers), title)):
+            of_workers += [element("h3", title), its_boxes]
+    if not boxes and not of_workers:
+        return Html("")
+    note = element(
+        "p",
+        "Samples of the training thread: sections, the line of your code, and what it called in a library; below "
+        "them, where known, those of the loaders' workers, by what they do. "
+        "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
+        class_="note",
+    )
+    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes, *of_workers)
+
+
+def _about(origin: PageOrigin) -> Html:
+    rows = [("command", origin.command), ("run folder", origin.folder), *origin.versions.items()]
+    items = [element("div", element("dt", name), element("dd", value)) for name, value in rows if value]
+    return part("about", "This run", element("dl", *items, class_="about")) if items else Html("")

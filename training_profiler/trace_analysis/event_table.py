@@ -1,0 +1,404 @@
+"""Turns decoded events into columns. Of each event only the fields of its category are read."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from training_profiler.base.errors import TraceError
+from training_profiler.base.sections import SAMPLED_LINE
+from training_profiler.base.text import printable
+from training_profiler.base.units import counted
+from training_profiler.trace_analysis.columns import (
+    CATEGORY_IDS,
+    GAP_CATEGORY,
+    GPU_CATEGORIES,
+    NONE,
+    PATH_CATEGORY,
+    Columns,
+    Ints,
+    Memory,
+    Messages,
+    Numbers,
+    Recorded,
+    Samples,
+    distinct,
+    is_of,
+    numbered,
+)
+from training_profiler.trace_analysis.event_arguments import (
+    MTIA_WORK,
+    Categories,
+    EventRows,
+    InexactTimeError,
+    Rows,
+    TimeProblemError,
+    integer_or_none,
+    integers,
+    joined,
+    pairs_of,
+    times_ns,
+)
+from training_profiler.trace_analysis.reader import (
+    Args,
+    NoPiecesError,
+    RawTrace,
+    TraceEvent,
+    read_events,
+    read_parts,
+)
+
+_NO_ARGS: Final = Args()
+_OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
+MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+MOST_STACK: Final = 20_000
+NO_NAME: Final = "(no name)"
+MOST_THREADS: Final = 1_000
+MOST_DEVICES: Final = 256
+MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of bytes
+MOST_SUM_NS: Final = 2**62
+LEAST_UNREAD: Final = 10  # events of unknown categories that are said, if they are a good part of all
+MOST_UNREAD: Final = 0.2
+_BYTES_OF: Final = {
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "float64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8": 1,
+    "half": 2,
+    "short": 2,
+    "float": 4,
+    "int8": 1,
+    "int": 4,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+}
+
+
+def read_columns(path: Path) -> Columns:
+    """Return the columns of the trace in ``path``.
+
+    Raises:
+        TraceError: The file cannot be read or is not a trace. The message has one line.
+    """
+    try:
+        return _read(path, as_written=False)
+    except InexactTimeError:
+        return _read(path, as_written=True)
+
+
+def _read(path: Path, *, as_written: bool) -> Columns:
+    try:
+        return columns_of(read_parts(path, as_written=as_written), str(path))
+    except (TraceError, NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
+        return columns_of([read_events(path, as_written=as_written)], str(path))
+
+
+def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:
+    """Return the columns of a trace; ``where`` is its file, for messages.
+
+    Raises:
+        TraceError: a time is missing, no number or negative, or no event has a duration.
+        InexactTimeError: The parts have to be read with their times as written.
+    """
+    table = _Table(where)
+    for part in parts:
+        table.add(part)
+    return table.columns()
+
+
+class _Table:
+    """The rows of all parts of a trace. Names and texts have the same number in each."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._count = 0
+        self._names = Numbers()
+        self._tracks = Numbers()  # (category, pid, tid)
+        self._categories = Categories(self._names, self._tracks)
+        self._texts: dict[str, Numbers] = defaultdict(Numbers)
+        self._spans = EventRows(self._texts)
+        self._halves = EventRows(self._texts)
+        self._memory: list[Rows] = []
+        self._samples: list[Rows] = []
+        self._lines = Numbers()
+        self._devices: list[dict[str, Any]] = []
+        self._distributed: dict[str, Any] = {}
+        self._notes: tuple[str, ...] = ()
+        self._has_mtia = False
+
+    def add(self, part: RawTrace) -> None:
+        """Add the events of a part; a TraceError says that a time is missing, no number or negative."""
+        self._count += len(part.events)
+        self._devices = part.devices or self._devices
+        self._distributed = part.distributed or self._distributed
+        self._notes += part.notes
+        spans = [event for event in part.events if event.ph == "X"]
+        begin_ns = self._times(spans, [event.ts for event in spans])
+        duration_ns = self._times(spans, [event.dur for event in spans])
+        if spans and duration_ns.min() < 0:
+            at = _described(spans[int(np.argmin(duration_ns))])
+            raise TraceError(f"{self._where} has a negative duration: {at}")
+        self._add_to(self._spans, spans, {"begin_ns": begin_ns, "duration_ns": duration_ns})
+        if part.has_others and len(spans) < len(part.events):
+            rest = [event for event in part.events if event.ph != "X"]  # mostly arrows, and names of threads
+            others = [event for event in rest if event.ph in _OTHER_PHASES]
+            self._add_halves([event for event in others if event.ph != "i"])
+            self._add_instants([event for event in others if event.ph == "i"])
+
+    def _add_halves(self, halves: Sequence[TraceEvent]) -> None:
+        if not halves:
+            return
+        try:
+            at_ns = times_ns([event.ts for event in halves])
+        except TimeProblemError:
+            raise TraceError(f'{self._where} has an event of ph "B" or "E" without a usable time') from None
+        is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
+        self._add_to(self._halves, halves, {"begin_ns": at_ns, "is_begin": is_begin})
+
+    def _add_instants(self, instants: Sequence[TraceEvent]) -> None:
+        if not instants:
+            return
+        changes = [event for event in instants if event.name == "[memory]"]
+        args = [event.args or _NO_ARGS for event in changes]
+        fields = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
+        self._memory.append(
+            {"at_ns": self._times(changes, [event.ts for event in changes])}
+            | {field: integers(list(map(attrgetter(field), args))) for field in fields}
+        )
+        lines = [event for event in instants if event.cat == SAMPLED_LINE]
+        self._samples.append(
+            {
+                "at_ns": self._times(lines, [event.ts for event in lines]),
+                "line": self._lines.of([event.name for event in lines]),
+            }
+        )
+
+    def _add_to(self, table: EventRows, events: Sequence[TraceEvent], times: Rows) -> None:
+        name = self._names.of([event.name for event in events])
+        # zip takes two thirds of the time of a tuple for each event.
+        parts = [event.cat for event in events], [event.pid for event in events], [event.tid for event in events]
+        track = self._tracks.of(zip(*parts, strict=True))
+        category = self._categories.of(name, track)
+        self._has_mtia = self._has_mtia or any(each[0] == MTIA_WORK for each in self._tracks)
+        args = [event.args or _NO_ARGS for event in events]
+        table.add(
+            _of_mtia(events, args, category) if self._has_mtia else args,
+            times | {"name": name, "track": track, "category": category},
+        )
+
+    def _times(self, events: Sequence[TraceEvent], times_us: Sequence[Any]) -> Ints:
+        try:
+            return times_ns(times_us)
+        except TimeProblemError as problem:
+            at = _described(events[problem.index])
+            raise TraceError(f"{self._where} has an event without a usable time: {at}") from None
+
+    def columns(self) -> Columns:
+        """Return the columns of all events; a TraceError says that none has a duration, or that there are too many."""
+        rows, lost_halves = self._whole_rows()
+        if not len(rows["begin_ns"]):
+            raise TraceError(
+                f"{self._where} has no events with a duration: nothing was recorded, or it is not a trace of "
+                "torch.profiler"
+            )
+        if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
+            raise TraceError(f"{self._where} has durations of over 146 years in all")
+        names, name, nameless = self._shown_names(rows["name"])
+        threads, thread = self._threads(rows["track"])
+        _check_number(len(distinct(rows["device"])), "devices", MOST_DEVICES, self._where)
+        shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
+        inputs, input_texts = _inputs((shapes, types, values))
+        sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(self._devices))
+        number = {name: i for i, name in enumerate(names)}
+        found = [
+            NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE)
+            for text in self._texts["kernel"]
+        ]
+        return Columns(
+            events=self._count,
+            names=tuple(names),
+            threads=tuple(threads),
+            name=name,
+            category=rows["category"],
+            thread=thread,
+            begin_ns=rows["begin_ns"],
+            end_ns=rows["begin_ns"] + rows["duration_ns"],
+            device=rows["device"],
+            stream=rows["stream"],
+            correlation=rows["correlation"],
+            external=rows["external"],
+            bytes=rows["bytes"],
+            launches=np.array([*found, NONE], np.int64)[rows["kernel"]],
+            messages=self._messages(rows),
+            collective=rows["collective"],
+            collectives=tuple(map(_text, self._texts["collective"])),
+            shapes=shapes.index,
+            shape_texts=shapes.texts,
+            inputs=inputs,
+            input_texts=input_texts,
+            call_stacks=self._recorded(rows, "stack", _string),
+            script_modules=self._recorded(rows, "module", _string),
+            occupancy=rows["occupancy"],
+            blocks_per_sm=rows["blocks_per_sm"],
+            memory=self._memory_events(),
+            samples=self._sampled_lines(),
+            device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
+            device_bytes={i: size for i, size in sizes if size is not None and size > 0},
+            world_size=integer_or_none(self._distributed.get("world_size")),
+            rank=integer_or_none(self._distributed.get("rank")),
+            compute_capability=_capability(self._devices),
+            lost_halves=lost_halves,
+            notes=self._notes + nameless + _unread(rows, tracks=[str(each[0]) for each in self._tracks]),
+        )
+
+    def _whole_rows(self) -> tuple[Rows, int]:
+        if self._halves.count == 0:
+            return self._spans.rows_in_order(), 0
+        spans, halves = self._spans.rows(), self._halves.rows()
+        is_begin = halves.pop("is_begin")
+        _, thread = self._threads(halves["track"])
+        begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
+        lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
+        paired = _taken(halves, begins)
+        paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
+        rows = joined([spans, paired])
+        return _taken(rows, np.argsort(rows["begin_ns"], kind="stable")), lost
+
+    def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
+        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
+        nameless = int((given == self._names[None]).sum()) if None in self._names else 0
+        return names, given, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+
+    def _threads(self, track: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
+        threads, thread = numbered([(pid, tid) for _, pid, tid in self._tracks])
+        thread = thread[track]
+        is_used = np.bincount(thread, minlength=len(threads)) > 0
+        used = np.flatnonzero(is_used).tolist()
+        _check_number(len(used), "threads and streams", MOST_THREADS, self._where)
+        return [threads[i] for i in used], (np.cumsum(is_used) - 1)[thread]
+
+    def _recorded(self, rows: Rows, field: str, text_of: Callable[[Any], str]) -> Recorded:
+        return Recorded(tuple(map(text_of, self._texts[field])) or ("",), rows[field])
+
+    def _messages(self, rows: Rows) -> Messages:
+        sizes = [None if name is None else element_bytes(name) for name in self._texts["dtype"]]
+        size = np.array([*(NONE if known is None else known for known in sizes), NONE], np.int64)[rows["dtype"]]
+
+        def bytes_of(elements: Ints) -> Ints:
+            is_known = (elements >= 0) & (elements < MOST_ELEMENTS) & (size > 0)
+            return np.where(is_known, elements, NONE) * np.where(is_known, size, 1)
+
+        return Messages(
+            bytes_of(rows["elements_in"]),
+            bytes_of(rows["elements_out"]),
+            rows["group_size"],
+            self._recorded(rows, "group_name", _text),
+            self._recorded(rows, "group_ranks", _text),
+            rows["sequence"],
+        )
+
+    def _memory_events(self) -> Memory:
+        rows = _in_order_of_time(self._memory) or dict.fromkeys(
+            ("at_ns", "memory_bytes", "device_type", "device_id", "allocated", "reserved"), np.empty(0, np.int64)
+        )
+        return Memory(*rows.values())
+
+    def _sampled_lines(self) -> Samples:
+        rows = _in_order_of_time(self._samples) or dict.fromkeys(("at_ns", "line"), np.empty(0, np.int64))
+        return Samples(rows["at_ns"], rows["line"], tuple(printable(str(text), MOST_NAME) for text in self._lines))
+
+
+def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
+    """Return a note where a good part of the events has a category that is not known; ``tracks`` are these by track."""
+    own = [i for i, track in enumerate(tracks) if track in (GAP_CATEGORY, PATH_CATEGORY)]
+    is_other = (rows["category"] == CATEGORY_IDS["other"]) & ~np.isin(rows["track"], own)
+    count, all_of_them = int(is_other.sum()), len(is_other)
+    if count < LEAST_UNREAD or count <= MOST_UNREAD * all_of_them:
+        return ()
+    usual = tracks[int(np.bincount(rows["track"][is_other]).argmax())]
+    which = "no category" if usual in ("", "None") else f"a category that is not known, such as {printable(usual, 40)}"
+    return (f"{count} of {all_of_them} events with a duration have {which}, and are not read",)
+
+
+def _taken(rows: Mapping[str, NDArray[Any]], order: Ints) -> Rows:
+    return {key: values[order] for key, values in rows.items()}
+
+
+def _in_order_of_time(parts: Sequence[Rows]) -> Rows:
+    rows = joined(parts)
+    return _taken(rows, np.argsort(rows["at_ns"], kind="stable")) if rows else {}
+
+
+def _check_number(count: int, what: str, most: int, where: str) -> None:
+    if count > most:
+        raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
+
+
+def _described(event: TraceEvent) -> str:
+    times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
+             for time in (event.ts, event.dur))  # fmt: skip
+    ts, dur = times
+    return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
+
+
+def _of_mtia(events: Sequence[TraceEvent], args: Sequence[Args], category: Ints) -> list[Args]:
+    changed = list(args)
+    for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():
+        event, given = events[i], changed[i]
+        if event.cat == MTIA_WORK:
+            changed[i] = msgspec.structs.replace(
+                given,
+                device=event.pid if given.device == NONE else given.device,
+                stream=event.tid if given.stream == NONE else given.stream,
+                bytes=given.size if given.bytes == NONE else given.bytes,
+            )
+    return changed
+
+
+def _text(value: str | bytes | None) -> str:
+    """Return a text. JSON is returned as in the file, without its spaces."""
+    if isinstance(value, bytes):
+        value = value[: 2 * MOST_NAME].decode("utf-8", "replace").replace(" ", "").replace("\n", "")
+    return printable(value or "", MOST_NAME)
+
+
+def _string(value: Any) -> str:
+    return printable(value, MOST_STACK) if isinstance(value, str) else ""
+
+
+def _inputs(parts: Sequence[Recorded]) -> tuple[Ints, tuple[tuple[str, ...], ...]]:
+    """Return the distinct shapes, types and values of operators' inputs, and the index of those of each event."""
+    rows = np.flatnonzero(parts[0].index != NONE)
+    index = np.zeros(len(rows), np.int64)
+    firsts = index[:1]
+    for part in parts:
+        if len(part.texts) > 1:
+            _, firsts, index = np.unique(
+                index * len(part.texts) + part.index[rows], return_index=True, return_inverse=True
+            )
+    inputs = np.full(len(parts[0].index), NONE, np.int64)
+    inputs[rows] = index
+    columns = ([part.texts[i] for i in part.index[rows[firsts]].tolist()] for part in parts)
+    return inputs, tuple(zip(*columns, strict=True))
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the bytes of one element of a type, by its name in torch or in a trace; None if unknown."""
+    given = dtype.lower()
+    return None if "complex" in given else next((size for name, size in _BYTES_OF.items() if name in given), None)
+
+
+def _capability(devices: Sequence[dict[str, Any]]) -> int | None:
+    if not devices or "AMD" in str(devices[0].get("name", "AMD")):
+        return None
+    major, minor = (integer_or_none(devices[0].get(key)) for key in ("computeMajor", "computeMinor"))
+    return None if major is None or minor is None else 10 * major + minor

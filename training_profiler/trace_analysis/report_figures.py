@@ -1,0 +1,427 @@
+"""The figures of a trace: plain data for ``--json`` (ms are floats of exact nanoseconds), and how text writes them."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, TypeVar
+
+from training_profiler.base.table import table, with_details, wrapped
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
+from training_profiler.diagnosis.finding import Finding
+from training_profiler.trace_analysis.code_places import PlaceTimes, TracedPlaces
+from training_profiler.trace_analysis.critical_path import Jump, Link, WhatIf, critical_path, outcomes
+from training_profiler.trace_analysis.events import StepParts
+from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
+from training_profiler.trace_analysis.idle_times import AttributedGap
+from training_profiler.trace_analysis.operators import SORT_KEYS, Kernels, Operator, Rate, sorted_by
+from training_profiler.trace_analysis.path_graph import Graph
+from training_profiler.trace_analysis.rules_findings import (
+    THRESHOLDS,
+    checks,
+    not_checked,
+    recommendations,
+    saving_ms,
+    saving_text,
+)
+from training_profiler.trace_analysis.trace import Trace
+
+MOST_GAPS: Final = 5
+MOST_KERNELS: Final = 10
+MOST_NAME: Final = 160  # characters
+PARTS: Final = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")  # of a step
+OF_DEVICE: Final = (  # unknown without recorded device work
+    "compute_union_ms",
+    "comm_union_ms",
+    "comm_exposed_ms",
+    "kernel_sum_ms",
+    "flash_kernel_ms",
+    "attention_kernel_ms",
+)
+DIGITS: Final = 3  # of steps' lengths in ms
+
+
+def in_ms(ns: float) -> float:
+    """Return nanoseconds as milliseconds."""
+    return ns / NS_PER_MS
+
+
+def trace_data(
+    analysis: Trace, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
+) -> dict[str, Any]:
+    """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
+    has_gpu = analysis.has_gpu
+    calls = {
+        "syncs": analysis.synchronizations,
+        "allocations": analysis.allocations,
+        "host_communication": analysis.host_collectives,
+    }
+    data = _whole_data(analysis) | _kernel_data(analysis.kernels)
+    data |= {
+        "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
+        "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
+        "gaps_ge30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
+        "gap_causes_ms": gap_causes(analysis),
+        "gaps": [_gap(analysis, place) for place in analysis.gaps],
+        "memcpy": {
+            copy.name: {"n": copy.count, "ms": in_ms(copy.total_ns), "bytes": copy.bytes} for copy in analysis.copies
+        },
+        **{what: {row.name: {"n": row.count, "ms": in_ms(row.total_ns)} for row in of} for what, of in calls.items()},
+        "dataloader": {"n": analysis.data_loading.count, "ms": in_ms(analysis.data_loading.total_ns)},
+        "gpu_events_without_launch": analysis.kernels.without_launch,
+        "top_kernels": [
+            {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": in_ms(kernel.total_ns), "kind": kernel.kind}
+            for kernel in analysis.kernels.rows[:MOST_KERNELS]
+        ],
+        "streams": analysis.streams,
+        "operators": [
+            {"name": operator.name} | times_data(operator, has_gpu) | {"section": operator.section or None}
+            for operator in sorted_by(analysis.operators, sort)
+        ],
+        "communication": [asdict(collective) for collective in analysis.collectives],
+        "memory": [asdict(memory) for memory in analysis.memory],
+        **_judgement(analysis, thresholds),
+        "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
+        "critical_path": path_data(analysis.graph),
+        "bus_bandwidth": bandwidth_data(analysis),
+        "code": {kind: place_data(kind, analysis) for kind in ("sections", "modules", "lines")}
+        | {"sampled_lines": [asdict(line) for line in analysis.code.sampled.rows]},
+    }
+    return data if has_gpu else data | dict.fromkeys(OF_DEVICE)
+
+
+def _whole_data(analysis: Trace) -> dict[str, Any]:
+    """Return the figures of the file, of its steps and of its devices."""
+    busy_ns, communication_ns = analysis.device.busy.total_ns, analysis.device.communication.total_ns
+    is_known = analysis.has_gpu and analysis.span_ns
+    return {
+        "file": analysis.path.name,
+        "gpu": gpu_name(analysis),
+        "rank": analysis.rank,
+        "world": analysis.world_size,
+        "n_events": analysis.events,
+        "n_gpu_events": analysis.gpu_events,
+        "n_kernels": analysis.kernels.count,
+        "span_ms": in_ms(analysis.span_ns),
+        "busy_ms": in_ms(busy_ns) if analysis.has_gpu else None,
+        "idle_pct": 100 * (1 - busy_ns / analysis.span_ns) if is_known else None,
+        "steps": [[step.name, round(in_ms(step.wall_ns), DIGITS)] for step in analysis.steps],
+        "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
+        "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
+        "devices": [
+            {
+                "device": device.index,
+                "gpu": device.name or None,
+                "busy_ms": in_ms(device.device.busy.total_ns),
+                "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
+                "step_parts_ns": _steps(device.steps),
+            }
+            for device in analysis.devices
+        ],
+        "step_variation_pct": _percent(analysis.step_variation),
+        "compute_union_ms": in_ms(analysis.device.compute.total_ns),
+        "comm_union_ms": in_ms(communication_ns),
+        "comm_exposed_ms": in_ms(analysis.exposed_communication_ns),
+        "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
+    }
+
+
+def _kernel_data(kernels: Kernels) -> dict[str, Any]:
+    return {
+        "kernel_sum_ms": in_ms(kernels.total_ns),
+        "kernels_lt10us": kernels.short_count,
+        "kernels_lt10us_time_pct": _percent(kernels.short_share),
+        "kernels_lt100us_time_pct": _percent(kernels.below_100us_share),
+        "kernels_shorter_than_launch": kernels.launch_bound_count,
+        "kernels_with_launch": kernels.launch_known_count,
+        "flash_kernel_ms": in_ms(kernels.flash_ns),
+        "attention_kernel_ms": in_ms(kernels.attention_ns),
+        "tensorcore_named_pct": _percent(kernels.tensor_core_share),
+        "unclassified_pct": _percent(kernels.unclassified_share),
+        "kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()},
+    }
+
+
+def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
+    """Return the path and what changes would bring, or why there is none; None if it was not asked for."""
+    if graph is None or isinstance(graph, str):
+        return None if graph is None else {"why_not": graph}
+    path = critical_path(graph)
+    of_ranks = {
+        "ranks_ms": {rank: in_ms(ns) for rank, ns in path.ranks_ns.items()},
+        "jumps": [jump_data(jump) for jump in path.jumps],
+    }
+    return (of_ranks if graph.is_of_ranks else {}) | {
+        "why_not": None,
+        "steps": path.steps or None,
+        "wall_ms": in_ms(path.wall_ns),
+        "earlier_ms": in_ms(path.earlier_ns),
+        "recording_ms": in_ms(path.recording_ns),
+        "kinds_ms": {kind: in_ms(ns) for kind, ns in path.kinds_ns.items()},
+        "links": [link_data(link) for link in path.links],
+        "what_if": [outcome_data(found) for found in outcomes(graph, path)],
+    }
+
+
+def link_data(link: Link) -> dict[str, Any]:
+    """Return a link of the critical path."""
+    data = {"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": in_ms(link.ns)}
+    return data if link.rank < 0 else {"rank": link.rank} | data
+
+
+def jump_data(jump: Jump) -> dict[str, Any]:
+    """Return how often the path leads from one rank to another at a collective."""
+    return {
+        "collective": jump.name[:MOST_NAME],
+        "waiting_rank": jump.waiting,
+        "waited_for_rank": jump.waited_for,
+        "times": jump.count,
+    }
+
+
+def outcome_data(found: WhatIf) -> dict[str, Any]:
+    """Return what a change brings."""
+    return {
+        "change": found.change.what,
+        "name": found.change.name[:MOST_NAME] or None,
+        "wall_ms": in_ms(found.wall_ns),
+    }
+
+
+def gap_causes(analysis: Trace) -> dict[str, float]:
+    """Return the ms of gaps of 30 us or more by their cause, the largest first."""
+    causes: dict[str, float] = defaultdict(float)
+    for place in analysis.gaps:
+        for cause, share in place.gap.shares:
+            causes[cause] += share * place.gap.length_ns
+    return {cause: in_ms(ns) for cause, ns in sorted(causes.items(), key=lambda item: -item[1])}
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def gpu_name(analysis: Trace) -> str | None:
+    """Return the name of the first device that has one."""
+    return next(
+        (name for name in (*(device.name for device in analysis.devices), *analysis.device_names) if name), None
+    )
+
+
+def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, Any]]:
+    return [
+        {"name": step.name, "wall": step.wall_ns}
+        | {key.removesuffix("_ns"): getattr(step, key) if has_gpu else None for key in PARTS}
+        for step in steps
+    ]
+
+
+def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "checklist": [check._asdict() for check in checks(analysis)],
+        "recommendations": [
+            {
+                "code": finding.code,
+                "finding": finding.message,
+                "evidence": dict(finding.evidence),
+                "worth_ms": saving_ms(finding),
+                "remedy": finding.fix,
+            }
+            for finding in recommendations(analysis, thresholds)
+        ],
+        "not_checked": not_checked(analysis),
+        "recording_ms": in_ms(analysis.recording_ns) if analysis.has_gpu else None,
+        "not_recorded_ms": in_ms(analysis.unseen_ns) if analysis.has_gpu else None,
+        "idle_at_ends": [_gap(analysis, place) for place in analysis.edges],
+        "doubts": [asdict(doubt) for doubt in analysis.doubts],
+        "notes": list(analysis.notes),
+        "shares_of": {
+            "what": "steps" if analysis.scope.is_steps else "recording",
+            "ms": in_ms(analysis.scope.wall_ns),
+            "recurs": analysis.scope.repetition and analysis.scope.repetition.name,
+            "times": analysis.scope.repetitions or None,
+        },
+        "parallelism": list(analysis.parallelism),
+        "pace_variation_pct": _percent(analysis.pace_variation),
+    }
+
+
+def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
+    return {
+        "device": place.gap.device,
+        "at_ms": in_ms(place.gap.begin_ns - analysis.begin_ns),
+        "ms": in_ms(place.gap.length_ns),
+        "cause": place.gap.cause,
+        "covered_pct": 100 * place.gap.share_of(place.gap.cause),
+        "next": place.next_name[:MOST_NAME] or None,
+        "operator": place.operator[:MOST_NAME] or None,
+        "section": place.section[:MOST_NAME] or None,
+        "step": place.step or None,
+        "module": place.module[:MOST_NAME] or None,
+        "line": place.line[:MOST_NAME] or None,
+        "module_pct": 100 * place.module_part if place.module else None,
+        "line_pct": 100 * place.line_part if place.line else None,
+        "stall_by": place.stall.by or None,
+    }
+
+
+def rate_data(rate: Rate) -> dict[str, Any]:
+    """Return what an operator achieves with the same inputs."""
+    return {
+        "name": rate.name,
+        "kind": rate.kind,
+        "shapes": rate.shapes or None,
+        "dtype": rate.dtype or None,
+        "device": rate.device or None,
+        "calls": rate.calls,
+        "device_ms": in_ms(rate.device_ns),
+        "flops": rate.flops,
+        "least_bytes": rate.bytes,
+        "tflop_per_s": rate.tflops,
+        "tb_per_s": rate.tb_s,
+        "peak_tflop_per_s": rate.peak_tflops,
+        "peak_tb_per_s": rate.peak_tb_s,
+        "bound": rate.bound or None,
+        "of_roof_pct": _percent(rate.share_of_roof),
+        "is_above_roof": rate.is_above_roof,
+        "lacks": list(rate.lacks),
+    }
+
+
+def place_data(kind: str, analysis: Trace) -> list[dict[str, Any]]:
+    """Return the times of all places of one kind: sections, modules or lines."""
+    places: TracedPlaces = getattr(analysis.code, kind)
+    return [
+        {"name": place.name}
+        | times_data(place, analysis.has_gpu)
+        | {"gaps_ms": in_ms(place.idle_ns) if analysis.has_gpu else None}
+        for place in places.rows
+    ]
+
+
+def bandwidth_data(analysis: Trace) -> list[dict[str, Any]]:
+    """Return the bus bandwidth of each kind of collective."""
+    return [
+        {
+            "collective": row.kind,
+            "message_bytes": row.message_bytes,
+            "group_size": row.group_size,
+            "runs": row.count,
+            "total_ms": in_ms(row.total_ns),
+            "mean_gb_per_s": row.mean_gb_s,
+            "best_gb_per_s": row.best_gb_s,
+            "link_gb_per_s": None if row.link is None else row.link.gb_s,
+            "best_of_link_pct": _percent(row.share_of_link),
+            "is_above_link": row.is_above_link,
+            "lacks": ", ".join(row.lacks) or None,
+        }
+        for row in analysis.bus_bandwidths
+    ]
+
+
+def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
+    """Return the calls and the times of an operator or a place; device times are None without a device."""
+    return {
+        "calls": of.calls,
+        "host_self_ms": in_ms(of.host_self_ns),
+        "host_total_ms": in_ms(of.host_total_ns),
+        "device_self_ms": in_ms(of.device_self_ns) if has_gpu else None,
+        "device_total_ms": in_ms(of.device_total_ns) if has_gpu else None,
+    }
+
+
+Item = TypeVar("Item")
+BYTES_PER_KIB: Final = 1024
+_NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
+_LONG: Final = 1200  # characters; names of kernels can have many thousands
+
+
+def ms_number(ns: float) -> str:
+    """Return a time in ms, without its unit."""
+    return f"{ns / NS_PER_MS:.3f}"
+
+
+def ms(ns: float) -> str:
+    """Return a time in ms, with its unit."""
+    return f"{ms_number(ns)} ms"
+
+
+def us(ns: float) -> str:
+    """Return a time in us, with its unit."""
+    return f"{ns / NS_PER_US:.1f} us"
+
+
+def percent(share: float | None) -> str:
+    """Return a share of 0 to 1 as a percentage; "" for None."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def amount(count: int | None) -> str:
+    """Return an amount of bytes with its unit; "" for None."""
+    if count is None:
+        return ""
+    if abs(count) < BYTES_PER_KIB:
+        return f"{count} B"
+    return bytes_text(count) if abs(count) >= BYTES_PER_MIB / 10 else f"{count / BYTES_PER_KIB:.1f} KiB"
+
+
+def kernel(name: str) -> str:
+    """Return the name of a kernel without the prefixes that all kernels of torch have."""
+    return _NOISE.sub("", name[:_LONG])
+
+
+def listing(
+    headers: Sequence[str],
+    items: Sequence[Item],
+    row_of: Callable[[Item], Sequence[object]],
+    most: int,
+    *,
+    detail_of: Callable[[Item], str] | None = None,
+    left: Sequence[int] = (0,),
+    more: str = "more; --json has all",
+) -> str:
+    """Return a table of the first items, each with a detail below it, and how many more there are."""
+    shown, left_out = items[:most], len(items) - most
+    text = table(headers, [row_of(item) for item in shown], left)
+    text = with_details(text, [detail_of(item) for item in shown] if detail_of else [])
+    return text + (f"\n({left_out} {more})" if left_out > 0 else "")
+
+
+def finding_lines(finding: Finding, analysis: Trace, traces: str = "") -> list[str]:
+    """Return a finding with its saving, and its fix below; ``traces`` names the traces it holds for."""
+    saving = saving_text(finding, analysis)
+    return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
+
+
+def without_text(analysis: Trace) -> str:
+    """Return how much of the idle time is none of the program, which no rule counts; "" if that changes nothing."""
+    if percent(analysis.utilization) == percent(analysis.utilization_in_steps):
+        return ""
+    parts = (
+        f"{ms(analysis.recording_ns)} of the recording itself" if analysis.recording_ns else "",
+        f"{ms(analysis.unseen_ns)} of work that was not recorded" if analysis.unseen_ns else "",
+    )
+    said = " and ".join(filter(None, parts))
+    return f", {percent(analysis.utilization)} without {said}" if said else ""
+
+
+def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which rules could not run, a line for what each of them needs."""
+    if not missing:
+        return []
+    lines = [wrapped(f"- {what}: {', '.join(codes)}", "  ", "    ") for what, codes in missing.items()]
+    return ["", "Not checked, because the trace lacks:", *lines]
+
+
+def warnings_of(analysis: Trace, of: str = "") -> list[str]:
+    """Return why figures cannot be trusted, and what of the file could not be read; ``of`` names the trace."""
+    lines = [wrapped(f"{of}Incomplete: {doubt.message}.", rest="  ") for doubt in analysis.doubts]
+    return lines + [wrapped(f"{of}File: {note}.", rest="  ") for note in analysis.notes]
+
+
+def one_step_lines(traces: Sequence[Trace]) -> list[str]:
+    """Return that findings are of a single step, if all of these traces have no more."""
+    if not all(len(trace.steps) == 1 for trace in traces):
+        return []
+    one = "One step is" if len(traces) == 1 else "One step of each trace is"
+    return [wrapped(f"{one} marked: whether others are like it is not known. Record three or more."), ""]

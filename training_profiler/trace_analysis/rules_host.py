@@ -1,0 +1,341 @@
+"""Rules about the host: batches, launches, reads, copies, allocations."""
+
+from typing import Final
+
+from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
+from training_profiler.diagnosis.finding import Finding
+from training_profiler.diagnosis.rule import Saving
+from training_profiler.trace_analysis import gaps
+from training_profiler.trace_analysis.idle_times import AttributedGap
+from training_profiler.trace_analysis.rules_registry import (
+    BATCHES,
+    DEVICE,
+    DIRECTIONS,
+    OPERATORS,
+    RULES,
+    THREE_STEPS,
+    WHOLE,
+)
+from training_profiler.trace_analysis.trace import Trace
+
+MOST_STALLS: Final = 3  # that a finding names
+MAKING: Final = ("aten::empty", "aten::empty_strided")
+TENSORS_NEEDED: Final = 100
+EACH: Final = 0.3  # of the tensors; some are on the host, and an operator in C++ makes some without its name
+SHORT_GAPS: Final = "gaps under 30 us"
+OF_THE_HOST: Final = (
+    gaps.DATA_LOADER,
+    gaps.ALLOCATION,
+    gaps.BLOCKING_COPY,
+    gaps.SYNCHRONIZE,
+    gaps.LAUNCH_BOUND,
+    gaps.PYTHON,
+    gaps.HOST_STALL,
+    SHORT_GAPS,
+)
+MOST_REPLAYED: Final = 0.5  # of the device's work; graphs are in use then
+BETWEEN_REPLAYS: Final = (
+    "Most work is replayed as graphs already: do what the host does between replays while the device works, or less of "
+    "it; use larger batches"
+)
+
+
+@RULES.rule("data-loading-bound", threshold=0.15, needs=(BATCHES,), is_measured=True)
+def data_loading(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag waits for batches of 15 % of the time or more, and a DataLoader without workers."""
+    share = analysis.data_share
+    if share is None or share < threshold:
+        return None
+    is_synchronous = any("_SingleProcessDataLoaderIter" in name for name in analysis.waiting.data_names)
+    how = " from a DataLoader without workers" if is_synchronous else ""
+    reason = " (0 loads batches in the training process)" if is_synchronous else ""
+    waited_ns = sum(analysis.waiting.data_ns)
+    saved_ns = analysis.gap_ns(gaps.DATA_LOADER) if analysis.has_gpu and analysis.is_whole else waited_ns
+    saved_ns = max(0, min(saved_ns, waited_ns) - analysis.waiting.worker_start_ns)  # more workers start no faster
+    return Finding(
+        "data-loading-bound",
+        f"{share:.1%} of {analysis.scope.time} is spent waiting for batches{how}",
+        {"share_of_step": share, "threshold": threshold, "waited_ms": waited_ns / NS_PER_MS},
+        saved_ns / NS_PER_S,
+        f"Raise DataLoader(num_workers=...){reason}, then set pin_memory=True and persistent_workers=True",
+    )
+
+
+@RULES.rule("gpu-idle", threshold=0.80, saving=Saving.UNKNOWN, needs=(DEVICE, WHOLE))
+def idle(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a device that is busy for under 80 % of the steps, and name what it mostly waits for."""
+    used = analysis.utilization
+    if used is None or used >= threshold:
+        return None
+    idle_ns = sum(part.idle_ns for part in analysis.scope.parts)
+    idle_ns -= analysis.recording_ns + analysis.unseen_ns
+    if not analysis.is_idle_for(idle_ns, 1 - threshold):
+        return None
+    main, cause, fix = _main_cause(analysis, idle_ns)
+    where = "the steps" if analysis.scope.is_steps else analysis.scope.time
+    by_host = main in OF_THE_HOST and not (main == SHORT_GAPS and analysis.replayed_share > MOST_REPLAYED)
+    low = "the CPU probably cannot keep up" if by_host else "low"
+    verdict = "serious" if used < 0.5 else low if used < 0.7 else "could be higher"
+    return Finding(
+        "gpu-idle",
+        f"The device is busy for {used:.1%} of {where} ({verdict}){cause}",
+        {"utilization": used, "threshold": threshold, "idle_ms": idle_ns / NS_PER_MS, "main_cause": main},
+        0.0,  # the other findings split it by cause
+        fix,
+    )
+
+
+def _main_cause(analysis: Trace, idle_ns: int) -> tuple[str, str, str]:
+    places = [place for place in analysis.idle_times if place.in_scope_ns and place.gap.cause not in gaps.NO_IDLE_TIME]
+    causes = {cause: ns for cause, ns in analysis.idle_ns_by_cause.items() if cause not in gaps.NO_IDLE_TIME}
+    short_ns = idle_ns - sum(causes.values())
+    main = max(causes, key=lambda cause: causes[cause], default="")
+    fix = "Fix the main cause first: --view trace shows the cause of every gap"
+    if short_ns > causes.get(main, 0):
+        return SHORT_GAPS, f"; most of the idle time is in {SHORT_GAPS}", _fewer_launches(analysis)
+    if not main:
+        return "", "", fix
+    said = f"; main cause of idle time: {main}"
+    if main == gaps.UNKNOWN:
+        said = "; for most of the idle time the trace does not show what the device waits for"
+        if not analysis.operators:
+            fix = "Record the host too: torch.profiler.profile(activities=[ProfilerActivity.CPU, ...], with_stack=True)"
+    longest = max(places, key=lambda place: place.in_scope_ns)
+    if longest.where:
+        what = "gap" if longest in analysis.gaps else "idle time"
+        said += f"; the longest {what}, {longest.in_scope_ns / NS_PER_MS:.1f} ms, is {longest.where}"
+    return main, said, fix
+
+
+def _fewer_launches(analysis: Trace) -> str:
+    """Return what needs fewer launches, without what is used already or trains what is not trained."""
+    if analysis.replayed_share > MOST_REPLAYED:
+        return BETWEEN_REPLAYS
+    compiled = 'torch.compile(mode="reduce-overhead")' if analysis.has_graphs else "torch.compile"
+    replayed = [compiled] if analysis.can_compile else []
+    replayed += ["CUDA graphs"] if analysis.has_graphs else []
+    words = [" or ".join(replayed), "larger batches", "a fused optimizer" if analysis.has_optimizer else ""]
+    return f"Use {', '.join([*filter(None, words), 'fused operators'])}"
+
+
+@RULES.rule("host-stall", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+def stalls(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag gaps, over 1 % of step time, of 5 ms without a launch or one launch of 1 ms, with the operators."""
+    found = [place for place in analysis.idle_times if place.gap.cause == gaps.HOST_STALL and place.in_scope_ns]
+    ns = analysis.gap_ns(gaps.HOST_STALL)
+    share = analysis.share_of_scope(ns)
+    if not found or share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
+        return None
+    found.sort(key=lambda place: -place.ns_of(gaps.HOST_STALL))
+    named = ", ".join(_stall_text(place) for place in found[:MOST_STALLS])
+    more = f" and {len(found) - MOST_STALLS} more" if len(found) > MOST_STALLS else ""
+    first_ns = sum(place.ns_of(gaps.HOST_STALL) for place in found if place.stall.is_first)
+    fix = "Look at what the host does there: move it off the training thread, or do it less often"
+    if 2 * first_ns > ns * len(analysis.devices):
+        fix = (
+            "Before its first run a kernel is loaded, chosen or compiled, once in a run: record later, with "
+            "torch.profiler.schedule(wait=..., warmup=...)"
+        )
+    return Finding(
+        "host-stall",
+        f"The host stalls {counted(len(found), 'time')} without launching work, and the device idles meanwhile for "
+        f"{share:.1%} of {analysis.scope.time}: {named}{more}",
+        {"share_of_step": share, "threshold": threshold, "stalls": len(found), "first_calls_ms": first_ns / NS_PER_MS},
+        ns / NS_PER_S,
+        fix,
+    )
+
+
+def _stall_text(place: AttributedGap) -> str:
+    stall = place.stall
+    several = ", ".join(stall.operators) or "short ones"
+    what = stall.by or (f"several operators ({several})" if stall.in_operators else "outside of operators")
+    if place.where:
+        what += f" {place.where}"
+    elif stall.section:
+        what += f" in {stall.section}"
+    when = " (before the first run of a kernel)" if place.stall.is_first else ""
+    return f"{place.ns_of(gaps.HOST_STALL) / NS_PER_MS:.1f} ms {what}{when}"
+
+
+@RULES.rule("launch-bound", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+def launch_bound(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a device that waits for the host to launch its next kernel for over 10 % of step time."""
+    ns = analysis.gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
+        return None
+    kernels = analysis.kernels
+    short = f" ({kernels.short_count} of {kernels.count} kernels take under 10 us)" if kernels.short_count else ""
+    return Finding(
+        "launch-bound",
+        f"The device waits for the host to launch work for {share:.1%} of {analysis.scope.time}{short}",
+        {"share_of_step": share, "threshold": threshold, "short_kernels": kernels.short_count},
+        (ns - analysis.reads_gap_ns(gaps.LAUNCH_BOUND, gaps.PYTHON)) / NS_PER_S,
+        _fewer_launches(analysis),
+    )
+
+
+@RULES.rule("synchronizing-reads", threshold=0.01, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+def reads(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag `.item()`, `.cpu()` and printing in steps that take the host over 1 % of step time."""
+    share = analysis.share_of_scope(analysis.waiting.read_ns)
+    if share is None or share <= threshold:
+        return None
+    calls = sum(read.count for read in analysis.waiting.reads)
+    names = ", ".join(read.name for read in analysis.waiting.reads[:3])
+    return Finding(
+        "synchronizing-reads",
+        f"The host waits {counted(calls, 'time')} to read from the device ({names}), for {share:.1%} of "
+        f"{analysis.scope.time}",
+        {"share_of_step": share, "threshold": threshold, "calls": calls},
+        analysis.reads_gap_ns() / NS_PER_S,
+        "Keep values on the device (.detach()) and read them every n-th step; use torch.where instead of `if tensor`",
+    )
+
+
+@RULES.rule("blocking-copies", threshold=0.10, needs=(DEVICE, WHOLE, OPERATORS), is_measured=True)
+def blocking_copies(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a device that is idle for over 10 % of step time while the host copies, reads aside."""
+    ns = analysis.gap_ns(gaps.BLOCKING_COPY) - analysis.reads_gap_ns(gaps.BLOCKING_COPY)
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold or not analysis.is_idle_for(ns, threshold):
+        return None
+    is_known = analysis.transfers.exposed_ns is not None
+    copies = analysis.transfers.count if is_known else sum(copy.count for copy in analysis.copies)
+    if analysis.copies and not copies:  # the host copies from device to device
+        return None
+    return Finding(
+        "blocking-copies",
+        f"The device idles for {share:.1%} of {analysis.scope.time} while the host copies to or from it "
+        f"({'1 copy' if copies == 1 else f'{copies} copies'} recorded)",
+        {"share_of_step": share, "threshold": threshold, "copies": copies},
+        ns / NS_PER_S,
+        f"Create tensors on the device, copy few large tensors in place of many small ones{_not_blocking(analysis)}",
+    )
+
+
+@RULES.rule("pageable-copies", threshold=0.01, needs=(DEVICE,), work="copies")
+def pageable(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag copies to the device from memory that is not pinned, over 1 % of step time."""
+    ns, copies = analysis.pageable.total_ns, analysis.pageable.count
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold:
+        return None
+    exposed_ns = analysis.transfers.exposed_ns
+    return Finding(
+        "pageable-copies",
+        f"{'1 copy' if copies == 1 else f'{copies} copies'} from pageable memory {'takes' if copies == 1 else 'take'} "
+        f"{share:.1%} of {analysis.scope.time}",
+        {"share_of_step": share, "threshold": threshold},
+        (ns if exposed_ns is None else min(ns, exposed_ns)) / NS_PER_S,
+        f"Use {analysis.pinning}" + (" and .to(device, non_blocking=True)" if analysis.transfers.are_blocking else ""),
+    )
+
+
+@RULES.rule("allocations", threshold=0.01, needs=(OPERATORS,), is_measured=True)
+def allocations(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag `cudaMalloc` and `cudaFree` in steps, over 1 % of step time: the allocator's cache is not enough."""
+    ns, calls = analysis.waiting.allocation_ns, analysis.waiting.allocations
+    share = analysis.share_of_scope(ns)
+    if share is None or share <= threshold:
+        return None
+    longest_ns = analysis.waiting.longest_allocation_ns
+    is_cuda = analysis.has_graphs
+    expandable = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, do" if is_cuda else "Do"
+    fix = f"{expandable} not call empty_cache() in the loop, and keep shapes constant"
+    made = sum(operator.calls for operator in analysis.operators if operator.name in MAKING)
+    allocated = analysis.waiting.allocations / 2  # the others free
+    if made >= TENSORS_NEEDED and allocated >= EACH * made:
+        fix = (
+            "Nearly each tensor gets memory from the device: the caching allocator is off "
+            "(PYTORCH_NO_CUDA_MEMORY_CACHING, PYTORCH_NO_HIP_MEMORY_CACHING), or its cache is emptied again and again"
+        )
+    one = ""
+    if 2 * longest_ns > ns:  # such a call is not what an allocator does again and again
+        one = f", {longest_ns / NS_PER_MS:.1f} ms of it one call" if calls > 1 else ""
+        fix = (
+            "Where the device or a library is used for the first time, this call initialises it, once in a run: record "
+            "later, with torch.profiler.schedule(wait=..., warmup=...)"
+        )
+    of_what = "of cudaMalloc and cudaFree (or HIP's)" if is_cuda else "that allocate or free memory of the device"
+    return Finding(
+        "allocations",
+        f"{counted(calls, 'call')} {of_what} {'takes' if calls == 1 else 'take'} {share:.1%} of "
+        f"{analysis.scope.time}{one}",
+        {"share_of_step": share, "threshold": threshold, "calls": calls, "longest_call_ms": longest_ns / NS_PER_MS},
+        (min(ns, analysis.gap_ns(gaps.ALLOCATION)) if analysis.has_gpu and analysis.is_whole else ns) / NS_PER_S,
+        fix,
+    )
+
+
+@RULES.rule("step-time-varies", threshold=0.10, saving=Saving.UNKNOWN, needs=(THREE_STEPS,))
+def varies(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag steps whose length varies by over 10 %, the first one aside, and not only because the host runs ahead."""
+    variation, settled = analysis.step_variation, analysis.settled_variation
+    if variation is None or settled is None or settled <= threshold:
+        return None
+    longest = max(analysis.steps, key=lambda step: step.wall_ns)
+    first = "; it is the first recorded step, in which the recording starts" if longest is analysis.steps[0] else ""
+    return Finding(
+        "step-time-varies",
+        f"Step time varies by {variation:.1%} over {len(analysis.steps)} steps "
+        f"(longest: {longest.name}, {longest.wall_ns / NS_PER_MS:.1f} ms)",
+        {"variation": variation, "threshold": threshold, "steps": len(analysis.steps)},
+        0.0,
+        f"Compare the gaps of the longest step with those of others: data, changing shapes, allocations{first}",
+    )
+
+
+@RULES.rule("data-transfer", threshold=0.10, needs=(DEVICE, WHOLE, DIRECTIONS), work="copies")
+def data_transfer(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag copies between host and device that nothing hides, over 10 % of step time."""
+    ns = analysis.transfers.exposed_ns
+    share = None if ns is None else analysis.share_of_scope(ns)
+    if ns is None or share is None or share <= threshold:
+        return None
+    return Finding(
+        "data-transfer",
+        f"For {share:.1%} of {analysis.scope.time} the device does nothing but copy from or to the host",
+        {"share_of_step": share, "threshold": threshold},
+        ns / NS_PER_S,
+        _faster_transfers(analysis),
+    )
+
+
+def _faster_transfers(analysis: Trace) -> str:
+    """Return what hides transfers, without what is done already."""
+    if analysis.transfers.are_to_host:
+        return "Keep results on the device, or copy them to the host every n-th step"
+    if analysis.transfers.are_blocking:
+        pinned = _pinned(analysis, "and ")
+        return f"Use {pinned}.to(device, non_blocking=True); copy the next batch during computation"
+    pinned = "" if analysis.is_pinned else f"Use {analysis.pinning}; "
+    return f"{pinned}{'copy' if pinned else 'Copy'} the next batch during computation, on a stream of its own"
+
+
+def _not_blocking(analysis: Trace) -> str:
+    if analysis.transfers.are_blocking:
+        return f", and use {_pinned(analysis, 'with ')}.to(device, non_blocking=True)"
+    return "" if analysis.is_pinned else f", and use {analysis.pinning}"
+
+
+def _pinned(analysis: Trace, before_next: str) -> str:
+    return "" if analysis.is_pinned else f"{analysis.pinning} {before_next}"
+
+
+@RULES.rule("side-work", threshold=0.05, saving=Saving.UNKNOWN)
+def side_work(analysis: Trace, threshold: float) -> Finding | None:
+    """Flag a section for metrics, logging or weight averaging that takes the host over 5 % of step time."""
+    named = analysis.waiting.side_work_ns
+    name = max(named, key=lambda section: named[section])
+    share = analysis.share_of_scope(named[name])
+    if share is None or share <= threshold:
+        return None
+    return Finding(
+        "side-work",
+        f"{name} takes {share:.1%} of {analysis.scope.time} on the host",
+        {"share_of_step": share, "threshold": threshold, "section": name},
+        0.0,  # the gaps that it causes belong to the findings about their causes
+        "Do it every n-th step; use torch._foreach_* for norms and weight averages",
+    )

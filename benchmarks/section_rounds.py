@@ -60,7 +60,7 @@ def off() -> dict[str, Contender]:
 def on(log_every: int) -> tuple[dict[str, Contender], list[str]]:
     """Return the profiler in a real session, the other installed profilers, and the names of the missing ones."""
     import torch
-    import torch._dynamo  # as every program does that makes an optimizer
+    import torch._dynamo  # noqa: F401, as every program does that makes an optimizer
 
     from training_profiler import (
         is_profiling_enabled,

@@ -27,7 +27,7 @@ def server(monkeypatch):
 
 
 def channel_of(rank, clock, world_size=2, wait_s=2.0, heartbeat=Heartbeat):
-    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock, heartbeat)
+    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock=clock, heartbeat=heartbeat)
 
 
 def message_of(server, rank):

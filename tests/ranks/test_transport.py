@@ -24,7 +24,9 @@ class World:
         monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
 
     def channel(self, rank, **options):
-        channel = RankChannel(rank_of(rank, self.world_size, **options), 2.0, self.has_agent_store, run, self.clock)
+        channel = RankChannel(
+            rank_of(rank, self.world_size, **options), 2.0, self.has_agent_store, run, clock=self.clock
+        )
         channel._find_store = lambda: self.group if self.is_in_group and self.server.is_up else None
         channel._group = lambda: self.is_in_group
         channel._is_gone = lambda process: process in self.gone

@@ -70,7 +70,7 @@ def reader(clock: FakeClock, host: FakeHost) -> MachineReader:
 @pytest.fixture
 def monitor(clock: FakeClock, recorder: Recorder, tmp_path: Path):
     gpus = FakeGpus()
-    monitor = MachineSampler(clock, FaultGuard().run, lambda: FakeHost(clock), lambda: gpus, tmp_path)
+    monitor = MachineSampler(clock, FaultGuard().run, host=lambda: FakeHost(clock), gpus=lambda: gpus, root=tmp_path)
     yield monitor
     monitor.close()
 
@@ -206,7 +206,7 @@ def test_error_disables_only_the_monitor(clock, recorder, tmp_path, caplog):
             raise ZeroDivisionError("no such thing")
 
     guard = FaultGuard()
-    monitor = MachineSampler(clock, guard.run, lambda: Failing(clock), FakeGpus, tmp_path)
+    monitor = MachineSampler(clock, guard.run, host=lambda: Failing(clock), gpus=FakeGpus, root=tmp_path)
     monitor.start(3600)
     monitor.close()
     assert guard.disabled == {"system monitor": "ZeroDivisionError: no such thing"}

@@ -73,7 +73,11 @@ def write_journal(folder: Path, rank: int) -> None:
         run.sums.add(totals, step_ns)
         builder.add(totals, step_ns, exchanged)
         health = Health(disabled=("console (OSError)",), overhead_s=0.25, notes=("a note",))
-        run.journal.append(run.journal.lines.interval(totals, step_ns, health, run.loaders, ("forward_pass",), GPU))
+        run.journal.append(
+            run.journal.lines.interval(
+                totals, step_ns, health, run.loaders, open_sections=("forward_pass",), device=GPU
+            )
+        )
         summary = builder.summary(
             who(rank, world_size=2),
             run.sums.run,

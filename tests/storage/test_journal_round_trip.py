@@ -324,7 +324,9 @@ def write_pending(run):
     preview.add(run.recorder.peek(), run.recorder.thread_id())
     inside = preview.open_sections(run.recorder.thread_id())
     run.journal.append(
-        JournalLines(run.names).interval(*preview.pop_totals(), Health(), run.loaders, inside, is_pending=True)
+        JournalLines(run.names).interval(
+            *preview.pop_totals(), Health(), run.loaders, open_sections=inside, is_pending=True
+        )
     )
 
 

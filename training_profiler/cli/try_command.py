@@ -212,7 +212,7 @@ def _session(
         launcher = Launcher(program, scratch, TABLE, progress.note, interruption.check, arguments.allow_writes)
         try:
             identity = identity_of(program, describe_process(read_settings()))
-            session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
+            session = TrialSession(launcher, TABLE, wishes, runs, on_progress=progress.show, identity=identity)
             results = run(session)
         except KeyboardInterrupt:
             progress.note("stopped before anything was known")

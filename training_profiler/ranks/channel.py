@@ -68,6 +68,7 @@ class RankChannel:
         wait_s: float,
         has_agent_store: bool,
         guard: Guard,
+        *,
         clock: Callable[[], int] = time.monotonic_ns,
         heartbeat: Callable[[], Heartbeat] = Heartbeat,
         on_messages: Callable[[Mapping[int, ReceivedMessage]], None] = lambda messages: None,

@@ -55,6 +55,7 @@ class RankExchange:
         names: SectionNames,
         clock: Callable[[], int],
         guard: Guard,
+        *,
         gradient_sync: GradientSync | None = None,
         sync_points: SyncPoints | None = None,
         begin_ns: int | None = None,

@@ -254,9 +254,9 @@ class Parts:
             recorder.names,
             recorder.clock,
             self.guard.run,
-            patches.gradient_sync,
-            patches.sync_points,
-            begin_ns,
+            gradient_sync=patches.gradient_sync,
+            sync_points=patches.sync_points,
+            begin_ns=begin_ns,
         )
 
     def _costs(self, startup: StartupSampler | None) -> dict[str, Callable[[], float]]:

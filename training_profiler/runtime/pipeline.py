@@ -120,7 +120,14 @@ class Pipeline(Parts):
         device, program, health = self.samplers.device.stats(), self._program(), self.health()
         self.outputs.journal(
             lambda lines: lines.interval(
-                totals, step_ns, health, self.loaders.all, inside, device, program, is_pending=is_pending
+                totals,
+                step_ns,
+                health,
+                self.loaders.all,
+                open_sections=inside,
+                device=device,
+                program=program,
+                is_pending=is_pending,
             ),
             polls=not is_beside,
         )

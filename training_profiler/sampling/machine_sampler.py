@@ -59,6 +59,7 @@ class MachineSampler:
         self,
         clock: Callable[[], int],
         guard: Guard,
+        *,
         host: Callable[[], Any] = Host,
         gpus: Callable[[], Any] = Gpus,
         root: Path = Path("/"),
@@ -138,8 +139,12 @@ class MachineSampler:
             except ModuleNotFoundError as error:
                 self._missing = error.name
                 return
-            gpus, container, local_ranks = self._make_gpus(), find_container(self._root), self._local_ranks
-            self._reader = MachineReader(self._clock, host, gpus, container, self._run_queue, local_ranks, self._faults)
+            gpus, container = self._make_gpus(), find_container(self._root)
+            queue, ranks = self._run_queue, self._local_ranks
+            reader = MachineReader(
+                self._clock, host, gpus, container, run_queue=queue, local_ranks=ranks, faults=self._faults
+            )
+            self._reader = reader
         every_s, reader = self._every_s, self._reader
         thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, reader), self._guard, PART)
         thread.start()
@@ -175,6 +180,7 @@ class MachineReader:
         host: Host,
         gpus: Gpus,
         container: Container,
+        *,
         run_queue: RunQueue | None = None,
         local_ranks: int = 1,
         faults: PageFaults | None = None,

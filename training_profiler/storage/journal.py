@@ -99,10 +99,10 @@ class JournalLines:
         step_ns: Sequence[int],
         health: Health,
         loaders: Sequence[LoaderCounts],
+        *,
         open_sections: Sequence[str] = (),
         device: DeviceTimingStats | None = None,
         program: ProgramFacts | None = None,
-        *,
         is_pending: bool = False,
     ) -> Line:
         """Return the totals since the last interval; health, loaders and device cover the run so far.

@@ -117,7 +117,7 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
         return since_ns
     waits = waits_of(columns, works, calls)
     handovers = handovers_of(columns, events.nesting, pieces, main)
-    graph = _Builder(events, pieces, works, waits, handovers, main, bounds).graph(calls, since_ns)
+    graph = _Builder(events, pieces, works, waits, handovers, main=main, bounds=bounds).graph(calls, since_ns)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
 
@@ -185,6 +185,7 @@ class _Builder:
         works: Works,
         waits: Sequence[Wait],
         handovers: Sequence[Handover],
+        *,
         main: int,
         bounds: tuple[int, int],
     ) -> None:

@@ -75,6 +75,7 @@ class TrialSession:
         table: str,
         wishes: Wishes,
         runs: Path,
+        *,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,
         clock: Callable[[], float] = time.monotonic,
         identity: Identity | None = None,

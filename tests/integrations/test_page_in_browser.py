@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.page_runs import HOSTILE, page_of
-from tests.reports.test_comparison import pair
+from tests.reports.test_page_comparison import pair
 from tests.support.browser import BROWSER, Page, browser
 from training_profiler.reports.page_comparison import render_comparisons
 

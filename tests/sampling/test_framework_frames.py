@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from training_profiler.base.framework_frames import ANY, FRAMES, FileRows, FrameTable, LibraryFrame
+from training_profiler.base.startup_frames import STARTUP
 from training_profiler.instrumentation.patching import SKIPPED_BY_WARNINGS
 from training_profiler.integrations.trainer_run import OWN_CALLBACKS
 from training_profiler.model.location import Location
 from training_profiler.model.snapshot import CHECKS
 from training_profiler.sampling.batch_phases import FRAMES as FRAMES_OF_WORKERS
 from training_profiler.sampling.stacks import StackReader
-from training_profiler.sampling.startup_frames import STARTUP
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
 SITE = "/usr/lib/python3.11/site-packages"

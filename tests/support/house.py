@@ -21,25 +21,26 @@ from tests.support.package_source import MODULES, PACKAGE, tree_of
 
 ROOT = PACKAGE.parent
 # What each figure is to come to, and what it may be today. On a busy machine the end of a run goes through more files.
+# The mean of imports a module rose as small modules became parts of larger ones; all together fell by a quarter.
 BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
-    "lines of the package": (48_000, 72_530),
-    "statements of the package": (28_000, 42_566),
-    "files of the package": (340, 439),
+    "lines of the package": (48_000, 66_852),
+    "statements of the package": (28_000, 39_629),
+    "files of the package": (340, 306),
     "lines in C": (1_500, 1_930),
-    "lines of tests": (45_000, 77_531),
-    "folders": (29, 39),
-    "arrows between folders": (150, 234),
+    "lines of tests": (45_000, 72_070),
+    "folders": (29, 28),
+    "arrows between folders": (150, 150),
     "folders that import each other": (0, 0),
-    "depth of imports": (20, 26),
-    "imports a module": (4.0, 4.95),
-    "imports of one module, at most": (25, 35),
-    "modules that one other imports": (80, 108),
+    "depth of imports": (20, 24),
+    "imports a module": (4.0, 5.33),
+    "imports of one module, at most": (25, 28),
+    "modules that one other imports": (80, 63),
     "files that name a rule, median": (2, 1),
     "files that name a rule, at most": (4, 4),
     "words of the guide": (26_000, 24_900),
     "words of the changelog": (2_500, 2_000),
-    "files that the end of a run goes through": (120, 180),
-    "files that a report goes through": (120, 110),
+    "files that the end of a run goes through": (120, 140),
+    "files that a report goes through": (120, 84),
 }
 
 

@@ -3,18 +3,17 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from training_profiler.aggregation.span_matching import EndedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
 from training_profiler.device.device_lanes import HeldStep, PlacedSpan
+from training_profiler.model.series import SLOW, Why
 from training_profiler.statistics.arrays import Ints
 
-Why = Literal["first", "slow", "last"]
 FIRST: Final[Why] = "first"
-SLOW: Final[Why] = "slow"
 LAST: Final[Why] = "last"
 MOST_SPANS: Final = 400  # of one step: the longest, which take some 6 kB of the journal
 BUDGET: Final = 8_000  # spans of all slow steps together; the others have 2,000 at most

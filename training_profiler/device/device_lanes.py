@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.base.backends import Accelerator, TorchEvent
+from training_profiler.model.series import DEVICE_LANE
 from training_profiler.recording.section import Clock
 from training_profiler.recording.untraced import skip_with_callees
 
@@ -17,7 +18,6 @@ CAPTURED: Final = "a graph was captured"
 NS_PER_MS: Final = 1_000_000
 DRIFT: Final = 50e-6  # of one clock against the other; quartz oscillators are specified to some 50 ppm
 MOST_SPANS: Final = 400  # of one step
-LANE: Final = "device "  # begin of the names of lanes
 
 
 class DeviceEvent:
@@ -255,7 +255,9 @@ class DeviceLanes:
     def of_step(self, number: int) -> Mapping[str, list[PlacedSpan]]:
         """Return the spans of a step by device; nothing where none is known."""
         kind = self._clock.accelerator.kind
-        lanes = {f"{LANE}{kind}:{index}": device.placed(number) for index, device in sorted(self._devices.items())}
+        lanes = {
+            f"{DEVICE_LANE}{kind}:{index}": device.placed(number) for index, device in sorted(self._devices.items())
+        }
         return {name: spans for name, spans in lanes.items() if spans}
 
     def close(self) -> None:

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.base.sections import FORWARD_PASS, FORWARD_WITHOUT_GRAD
+from training_profiler.base.startup_frames import DATA_SET, MODEL, REST
 from training_profiler.base.units import duration_text
 from training_profiler.diagnosis.finding import Change, Finding
 from training_profiler.diagnosis.places import places_text
 from training_profiler.diagnosis.registry import RULES, cost_of_run, found, has_enough_steps
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OUTSIDE_STEPS, Snapshot
-from training_profiler.sampling.startup_frames import DATA_SET, MODEL, REST
 
 SHORT_STARTUP_S: Final = 10.0  # a trial of a few steps has it, too
 # Imports, compiling and the start of workers, devices and process groups do not get shorter by keeping a result.

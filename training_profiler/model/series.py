@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from training_profiler.model.location import Location
+
+Why = Literal["first", "slow", "last"]  # a step was recorded
+SLOW: Final[Why] = "slow"
+DEVICE_LANE: Final = "device "  # begin of the names of lanes of devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-from training_profiler.aggregation.step_spans import SLOW
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
-from training_profiler.device.device_lanes import LANE
-from training_profiler.model.series import RankSeries, Span, StepLanes
+from training_profiler.model.series import DEVICE_LANE, SLOW, RankSeries, Span, StepLanes
 from training_profiler.model.snapshot import StepStats
 from training_profiler.reports.sections import bar_label
 
@@ -257,12 +255,12 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
 
 def has_device(step: StepLanes) -> bool:
     """Return whether the step was seen on a device."""
-    return any(lane.thread.startswith(LANE) for lane in step.lanes)
+    return any(lane.thread.startswith(DEVICE_LANE) for lane in step.lanes)
 
 
 def _step(step: StepLanes, place: dict[str, int]) -> dict[str, Any]:
     # A device behind the host does its part of the step later.
-    on_device_ns = [span.end_ns for lane in step.lanes if lane.thread.startswith(LANE) for span in lane.spans]
+    on_device_ns = [span.end_ns for lane in step.lanes if lane.thread.startswith(DEVICE_LANE) for span in lane.spans]
     return {
         "step": step.number,
         "why": step.why,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from training_profiler.base.startup_frames import BEFORE_TORCH
 from training_profiler.base.units import NS_PER_S, time_text
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.model.location import Location, Sample
@@ -25,7 +26,6 @@ from training_profiler.sampling.frames import StackOfThread, frame_of
 from training_profiler.sampling.location import Instruction
 from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
-from training_profiler.sampling.startup_frames import BEFORE_TORCH
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 
 STARTUP_PART: Final = "startup sampler"

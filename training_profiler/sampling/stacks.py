@@ -22,6 +22,7 @@ from training_profiler.base.framework_frames import (
     callback_named,
 )
 from training_profiler.base.sections import BACKWARD_HOOK, CUSTOM_BACKWARD, FORWARD_HOOK, RECOMPUTATION
+from training_profiler.base.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.base.text import printable
 from training_profiler.model.location import Location
 from training_profiler.model.program import CallSite
@@ -38,7 +39,6 @@ from training_profiler.sampling.location import (
     runs_python,
     waits_in,
 )
-from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP_TABLE, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode, places_of_this_process
 
 # In these, the training waits for work that runs elsewhere and is not sampled: a queue that threads or processes fill,

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from training_profiler.aggregation.step_spans import RecordedStep, Why
+from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.base.text import one_line, printable
 from training_profiler.base.units import NS_PER_US
 from training_profiler.model.bounds import MOST_LOADERS, MOST_NOTES, MOST_SUM, Count, Moment, Real, fit
 from training_profiler.model.interval import IntervalRecord
 from training_profiler.model.loader_workers import WorkerSums, fit_sums
 from training_profiler.model.program import CallFacts, ProgramFacts, UnusedGradients, UnusedGraphs
-from training_profiler.model.series import Lane, Span, StepLanes
+from training_profiler.model.series import Lane, Span, StepLanes, Why
 from training_profiler.model.snapshot import DeviceTimingStats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderArguments, LoaderCounts, MadeBatches
 

@@ -160,14 +160,10 @@ def assert_spread(accumulator: Accumulator, durations: dict[str, list[int]]) -> 
         )
 
 
-@given(nested)
-def test_nested_events_match_brute_force(operations):
-    batches = batches_of(operations)
-    assert_same(accumulated(batches), brute_force(batches))
-
-
-@given(interleaved)
-def test_events_in_any_order_match_brute_force(operations):
+@pytest.mark.parametrize("events", [nested, interleaved], ids=["nested", "in any order"])
+@given(st.data())
+def test_events_match_brute_force(events, data):
+    operations = data.draw(events)
     batches = batches_of(operations)
     assert_same(accumulated(batches), brute_force(batches))
 

@@ -27,7 +27,7 @@ BUDGETS_AND_LIMITS: dict[str, tuple[float, float]] = {
     "statements of the package": (28_000, 39_629),
     "files of the package": (340, 306),
     "lines in C": (1_500, 1_930),
-    "lines of tests": (45_000, 72_070),
+    "lines of tests": (45_000, 72_068),
     "folders": (29, 28),
     "arrows between folders": (150, 150),
     "folders that import each other": (0, 0),

@@ -50,7 +50,6 @@ def step():
     profile_step()
     time.sleep(0.001)
 """
-HEALTH = "Profiler health:"
 
 
 def lines_of(text: str, word: str) -> list[str]:

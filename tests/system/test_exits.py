@@ -156,7 +156,7 @@ def test_stop_restores_sigterm_and_keeps_a_later_handler(tmp_path: Path) -> None
     assert [line for line in outcome.stdout.splitlines() if line in ("True", "False")] == ["True", "True"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.programs)])
 def test_signal_at_a_random_moment_gives_one_summary(tmp_path: Path, signum: signal.Signals) -> None:
     for attempt in range(6):
         cwd = tmp_path / str(attempt)
@@ -225,7 +225,9 @@ def test_killed_run_is_reported_except_its_last_interval(tmp_path: Path) -> None
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize(
+    "attempt", [0, *(pytest.param(attempt, marks=pytest.mark.programs) for attempt in range(1, 4))]
+)
 def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: int) -> None:
     process = start_without_torch(tmp_path, BUSY)
     read = wait_for(process, "ready")

@@ -1,6 +1,8 @@
 """With the variable, any order of import, start and sections gives all steps, once. Other programs stay silent."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +38,13 @@ PROGRAMS = {
 }
 
 
+def quick_are(programs: Iterable[str], *quick: str) -> list[Any]:
+    """Return names of programs as parameters; `make test` has these, `make test-programs` the others."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.programs]) for name in programs]
+
+
 @pytest.mark.parametrize("is_run", [False, pytest.param(True, marks=pytest.mark.programs)], ids=["alone", "run"])
-@pytest.mark.parametrize("program", list(PROGRAMS))
+@pytest.mark.parametrize("program", quick_are(PROGRAMS, "import after torch", "started before torch"))
 def test_all_steps_are_counted_once(tmp_path: Path, program: str, is_run: bool) -> None:
     if is_run:
         write_script(tmp_path, PROGRAMS[program])
@@ -85,7 +92,7 @@ if __name__ == "__main__":
 }
 
 
-@pytest.mark.parametrize("program", list(SILENT))
+@pytest.mark.parametrize("program", quick_are(SILENT, "inference"))
 def test_a_program_that_trains_nothing_prints_and_writes_nothing(tmp_path: Path, program: str) -> None:
     outcome = run(tmp_path, SILENT[program], variables={"RECTIFIED_FLOW_PROFILE_FLUSH_S": "0.05"})
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])

@@ -129,6 +129,7 @@ def test_file_rendezvous_uses_files_in_the_run_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("runs/*/ranks/*")] == ["1.json"]
 
 
+@pytest.mark.programs
 def test_ranks_report_under_torchrun_and_in_spawned_processes(tmp_path: Path) -> None:
     spawned = """
     def work(rank, port):

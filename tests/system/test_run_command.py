@@ -312,6 +312,7 @@ def why_nothing():
 """
 
 
+@pytest.mark.programs
 def test_a_nested_run_and_every_rank_of_torchrun_are_profiled_and_one_reports(tmp_path: Path) -> None:
     inner = through_run("-c", "import os; print(os.environ['PYTHONPATH'].count('bootstrap'))")
     assert execute(tmp_path, through_run(*inner)).stdout == "1\n"
@@ -360,6 +361,7 @@ def test_unmodified_training_is_profiled_and_computes_the_same_also_in_a_child(t
         assert json.loads((folder / "meta.json").read_text())["launch"]
 
 
+@pytest.mark.programs
 def test_open_file_of_the_script_is_flushed_at_its_end(tmp_path: Path) -> None:
     # The interpreter flushes it when it collects the script's globals, so the profiler must not hold a class of it.
     classes = """

@@ -13,7 +13,7 @@ from tests.system.launching import execute, through_run
 from tests.system.scripts import run_forked, run_without_torch
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.programs)])
 def test_loader_workers_with_sections_stay_silent(tmp_path: Path, method: str) -> None:
     script = f"""
         import torch
@@ -43,7 +43,7 @@ def test_loader_workers_with_sections_stay_silent(tmp_path: Path, method: str) -
     assert "decode" not in outcome.report["sections"]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.programs)])
 def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
     script = f"""
         import multiprocessing, concurrent.futures
@@ -128,6 +128,7 @@ def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path)
     assert outcome.stderr.count("=== Final Profiling Summary") == 1
 
 
+@pytest.mark.programs
 def test_spawned_workers_with_decorated_functions_stay_silent(tmp_path: Path) -> None:
     script = """
         import multiprocessing

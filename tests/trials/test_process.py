@@ -66,7 +66,7 @@ def test_a_training_runs_its_blocks_and_is_stopped_between_them_with_its_childre
     assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
     tree = process._tree()
     process.close()
-    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree)
+    assert wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree))
 
 
 def test_a_training_that_stops_its_children_lets_them_go_on_itself(start):

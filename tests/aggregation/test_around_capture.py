@@ -50,7 +50,7 @@ def test_without_enough_steps_nothing_is_compared(durations, slowed):
 def line_of(before_s, after_s, error_s=0.001, device=None):
     run = snapshot_of({"forward_pass": 1.0}, steps=200)
     step = replace(run.step, around_capture=AroundCapture(before_s, after_s, error_s))
-    text = " ".join(render_final(replace(run, step=step, device=device), ()).split())
+    text = " ".join(render_final(replace(run, step=step, device=device), (), is_full=True).split())
     return text.partition("Median step after the first capture: ")[2].partition(")")[0]
 
 
@@ -64,4 +64,4 @@ def test_summary_says_both_and_whether_they_differ():
 
 
 def test_a_run_without_a_capture_has_no_such_line():
-    assert "first capture" not in render_final(snapshot_of({"forward_pass": 1.0}, steps=200), ())
+    assert "first capture" not in render_final(snapshot_of({"forward_pass": 1.0}, steps=200), (), is_full=True)

@@ -17,7 +17,7 @@ from tests.support.recording import FakeRun, section_stats, snapshot_of, step_st
 from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
 from training_profiler.base.sections import FORWARD_WITHOUT_GRAD
 from training_profiler.diagnosis import Finding, diagnose
-from training_profiler.diagnosis.finding import brief
+from training_profiler.diagnosis.finding import Action, Change, Fix, brief
 from training_profiler.model.lines import UnseenWait
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import (
@@ -84,8 +84,8 @@ def run_with(run: Snapshot, **changes: Any) -> Snapshot:
 
 
 def part(text: str, title: str) -> str:
-    """Return the lines below ``title``, up to an empty one."""
-    return text.split(f"{title}\n", 1)[1].split("\n\n")[0]
+    """Return the lines below that with ``title``, up to an empty one."""
+    return text.split(title, 1)[1].split("\n", 1)[1].split("\n\n")[0]
 
 
 def with_words(text: str, *words: str) -> list[str]:
@@ -119,9 +119,9 @@ def gpu_run() -> Snapshot:
 
 
 def screen(run: Snapshot, findings: Any = (), **layout: Any) -> str:
-    """Return the lines between the title and the detailed breakdown."""
-    text = render_final(run, findings, Layout(**layout), origin=Origin("train.py"))
-    return text.split("\n", 2)[2].partition("\n\nDetailed Breakdown:")[0]
+    """Return the lines below the detailed breakdown."""
+    text = render_final(run, findings, Layout(**layout), origin=Origin("train.py", "runs/x", "train.py --lr 0.1"))
+    return text[text.index("Time Distribution:") :]
 
 
 def first_screens() -> dict[str, Any]:
@@ -149,6 +149,13 @@ def first_screens() -> dict[str, Any]:
         wall_s=10.0, sections={row.name: row for row in (validation, other)}, startup=StartupStats(10.0, False, parts)
     )
     even = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
+    actions = (
+        Action("DataLoader(..., num_workers=2, persistent_workers=True)", (Change.NUM_WORKERS,), 0.5),
+        Action("do less at data.py:14 augment", (Change.LESS_PREPROCESSING,)),
+    )
+    two = replace(CHANGES[0], fix=Fix("Set num_workers=2", (), actions), step_s=0.1, step_if_gone_s=0.059)
+    waited = "Other programs kept this machine's CPUs busy: the training waited 3.00 s (26% of the run) for one"
+    busy = finding("machine-busy", waited, 3.0, "Run it again on a quiet machine")
     few = snapshot_of({"forward_pass": 0.5}, steps=4)
     return {
         "a GPU run that waits for data": screen(gpu_run(), CHANGES),
@@ -156,18 +163,14 @@ def first_screens() -> dict[str, Any]:
         "of 200 columns, 110 are used, with blocks and colors": screen(
             gpu_run(), CHANGES, width=200, has_color=True, is_unicode=True
         ).replace("\x1b", "ESC"),
-        "waiting for the device is not unattributed": screen(waiting(0.3), [waits]),
-        "all of it may be waiting": screen(waiting(0.4)),
-        "a little waiting has no bar": screen(waiting(0.02)),
-        "nor is there one without a device": screen(waiting(0.3, device=None)),
+        "waiting for the device": screen(waiting(0.3), [waits]),
         "the 95th percentile stands where it is known": screen(run_with(gpu_run(), step={"p95_s": 0.26}), CHANGES),
         "steps that mostly queue work have no percentile": screen(waiting(0.3, step=queued), CHANGES),
         "other uneven steps have one": screen(waiting(0.3, step=queued, lines={}), CHANGES),
         "a change that two findings ask for is written once": screen(gpu_run(), [*twice, CHANGES[1]]),
         "and once in all insights": insight_lines(gpu_run(), twice, Layout(200)),
         "a line of figures ends between two of them": screen(run_with(gpu_run(), throughput=rates), CHANGES),
-        "many sections share one bar": screen(snapshot_of({f"part_{i:02d}": 0.05 + i / 1000 for i in range(14)})),
-        "nested sections belong to the bar of their parent": screen(
+        "nested sections have bars of their own": screen(
             Snapshot(steps=10, wall_s=1.0, step=step_stats(10, 0.1), sections=nested)
         ),
         "a run without steps shows what it prepared": screen(prepared),
@@ -177,6 +180,15 @@ def first_screens() -> dict[str, Any]:
         "the bars of a mean step leave out 40 s of warm-up": screen(
             run_with(even, sections={"forward_pass": {"step_self_s": 45.0}})
         ),
+        "in 40 columns": screen(gpu_run(), CHANGES, width=40),
+        "the start-up stands apart": screen(run_with(gpu_run(), step={"before_s": 1.3}), CHANGES),
+        "two actions have savings of their own": screen(gpu_run(), [two]),
+        "a busy machine that costs less is one line": screen(gpu_run(), [CHANGES[0], busy]),
+        "and is the verdict where it costs more": screen(gpu_run(), [busy, CHANGES[0]]),
+        "what ended the run": screen(replace(even, ended_by="RuntimeError", open_sections=("forward_pass",)), []),
+        "with an earlier run": render_final(
+            even, diagnose(even), origin=Origin("train.py", "runs/b", "train.py", "runs/a")
+        ).partition("VERDICT")[2],
         "at most three changes": screen(gpu_run(), [finding(f"rule-{i}", f"message {i}") for i in range(5)]),
         "small savings and remarks are no changes": screen(
             gpu_run(), [finding("x", saving_s=0.01), finding("warm-up", saving_s=5.0), finding(saving_s=0.0, fix="")]
@@ -324,7 +336,7 @@ def source_lines() -> dict[str, Any]:
 
     def shown(shares: dict[str, float], *layouts: Layout, **lines: tuple[LineStats, ...]) -> list[str]:
         run = run_of(shares, {name.replace("outside", "(outside steps)"): rows for name, rows in lines.items()})
-        return [part(render_periodic(run, layout), "Time Distribution:") for layout in layouts or (FILE,)]
+        return [part(render_final(run, [], layout), "Time Distribution:") for layout in layouts or (FILE,)]
 
     def line(number: int, function: str, share: float, **more: Any) -> LineStats:
         return LineStats("train.py", number, function, share, int(1000 * share), **more)
@@ -368,7 +380,7 @@ def source_lines() -> dict[str, Any]:
             for share in (0.93, 0.5)
             for few in ((line(5, "main", 0.02),),)
         ],
-        "lines of nested sections are indented": part(render_periodic(nested), "Time Distribution:"),
+        "lines of nested sections are indented": part(render_final(nested, []), "Time Distribution:"),
         "lines of a function are merged and counted": shown(
             {"forward_pass": 0.5, "other": 0.5}, LINES, other=tuple(line(i, "get_batch", 0.0625) for i in range(1, 9))
         ),
@@ -376,9 +388,11 @@ def source_lines() -> dict[str, Any]:
             {"a": 0.46149, "b": 0.26999, "other": 0.26852}, LINES, a=(line(1, "main", 0.46149),)
         ),
         "waiting for data is divided as the work of the workers": lines_under(
-            workers, workers.sections["data_loading"], 75.0
+            workers, workers.sections["data_loading"], 75.0, workers.wall_s
         ),
-        "but not where the training makes some batches": lines_under(own, own.sections["data_loading"], 75.0),
+        "but not where the training makes some batches": lines_under(
+            own, own.sections["data_loading"], 75.0, own.wall_s
+        ),
         "the largest section comes first, then those nested in it": [
             f"{depth} {section.name}" for depth, section in in_tree_order(sections)
         ],
@@ -443,7 +457,7 @@ def ranks() -> dict[str, Any]:
         "both reports have the block": [
             part(text, "Ranks: 4 of 4 reported, on 2 hosts (all figures above are of rank 0)")
             for run in (replace(snapshot_of({"forward_pass": 0.5}), ranks=four()),)
-            for text in (render_periodic(run), render_final(run, []))
+            for text in (render_periodic(run), render_final(run, [], is_full=True))
         ],
         "unknown figures are none in data": as_data(Snapshot(ranks=ranks_of([rank_row(0, None)] * 2)), [])["ranks"],
     }

@@ -23,7 +23,7 @@ from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_render import sections_part
 from training_profiler.reports.report_json import as_data
-from training_profiler.reports.sections import OURS, bar_label, epoch_label, table_label
+from training_profiler.reports.sections import LABELS, OF_EPOCHS, OURS, WITHOUT_START, table_label
 from training_profiler.sinks.line_files import CsvFile
 from training_profiler.sinks.metrics import PlainNames, interval_metrics
 from training_profiler.sinks.program_runs import MlflowRun
@@ -112,8 +112,8 @@ def test_screens_show_each_name_as_the_user_wrote_it_and_no_label_twice(given_na
     in_page = Counter((row[0][:100].rstrip(), int(row[3] or 0)) for row in rows_in(sections_part(snapshot))[1:])
     for found in (in_text, in_page):
         assert not shown(given_names) - found
-    for label in (table_label, bar_label, epoch_label):
-        labels = [label(key, snapshot.sections) for key in snapshot.sections]
+    for table in (LABELS, OF_EPOCHS, WITHOUT_START):
+        labels = [table_label(key, snapshot.sections, table) for key in snapshot.sections]
         assert len(set(labels)) == len(labels) or any(OURS in name for name in given_names)
 
 

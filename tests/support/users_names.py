@@ -14,8 +14,7 @@ from training_profiler.base.sections import (
 from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.recording.section_names import INVALID_NAME, OTHER_NAMES, USERS
 from training_profiler.reports.page_charts import REST as SMALLER
-from training_profiler.reports.sections import _IN_BARS, _WITHOUT_STEPS, OURS
-from training_profiler.reports.sections import _IN_TABLES as LABELS
+from training_profiler.reports.sections import LABELS, OF_EPOCHS, OURS, WITHOUT_START, WITHOUT_STEPS
 from training_profiler.sinks.tensorboard_events import REST
 
 # A section of such a name is the section that the profiler records itself.
@@ -29,7 +28,8 @@ WITHIN_OURS: Final = tuple(
     for outer in (*OUTSIDE_STEPS_SECTIONS, PROFILER)
     for inner in ("forward_pass", "first_fetch", "other", "mine", "", "a/b")
 )
-LABELS_OF_OURS: Final = tuple(sorted({*LABELS.values(), *_IN_BARS.values(), *_WITHOUT_STEPS.values()} - set(STANDARD)))
+_TABLES: Final = (LABELS, OF_EPOCHS, WITHOUT_START, WITHOUT_STEPS)
+LABELS_OF_OURS: Final = tuple(sorted({label for table in _TABLES for label in table.values()} - set(STANDARD)))
 # With characters that forms of output, trackers, disks and JavaScript treat specially.
 SPECIAL: Final = (
     "a*b", "a_b", "a?b", "a b", "a  b", " a", "a//b", "a/_/b", "a/../b", "../a", "/a", "a/", ".", "..", "a.b", "a-2",

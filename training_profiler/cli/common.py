@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.base.text import encodable, one_line
+from training_profiler.reports.console import Origin
 from training_profiler.reports.layout import TABLE, Layout
 from training_profiler.safety.files import replace_file, write_output
 from training_profiler.settings.settings import read_settings
 from training_profiler.sinks.console import stream_layout
+from training_profiler.storage.run_folder import earlier_run, program_in, read_meta, typed_path, typed_program
 
 NEWEST: Final = "the newest run"
 
@@ -24,6 +26,13 @@ def runs_folder() -> Path:
 def layout_of_stdout(form: str = TABLE) -> Layout:
     """Return the layout of text on standard output."""
     return stream_layout(sys.stdout, form)
+
+
+def origin_of(folder: Path) -> Origin:
+    """Return where the report of a run folder comes from."""
+    command, earlier = read_meta(folder).get("command", ""), earlier_run(folder)
+    before = None if earlier is None else typed_path(earlier)
+    return Origin(program_in(command), typed_path(folder), typed_program(command), before)
 
 
 def add_run(parser: argparse.ArgumentParser, default: str = NEWEST) -> None:

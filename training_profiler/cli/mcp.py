@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from training_profiler.base.errors import MissingExtraError, ProfilerError, RunFolderError, TraceError
 from training_profiler.base.text import one_line, printable_data
-from training_profiler.cli.common import runs_folder
+from training_profiler.cli.common import origin_of, runs_folder
 from training_profiler.cli.compare import ReadRun, compared
 from training_profiler.cli.report import findings_of
 from training_profiler.cli.trace import summary_of
 from training_profiler.reports.comparison import comparison_data, render_comparison
-from training_profiler.reports.console import Origin, render_final
+from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
-from training_profiler.storage.run_folder import captures_of, read_program, run_named
+from training_profiler.storage.run_folder import captures_of, run_named
 from training_profiler.storage.run_reader import list_runs, listed_run, newest_run, newest_runs, read_run
 
 JOURNALS: Final = "rank*.jsonl"
@@ -70,8 +70,8 @@ class ServedRuns:
         """Return the whole report of a run as text: where time went, lines of code, loaders, machine, ranks."""
         folder = self._run(run)
         snapshot = read_run(folder)
-        origin = Origin(read_program(folder), str(folder))
-        return _bounded(render_final(snapshot, findings_of(folder, snapshot), Layout(), True, origin).lstrip("\n"))
+        findings = findings_of(folder, snapshot)
+        return _bounded(render_final(snapshot, findings, Layout(), True, origin_of(folder)).lstrip("\n"))
 
     def compare(self, before: str, after: str = "") -> dict[str, Any]:
         """Compare two runs: whether a step became faster or slower, with an interval, where, and what else differs.

@@ -189,7 +189,8 @@ def cause_of(change: StepChange) -> tuple[str, str]:
     if line is not None:
         called = f", in {line.called}()" if line.called else ""
         text = f", above all {line.line} ({time_text(line.before_s)} before, {time_text(line.after_s)} after{called})"
-    return name, f"; {part:.0%} of that is in {name_of(name)} {times}{text}"
+    where = "no section" if name == OTHER else name_of(name)
+    return name, f"; {part:.0%} of that is in {where} {times}{text}"
 
 
 def _alike(change: StepChange) -> str:

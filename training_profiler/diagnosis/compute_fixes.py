@@ -68,7 +68,7 @@ def forward_fix(snapshot: Snapshot) -> Fix:
         changes.append(Change.COMPILE)
     words.append("a smaller model, or a faster one of the same quality")
     text = f"Use {', '.join(words[:-1])}, or {words[-1]}"
-    return Fix(text if len(words) > 1 else f"The usual switches are set already; use {words[0]}", tuple(changes))
+    return Fix(text if len(words) > 1 else f"Use {words[0]}: the usual switches are set already", tuple(changes))
 
 
 def optimizer_fix(snapshot: Snapshot) -> Fix:
@@ -77,39 +77,38 @@ def optimizer_fix(snapshot: Snapshot) -> Fix:
     accumulate = "accumulate gradients over several batches"
     if facts is None:
         return Fix(
-            f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}",
+            f"Pass fused=True or foreach=True to an optimizer of torch.optim; or {accumulate}",
             (Change.FUSED, Change.FOREACH, Change.OTHER_MODEL, Change.ACCUMULATION),
         )
     if facts.name == LBFGS:
         return Fix(
-            "LBFGS goes through its history for each evaluation: lower history_size, or train fewer parameters",
+            "Lower history_size, or train fewer parameters: LBFGS goes through its history for each evaluation",
             (Change.SHORTER_HISTORY, Change.OTHER_MODEL),
         )
     if not _is_in_updates(snapshot):
         return Fix(
-            f"Most of it is not in {facts.name}'s updates: an optimizer that evaluates a closure, such as LBFGS, goes "
-            "through its history for each evaluation (lower history_size), and clearing gradients takes time with "
-            "set_to_none=False",
+            f"Lower history_size, and leave set_to_none=False out: most of it is not in {facts.name}'s updates. An "
+            "optimizer that evaluates a closure, such as LBFGS, goes through its history for each evaluation",
             (Change.SHORTER_HISTORY, Change.SET_TO_NONE),
         )
     if not facts.fused and can_fuse(facts):
-        return Fix(f"Pass fused=True to {facts.name}, or {accumulate}", (Change.FUSED, Change.ACCUMULATION))
+        return Fix(f"Use {facts.name}(..., fused=True); or {accumulate}", (Change.FUSED, Change.ACCUMULATION))
     if not facts.fused and _can_use_foreach(facts):
         return Fix(
-            f"Pass foreach=True to {facts.name}: it has no fused form for these parameters; or {accumulate}",
+            f"Use {facts.name}(..., foreach=True); it has no fused form for these parameters; or {accumulate}",
             (Change.FOREACH, Change.ACCUMULATION),
         )
     if not facts.fused and _is_own(facts):
-        at_once, change = "use torch._foreach functions in it", Change.FOREACH
+        at_once, change = "Use torch._foreach functions in", Change.FOREACH
         if "cpu" in facts.devices and not _has_small_tensors(facts):
-            at_once, change = "compute in place in it (mul_, addcmul_)", Change.IN_PLACE
+            at_once, change = "Compute in place (mul_, addcmul_) in", Change.IN_PLACE
         return Fix(
-            f"{facts.name} updates {facts.tensors} tensors one by one: {at_once}, or an optimizer of torch.optim with "
-            f"fused=True, or {accumulate}",
+            f"{at_once} {facts.name}, which updates {facts.tensors} tensors one by one; or an optimizer of torch.optim "
+            f"with fused=True; or {accumulate}",
             (change, Change.FUSED, Change.OTHER_MODEL, Change.ACCUMULATION),
         )
-    so_far = f"{facts.name} is fused already" if facts.fused else f"Nothing is left to set in {facts.name}"
-    return Fix(f"{so_far}: {accumulate}, or train fewer parameters", (Change.ACCUMULATION, Change.OTHER_MODEL))
+    so_far = f"{facts.name} is fused already" if facts.fused else f"nothing is left to set in {facts.name}"
+    return Fix(f"A{accumulate[1:]}, or train fewer parameters: {so_far}", (Change.ACCUMULATION, Change.OTHER_MODEL))
 
 
 def optimizer_saves(snapshot: Snapshot) -> float:

@@ -129,6 +129,12 @@ class Change(Enum):
 ADVISED: Final = tuple(Change)[tuple(Change).index(Change.ONE_LOADER) :]
 
 
+def worst_losses(changes: Sequence[Change]) -> str:
+    """Return what the change of these that does most to the losses does to them; "" of none."""
+    order = list(Losses)
+    return max(changes, key=lambda change: order.index(change.losses)).text if changes else ""
+
+
 def losses_text(changes: Iterable[Change]) -> str:
     """Return what these changes do to the losses, such as "fused: differ by rounding; accumulated gradients: differ".
 
@@ -144,17 +150,26 @@ def losses_text(changes: Iterable[Change]) -> str:
     return "; ".join(f"{', '.join(labels)}: {text}" for text, labels in by_text.items())
 
 
+class Action(NamedTuple):
+    """What to type, the changes of the training that it names, and its own part of the finding's saving, 0 to 1."""
+
+    text: str
+    changes: tuple[Change, ...] = ()
+    part: float = 1.0
+
+
 class Fix(str):
-    """What to do, and which changes of the training that names."""
+    """What to do, which changes of the training that names, and the actions where its first clause is not the one."""
 
-    __slots__ = ("changes",)
+    __slots__ = ("actions", "changes")
 
-    def __new__(cls, text: str, _changes: tuple[Change, ...] = ()) -> "Fix":
+    def __new__(cls, text: str, _changes: tuple[Change, ...] = (), _actions: tuple[Action, ...] = ()) -> "Fix":
         """Return the text."""
         return super().__new__(cls, text)
 
-    def __init__(self, _text: str, changes: tuple[Change, ...] = ()) -> None:
+    def __init__(self, _text: str, changes: tuple[Change, ...] = (), actions: tuple[Action, ...] = ()) -> None:
         self.changes = changes
+        self.actions = actions
 
     @property
     def as_next(self) -> "Fix":
@@ -162,9 +177,9 @@ class Fix(str):
         return Fix(self[0].lower() + self[1:], self.changes)
 
 
-def joined(fixes: Sequence[Fix]) -> Fix:
+def joined(fixes: Sequence[Fix], actions: tuple[Action, ...] = ()) -> Fix:
     """Return several fixes as one, with semicolons between them."""
-    return Fix("; ".join(fixes), tuple(change for fix in fixes for change in fix.changes))
+    return Fix("; ".join(fixes), tuple(change for fix in fixes for change in fix.changes), actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +209,15 @@ class Finding:
         return self.fix.changes if isinstance(self.fix, Fix) else ()
 
     @property
+    def actions(self) -> tuple[Action, ...]:
+        """What can be done: the first clause of the fix, or the actions that it names, each with its own saving."""
+        named = self.fix.actions if isinstance(self.fix, Fix) else ()
+        if named or not self.fix:
+            return named
+        text = brief(self.fix)
+        return (Action(text, tuple(change for change in self.changes if change.label in text) or self.changes),)
+
+    @property
     def losses(self) -> str:
         """What the fix does to the losses of the training; "" where it names no change."""
         return losses_text(self.changes)
@@ -214,7 +238,7 @@ def brief(message: str) -> str:
         if is_end and not depth:
             message = message[:at]
             break
-    return re.sub(r"\s*\([^()]*\)$", "", message)
+    return re.sub(r"\s+\([^()]*\)$", "", message)
 
 
 class Check(NamedTuple):

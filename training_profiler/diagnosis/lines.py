@@ -93,7 +93,7 @@ def _reading_fix(line: LineStats) -> Fix:
     """Return how fewer numbers are read at a line; in a library it is not the user's own."""
     if not line.inside:
         return Fix("Keep the tensor (.detach()) and read it every n-th step", (Change.LESS_OFTEN, Change.DETACH))
-    text = "A library reads numbers there: let it log every n-th step"
+    text = "Let the library that reads numbers there log every n-th step"
     if not line.inside.startswith(TRANSFORMERS):
         return Fix(text, (Change.LESS_OUTPUT,))
     return Fix(
@@ -240,7 +240,7 @@ def with_call(finding: Finding, snapshot: Snapshot) -> Finding:
     if len(calls) != 1 or not finding.fix:
         return finding
     text = calls[0].text
-    fix = Fix(f"{finding.fix} ({text})", finding.changes)
+    fix = Fix(f"{finding.fix} ({text})", finding.changes, finding.actions)
     return replace(finding, fix=fix, evidence={**finding.evidence, "call": text})
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from training_profiler.base.sections import DATA_LOADING, DATA_TRANSFER, FIRST_FETCH, WORKER_START
 from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
-from training_profiler.diagnosis.finding import Change, Evidence, Fix, joined
+from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.model.loader_workers import LOCK, PHASES, SHARED_LOCK
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
@@ -35,6 +35,7 @@ WHOLE_BATCHES: Final = Fix(
     "sampler=BatchSampler(sampler, batch_size, drop_last)) with the order as it is: sampler is RandomSampler(dataset) "
     "for shuffle=True, else SequentialSampler(dataset)",
     (Change.BATCHED,),
+    (Action("DataLoader(..., batch_size=None, sampler=BatchSampler(...))", (Change.BATCHED,)),),
 )
 MANY_COPIES: Final = 8  # a step; the batch of a language model has up to six tensors
 REMADE: Final = Fix(
@@ -74,13 +75,13 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
     if _is_of_tensors(snapshot, loader):
         return WHOLE_BATCHES
     if (plan := _plan(snapshot, loader)) is not None and plan.is_better_without:
-        return plan.fix
+        return Fix(plan.fix, plan.fix.changes, (Action("DataLoader(..., num_workers=0)", plan.fix.changes),))
     if plan is not None and plan.needed <= plan.now and _begins_often(snapshot):
         return joined([first_batch_fix(snapshot), plan.fix.as_next])  # batches are not late, but new workers are
     if quick_s := _quick_batch_s(snapshot, loader):
         return Fix(
-            f"A batch takes {ms_text(quick_s)} to make, and a worker about as long to hand it over: do less per "
-            "sample, or make whole batches at once (batch_size=None with a BatchSampler as sampler)",
+            "Make whole batches at once (batch_size=None with a BatchSampler as sampler), or do less per sample: a "
+            f"batch takes {ms_text(quick_s)} to make, and a worker about as long to hand it over",
             (Change.BATCHED,),
         )
     first = _more_workers(snapshot, loader) if plan is None else plan.fix
@@ -103,7 +104,40 @@ def waiting_fix(snapshot: Snapshot) -> Fix:
         fixes += [] if is_said else [Fix("otherwise preprocess less")]
     else:
         fixes.append(Fix("otherwise use faster storage" + ("" if is_said else " or preprocess less")))
-    return joined(fixes)
+    return joined(fixes, tuple(_actions(snapshot, loader, plan)))
+
+
+def _actions(snapshot: Snapshot, loader: LoaderStats, plan: WorkerPlan | None) -> Iterator[Action]:
+    """Yield what to type: the loader's arguments first, then less work in its hottest line.
+
+    None where the making of a batch is not known: then the fix speaks for itself.
+    """
+    whole, wanted, now = waiting_saved(snapshot) or 1.0, None if plan is None else plan.wanted, loader.num_workers or 0
+    if loader.is_remade and _begins_often(snapshot):
+        return
+    if plan is None and (free := free_cpus(snapshot)) is not None and free >= FREE_CPUS:
+        wanted = min(MOST_WORKERS, now + max(1, round(free)))
+    arguments = [f"num_workers={wanted}"] if wanted is not None else []
+    if snapshot.device is not None and loader.pin_memory is False:
+        arguments.append("pin_memory=True")
+    if (wanted or now) and not loader.persistent_workers and len(snapshot.epochs) != 1 and not loader.is_remade:
+        arguments.append("persistent_workers=True")
+    if wanted is not None:
+        changes = tuple(change for change in Change if any(each.startswith(f"{change.label}=") for each in arguments))
+        yield Action(f"DataLoader(..., {', '.join(arguments)})", changes, min(1.0, _saved_by_workers(snapshot) / whole))
+    if plan is None:
+        return
+    line, in_workers = _hottest_of_making(snapshot), () if loader.workers is None else loader.workers.lines
+    if plan.lock is not None and wanted is None:
+        yield Action(LESS_LOCKED, (Change.SHORTER_LOCK,))
+    elif line is not None:
+        part = min(1.0, _part_of_waiting(snapshot, line) / whole)
+        yield Action(f"do less at {line.place} {line.what}", (Change.LESS_PREPROCESSING,), part)
+    elif now and in_workers and in_workers[0].phase not in (LOCK, SHARED_LOCK):
+        hottest, part = in_workers[0], min(1.0, plan.saved_by_less_work(in_workers[0].share) / whole)
+        yield Action(f"do less at {hottest.place} {hottest.what}", (Change.LESS_PREPROCESSING,), part)
+    elif wanted is None:
+        yield Action(PREPROCESS_LESS, (Change.LESS_PREPROCESSING,))
 
 
 def _is_of_tensors(snapshot: Snapshot, loader: LoaderStats) -> bool:

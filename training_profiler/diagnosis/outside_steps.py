@@ -27,7 +27,12 @@ MOSTLY: Final = 0.8  # of a section's time, outside steps: its lines are those o
 
 
 @RULES.rule(
-    "slow-startup", 0.50, saving=Saving.RUN, label="SLOW START", changes=(Change.KEPT_RESULTS,)
+    "slow-startup",
+    0.50,
+    saving=Saving.RUN,
+    label="SLOW START",
+    changes=(Change.KEPT_RESULTS,),
+    is_before_training=True,
 )  # share of the run
 def slow_startup(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag preparations that take half of the run before the first step; None for 10 s or less.

@@ -25,8 +25,8 @@ ADDED_LOSSES: Final = Fix(
     (Change.ONE_BACKWARD,),
 )
 SEPARATE_UPDATES: Final = Fix(
-    "Each loss has an update of its own: give it .detach() of what its optimizer does not train, such as the "
-    "generator's output in the discriminator's loss, and leave retain_graph=True out",
+    "Leave retain_graph=True out, and give each loss .detach() of what its optimizer does not train: each has an "
+    "update of its own, and the generator's output need not keep its graph in the discriminator's loss",
     (Change.DETACH,),
 )
 LEAST_OPERATIONS: Final = 8  # operations a step; of fewer tensors a loop is short
@@ -414,18 +414,16 @@ def _fewer_operators(snapshot: Snapshot, forward: ForwardFacts | None) -> Fix:
     is_compiled = snapshot.program.compiled is not None
     layer, recurrent = "" if forward is None else forward.layer, snapshot.program.recurrent
     if recurrent is not None and recurrent.loop >= MOST_OF_FORWARD and forward is not None:
-        compiling = "" if is_compiled else "; torch.compile may fuse them"
         return Fix(
-            f"{recurrent.kind} is called for each step of a sequence, which is needed where an input depends on an "
-            f"output before: with larger batches each operator does more{compiling}",
+            f"Use larger batches{'' if is_compiled else ', or torch.compile'}: {recurrent.kind} is called for each "
+            "step of a sequence, which is needed where an input depends on an output before",
             (Change.OTHER_BATCHES,) if is_compiled else (Change.OTHER_BATCHES, Change.COMPILE),
         )
     if layer:
-        own = "" if layer == "LSTM" else "nn.LSTM has "
+        what = "Give nn.LSTM" if layer == "LSTM" else "Use nn.LSTM with"
         return Fix(
-            f"torch computes this nn.{layer} step by step: on the CPU {own or 'there is '}one kernel for a whole "
-            "sequence, in float32 or bfloat16, padded and not packed, without proj_size; with larger batches each "
-            "operator does more",
+            f"{what} padded sequences in float32 or bfloat16, not packed, without proj_size: for these the CPU has one "
+            f"kernel for a whole sequence, and torch computes this nn.{layer} step by step; or use larger batches",
             (Change.OTHER_MODEL, Change.OTHER_BATCHES),
         )
     fix = "Compute a whole batch or sequence at once instead of looping over it in Python; use torch's fused functions"

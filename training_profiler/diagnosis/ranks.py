@@ -240,8 +240,8 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix = Fix(f"Run {longest.name} less often, asynchronously, or share it among ranks", (Change.LESS_OFTEN,))
     else:
         fix = Fix(
-            "A different rank is late each time: check for batches of uneven length (bucket them by length, the same "
-            "on all ranks), data loading that stalls, garbage collection (gc.freeze) and other work on the machines",
+            "Check for batches of uneven length (bucket them by length, the same on all ranks), data loading that "
+            "stalls, garbage collection (gc.freeze) and other work on the machines: a different rank is late each time",
             (Change.GC_FREEZE, Change.OTHER_BATCHES),
         )
     return found(message, evidence, fix, saving_s=potential_saving_s)

@@ -42,6 +42,7 @@ class RunRule(Rule[Snapshot]):
     is_of_workers: bool = False  # its lines are those of the loader's workers
     is_first: bool = False  # before all others: the run fails, or every other time is in doubt
     is_risk: bool = False  # it matters although no time that it costs is known
+    is_before_training: bool = False  # its saving is of the start, so no part of the training time
     is_harmless: bool = False  # a run with no other finding is healthy
     beside: Left | None = None  # before seconds are claimed
     rest: Left | None = None  # after that: of a finding about all sections, beside those about single ones
@@ -52,7 +53,8 @@ class RunRule(Rule[Snapshot]):
         finding = Rule.__call__(self, measured, thresholds)
         if finding is None:
             return None
-        return replace(finding, code=self.code, fix=Fix(finding.fix, finding.changes or self.changes))
+        actions = finding.fix.actions if isinstance(finding.fix, Fix) else ()
+        return replace(finding, code=self.code, fix=Fix(finding.fix, finding.changes or self.changes, actions))
 
     @property
     def is_cause(self) -> bool:

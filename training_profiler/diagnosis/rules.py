@@ -50,6 +50,7 @@ from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapsh
 from training_profiler.recording.section_names import name_of
 
 THRESHOLDS: Final = RULES.thresholds()
+UNRELIABLE_FROM: Final = 0.4  # of the run, lost to other programs
 CONFIDENCE: Final = 2.0  # standard errors of the mean step
 HEALTHY: Final = "healthy"
 COMPUTES_SLOWLY: Final = "computes-slowly"
@@ -70,9 +71,17 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
         _slowest_component(snapshot, problems),
         _data_loading_efficient(snapshot, problems),
     ]
-    findings.sort(key=lambda finding: (not row_of(finding).is_first, -finding.potential_saving_s))
+    largest_s = max((finding.potential_saving_s for finding in findings), default=0.0)
+    findings.sort(key=lambda finding: (not _is_first(finding, largest_s), -finding.potential_saving_s))
     findings = cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
+
+
+def _is_first(finding: Finding, largest_s: float) -> bool:
+    """Return whether a finding stands before larger ones; a busy machine only if none is, or if it hides them."""
+    if finding.code != machine.MACHINE_BUSY or float(finding.evidence["lost_share"]) >= UNRELIABLE_FROM:
+        return row_of(finding).is_first
+    return finding.potential_saving_s >= largest_s
 
 
 def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:

@@ -180,12 +180,12 @@ def _less_validation(snapshot: Snapshot) -> Fix:
     if waits is not None and waits.total_s >= MOST_OF_IT * whole.total_s:
         waiting = f"{duration_text(waits.total_s)} of {duration_text(whole.total_s)}"
         free = free_cpus(snapshot)
-        workers = "" if free is not None and free < FREE_CPUS else "raise num_workers of its loader, "
-        text = f"It mostly waits for its batches ({waiting}): {workers}prepare them once, or validate less often"
+        workers = "Prepare" if free is not None and free < FREE_CPUS else "Raise num_workers of its loader, prepare"
+        text = f"{workers} its batches once, or validate less often: it mostly waits for them ({waiting})"
         return Fix(text, (Change.LESS_VALIDATION,))
     if whole.count == 1:
         return Fix(
-            "It ran once: use fewer batches or a larger batch size, or keep its results in a file for the next run"
+            "Use fewer batches or a larger batch size, or keep its results in a file for the next run: it ran once"
         )
     if _may_be_sampling(snapshot):
         text = "Validate or generate samples less often, on less data, or with a larger batch size"
@@ -231,7 +231,7 @@ def _with_source(finding: Finding, findings: Sequence[Finding], _: Snapshot) -> 
         saving_s = finding.potential_saving_s
         if code == "first-batch-slow":  # the other batches are waited for as before
             saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
-        fix = Fix(f"{source}{name}: {cause.fix}", cause.changes)
+        fix = Fix(f"{source}{name}: {cause.fix}", cause.changes, cause.actions)
         return replace(finding, fix=fix, potential_saving_s=saving_s)
     return finding
 

@@ -67,6 +67,7 @@ def _all_of_validation(finding: Finding) -> tuple[str, ...]:
     threshold=0.10,  # share of the run
     saving=Saving.RUN,
     label="BEFORE TRAINING",
+    is_before_training=True,
     lies_in=_all_of_validation,
     saves=(0.0, 1.0),
     changes=(Change.KEPT_RESULTS, Change.OTHER_BATCHES),

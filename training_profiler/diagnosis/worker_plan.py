@@ -65,6 +65,18 @@ class WorkerPlan(NamedTuple):
         return (self.now_s - self.at_best_s) / (self.now_s - self.using_s)
 
     @property
+    def wanted(self) -> int | None:
+        """How many workers to set; None where another number brings nothing."""
+        if self.is_better_without:
+            return 0
+        return min(self.useful, self.needed) if min(self.useful, self.needed) > self.now else None
+
+    def saved_by_less_work(self, share: float) -> float:
+        """Return the part of the waiting that goes where ``share`` of the work for a batch is not done, at most 1."""
+        waiting_s = self.now_s - self.using_s
+        return min(1.0, share * self.making_s / max(1, self.now) / waiting_s) if waiting_s > 0 else 0.0
+
+    @property
     def evidence(self) -> Evidence:
         """The figures that the advice is from."""
         return {

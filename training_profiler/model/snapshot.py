@@ -327,6 +327,11 @@ class Snapshot:
         return sorted(shares, key=lambda each: -each[1])[:most]
 
     @property
+    def training_s(self) -> float:
+        """Time from the first step on, in s, with validation and checkpoints; all of a run without steps."""
+        return self.wall_s - (0.0 if self.step is None else self.step.before_s or 0.0)
+
+    @property
     def device_count(self) -> int | None:
         """Accelerators that all ranks use, if each uses as many as this one; None if it uses none, as far as known."""
         own = 0 if self.machine is None else len(self.machine.gpus)

@@ -1,23 +1,27 @@
-"""The three reports of the terminal: periodic, of an epoch, and of the run. docs/read-a-report.md describes them."""
+"""The three reports of the terminal: periodic, of an epoch, and of the run. docs/read-a-report.md describes them.
+
+Each quantity stands in them once. The answer comes last, where a terminal shows it when the run has ended.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from training_profiler.base.sections import OF_PASSES
-from training_profiler.base.text import printable_lines
+from training_profiler.base.sections import DATA_LOADING, NESTED_SECTIONS, OF_PASSES
+from training_profiler.base.text import PREFIX, printable_lines
 from training_profiler.base.units import (
     S_PER_HOUR,
     counted,
     duration_text,
     ms_column,
     rounded,
+    three_digits,
     time_text,
     unit_of_steps,
 )
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.diagnosis.pauses import lost_in_long_steps_s, pauses
+from training_profiler.diagnosis.registry import section_of
 from training_profiler.model.snapshot import (
     BETWEEN,
     HOT_SHARE,
@@ -29,47 +33,61 @@ from training_profiler.model.snapshot import (
     StepStats,
 )
 from training_profiler.recording.section_names import name_of
-from training_profiler.reports.first_screen import first_screen
+from training_profiler.reports.answer import WIDEST, answer_lines, verdict_lines
+from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
+from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines, unusual_ranks
 from training_profiler.reports.resources import (
     HEADER,
+    OTHERS_SHOWN_FROM,
     device_cell,
     device_lines,
     device_words,
     loader_lines,
     machine_lines,
+    rate_texts,
 )
 from training_profiler.reports.sections import (
     INDENT,
-    bar_label,
+    LABELS,
+    OF_EPOCHS,
+    WITHOUT_START,
+    WITHOUT_STEPS,
     distribution,
-    epoch_label,
     in_tree_order,
     lines_under,
     percentages,
     table_label,
+    training_rows,
 )
-from training_profiler.reports.verdict import GOOD, checklist_lines, insight_lines, verdict
+from training_profiler.reports.verdict import checklist_lines, important, insight_lines
 
 TIMES: Final = ("avg", "min", "max")
 MORE_TIMES: Final = ("p50", "p95", "p99", "std")  # where the terminal is wide enough
 MIN_NAME_WIDTH: Final = 24
-MIN_PLACE_WIDTH: Final = 10
-ROOM_FOR_SHARE: Final = 14  # indentation, the spaces between the columns and the percentage
+TITLE: Final = "Time Distribution:"
+TIME_WIDTH, SHARE_WIDTH, FEWEST_OF_BAR = 10, 13, 8  # columns
+LABEL_WIDTH: Final = 30
+FEWEST_TIMES: Final = (TIMES, TIMES[:1], ())  # where the terminal is narrow
+BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
-def breakdown_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
-    """Return the detailed breakdown and the time distribution, each below its title."""
+def breakdown_lines(
+    snapshot: Snapshot, layout: Layout, changes: Sequence[Finding] = (), has_lines: bool = True
+) -> list[str]:
+    """Return the detailed breakdown and the time distribution, each below its title.
+
+    Sections that ``changes`` are about are marked; below each stand the lines of the user's code, if it ``has_lines``.
+    """
     rows = list(in_tree_order(snapshot.sections))
     breakdown = ["(no section has ended yet)"]
     if rows:
         # The profiler has time before it has a span: this report is part of its first span.
         rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
         breakdown = list(_row_lines(snapshot, rows)) if layout.is_lines else _table(snapshot, rows, layout)
-    shares = _share_lines(snapshot) if layout.is_lines else _share_rows(snapshot, layout)
-    shares = shares or ["(no time has passed on the clock)"]
-    return ["Detailed Breakdown:", *breakdown, "", "Time Distribution:", *shares]
+    shares = _share_lines(snapshot) if layout.is_lines else share_rows(snapshot, layout, changes, has_lines)
+    shares = shares or ["Time Distribution:", "(no time has passed on the clock)"]
+    return ["Detailed Breakdown:", *breakdown, "", *shares]
 
 
 def _row_lines(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]]) -> Iterator[str]:
@@ -87,7 +105,7 @@ def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout:
     """
     names = [INDENT * depth + table_label(section.name, snapshot.sections) for depth, section in rows]
     sections = [section for _, section in rows]
-    for times in ((*TIMES, *MORE_TIMES), TIMES):
+    for times in ((*TIMES, *MORE_TIMES), *FEWEST_TIMES):
         columns = [
             ["count", *(str(section.count or "") for section in sections)],
             ["total\n(s)", *(rounded(section.total_s, 3) for section in sections)],
@@ -96,62 +114,83 @@ def _table(snapshot: Snapshot, rows: Sequence[tuple[int, SectionStats]], layout:
         if snapshot.device is not None:
             columns.append([f"{HEADER}\n(ms)", *(device_cell(section) for section in sections)])
         room = layout.width - sum(column_width(header, cells) for header, *cells in columns)
-        if layout.width > WIDTH and room >= min(MIN_NAME_WIDTH, max(map(len, names), default=0)):
+        is_for_wide = len(times) > len(TIMES)
+        if layout.width > WIDTH * is_for_wide and room >= min(MIN_NAME_WIDTH, max(map(len, names), default=0)):
             break
     headers, *cells = zip(["section", *(shortened(name, room) for name in names)], *columns, strict=True)
     return table(headers, cells)
 
 
 def _share_lines(snapshot: Snapshot) -> list[str]:
-    lines = []
+    lines = ["Time Distribution:"]
     for _, section, share in distribution(snapshot):
         lines.append(f"{section.name}: {share:.1f}%")
-        places = lines_under(snapshot, section, share)
+        places = lines_under(snapshot, section, share, snapshot.wall_s)
         lines += [f"{section.name}: {place} {function}: {part:.1f}%" for place, function, part in places]
-    return lines
+    return lines if len(lines) > 1 else []
 
 
-def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
-    """Return a row a section, and below it the lines of the user's code that its time goes to.
+def share_rows(
+    snapshot: Snapshot, layout: Layout, changes: Sequence[Finding] = (), has_lines: bool = False
+) -> list[str]:
+    """Return a bar a section with its time in a step, and below it the lines of the user's code that it goes to.
 
-    The shares of those lines are parts of the section's own, so they stand right of the column that adds up to 100.
+    Shares of sections add up to 100; those of lines are parts of their section's.
     """
-    rows = []
-    for depth, section, share in distribution(snapshot):
-        label = INDENT * depth + table_label(section.name, snapshot.sections, snapshot.steps > 0)
-        lines = [_fitting(line, layout.width) for line in lines_under(snapshot, section, share)]
-        indent = INDENT * (depth + 2)
-        rows.append((label, share, section, [(indent + place, function, part) for place, function, part in lines]))
-    width = min(layout.width - 10, max((len(label) for label, *_ in rows), default=0))
-    places = [line for *_, lines in rows for line in lines]
-    # Two spaces between columns, seven for the percentage.
-    longest = max((len(place) for place, *_ in places), default=0)
-    place_width = min(longest, layout.width - MIN_PLACE_WIDTH - 10)
-    function_width = max(width + 6 - place_width, *(len(function) for _, function, _ in places), 0)
-    function_width = max(MIN_PLACE_WIDTH, min(function_width, layout.width - place_width - 10))
-    text = []
-    for label, share, section, lines in rows:
-        elsewhere = ""
-        if section.elsewhere_s:
-            elsewhere = f"  (and {section.elsewhere_s:.3f} s on other threads, in parallel)"
-            if len(elsewhere) > layout.width - width - 8:
-                elsewhere = f"  (+{section.elsewhere_s:.3f} s on other threads)"
-        text.append(f"{shortened(label, width):<{width}}  {share:5.1f}%{elsewhere}")
-        for place, function, part in lines:
-            shown = shortened(place, place_width), shortened(function, function_width)
-            text.append(f"{shown[0]:<{place_width}}  {shown[1]:<{function_width}}  {part:5.1f}%")
+    rows = [row for row in training_rows(snapshot) if row.percent or row.section.count or row.section.name == OTHER]
+    if not rows:
+        return []
+    width, is_apart = min(layout.width, WIDEST), snapshot.training_s < snapshot.wall_s
+    names = WITHOUT_STEPS if not snapshot.steps else WITHOUT_START if is_apart else LABELS
+    labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
+    times = ms_column([row.step_s for row in rows], digits=3)
+    time_width = TIME_WIDTH if any(times) else 0
+    marks = [_mark(snapshot, row.section.name, changes) for row in rows]
+    room = width - time_width - SHARE_WIDTH - max(map(len, marks))
+    label_width = max(len(TITLE), min(LABEL_WIDTH, max(map(len, labels)), room))
+    bar_width = room - label_width - 1
+    bar_width = 0 if bar_width < FEWEST_OF_BAR else bar_width
+    left, largest = label_width + bar_width + bool(bar_width), max(row.percent for row in rows)
+    of = "of training" if is_apart else "of run"
+    text = [f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of:>{SHARE_WIDTH}}"]
+    for row, label, time, mark in zip(rows, labels, times, marks, strict=True):
+        bar = layout.color(_bar(row.percent / largest, bar_width, layout), "cyan")
+        name = f"{shortened(label, label_width):<{label_width}}{' ' * bool(bar)}{bar}"
+        text.append(f"{name}{time or '-' * bool(time_width):>{time_width}}{row.percent:>{SHARE_WIDTH - 1}.1f}%{mark}")
+        indent = INDENT * (row.depth + 2)
+        if seconds := row.section.elsewhere_s:
+            text.append(shortened(f"{indent}and {seconds:.3f} s on other threads, in parallel", width))
+        of_section = lines_under(snapshot, row.section, row.percent, snapshot.training_s) if has_lines else ()
+        for place, function, part in of_section:
+            place, function = _fitting(place, function, left + time_width - len(indent) - 2)
+            shown = shortened(f"{indent}{place}  {function}", left + time_width)
+            text.append(f"{shown:<{left + time_width}}{part:>{SHARE_WIDTH - 1}.1f}%")
     return text
 
 
-def _fitting(line: tuple[str, str, float], width: int) -> tuple[str, str, float]:
+def _bar(share: float, width: int, layout: Layout) -> str:
+    if not layout.is_unicode:
+        return ("#" * round(share * width) or "."[:width]).ljust(width)
+    eighths = max(1, round(share * width * 8)) if width else 0
+    return (BLOCKS[-1] * (eighths // 8) + BLOCKS[eighths % 8].strip()).ljust(width)
+
+
+def _mark(snapshot: Snapshot, name: str, changes: Sequence[Finding]) -> str:
+    """Return which changes are about this section: "" where none is."""
+    numbers = [str(number) for number, change in enumerate(changes, start=1) if section_of(change) == name]
+    return f" <- {','.join(numbers)}" if numbers else ""
+
+
+def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
     """Return a line of a library by its innermost frame, where the frames around it leave no room for that."""
-    place, function, share = line
     inner_place, _, inner_function = function.rpartition(BETWEEN)[2].partition(" ")
-    if len(place) + len(function) <= width - ROOM_FOR_SHARE or not (inner_function and ":" in inner_place):
-        return line
-    return inner_place, inner_function, share
+    if len(place) + len(function) <= room or not (inner_function and ":" in inner_place):
+        return place, function
+    return inner_place, inner_function
 
 
+SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
+SHARE: Final = 0.005  # of the run, that the profiler may cost
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
 NEARLY_ALL: Final = 0.9  # of a part: less is said of its longest line
 SHOWN_SHARE: Final = 0.03  # of the start-up
@@ -165,7 +204,7 @@ def startup_lines(snapshot: Snapshot) -> list[str]:
     texts = []
     for part in startup.parts:
         if part.seconds >= SHOWN_SHARE * startup.total_s:
-            text = f"{bar_label(part.name)} {duration_text(part.seconds)}"
+            text = f"{table_label(part.name)} {duration_text(part.seconds)}"
             for place, seconds in part.lines[:1]:
                 most = "" if seconds >= NEARLY_ALL * part.seconds else f"{duration_text(seconds)} at "
                 text += f" ({most}{place})"
@@ -203,20 +242,11 @@ _CLEAR_CHANGE: Final = 0.02  # of the median step
 _CLEAR_ERRORS: Final = 3.0  # standard errors
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a report comes from; None is unknown."""
-
-    program: str | None = None
-    """What was run: ``train.py``, or the name of a module."""
-    folder: str | None = None
-    """The run folder as it can be typed in a command."""
-
-
 def render_periodic(snapshot: Snapshot, layout: Layout = FILE) -> str:
     """Return the report on the steps since the last one."""
     title = f"=== Profiling Report (Step {snapshot.steps}) ==="
-    return _text([title, "", *breakdown_lines(snapshot, layout), *_rank_block(snapshot, layout)], layout)
+    lines = breakdown_lines(snapshot, layout, has_lines=layout.is_lines)
+    return _text([title, "", *lines, *_rank_block(snapshot, layout)], layout)
 
 
 def render_final(
@@ -225,26 +255,88 @@ def render_final(
     layout: Layout = FILE,
     has_checklist: bool = False,
     origin: Origin | None = None,
+    is_full: bool = False,
 ) -> str:
-    """Return the summary of a run: the verdict, where the time went, what to change, then all details."""
+    """Return the summary of a run; the answer comes last.
+
+    Args:
+        snapshot: of the run.
+        findings: in their order.
+        layout: width, color and format. Lines to grep are always full.
+        has_checklist: whether usual targets follow the insights of a full report.
+        origin: program and run folder, for the commands to type next.
+        is_full: whether all that was measured is in it, and every finding with all its figures.
+    """
     findings, origin = list(findings), origin or Origin()
+    is_full = is_full or layout.is_lines or has_checklist
+    all_findings = insight_lines(snapshot, findings, layout)
+    checks = ["", *checklist_lines(snapshot, layout)] if has_checklist else []
+    answer = answer_lines(snapshot, findings, layout, origin)
+    if layout.is_lines:
+        answer, all_findings = [*verdict_lines(snapshot, findings, layout), *all_findings], []
+    else:
+        all_findings = ["All findings:", *all_findings]
     return _text(
         [
             f"=== Final Profiling Summary ({snapshot.steps} steps) ===",
-            *first_screen(snapshot, findings, layout, origin.program),
+            *title_lines(snapshot, origin.program, layout),
             "",
-            *breakdown_lines(snapshot, layout),
-            *_rank_block(snapshot, layout),
+            *breakdown_lines(snapshot, layout, important(snapshot, findings)),
+            *(_rank_block(snapshot, layout) if is_full else _beside_lines(snapshot, layout)),
+            *(["", *_run_lines(snapshot, layout), *all_findings, *checks] if is_full else []),
+            *_health_lines(snapshot, layout, is_full),
             "",
-            *_run_lines(snapshot, layout),
             "Performance Insights:",
-            *insight_lines(snapshot, findings, layout),
-            *(["", *checklist_lines(snapshot, layout)] if has_checklist else []),
-            *_health_lines(snapshot, layout),
-            *_closing_lines(snapshot, findings, origin),
+            *answer,
         ],
         layout,
     )
+
+
+def title_lines(snapshot: Snapshot, program: str | None, layout: Layout) -> list[str]:
+    """Return what was run, and how much of it in what time."""
+    counts = [counted(snapshot.steps, "step")]
+    epochs = max(len(snapshot.epochs), snapshot.program.epochs)
+    if epochs and not snapshot.program.unclear_after:
+        counts.insert(0, counted(epochs, "epoch"))
+    if snapshot.ranks is not None:
+        counts.append(counted(snapshot.ranks.world_size, "rank"))
+    text = ", ".join(counts)
+    if snapshot.wall_s:
+        text += f" in {duration_text(snapshot.wall_s)}"
+    if snapshot.ended_by:
+        text += f", ended by {snapshot.ended_by}"
+    return layout.wrap(f"{program} - {text}" if program else text, rest="")
+
+
+def _beside_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return a line each on the start-up, the speed, and what is unusual: restarts, ranks, an open section."""
+    speed = ", ".join(_speed(snapshot))
+    texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *attempt_lines(snapshot)]
+    if snapshot.open_sections:
+        texts.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
+    return [line for text in (*texts, *unusual_ranks(snapshot)) for line in layout.wrap(text)]
+
+
+def _speed(snapshot: Snapshot) -> Iterator[str]:
+    """Yield how fast the training is; figures that are unknown are left out."""
+    step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
+    if step is not None and step.settled_count:
+        unit, number = unit_of_steps(step.avg_s)
+        other = f" (median {number(step.median_s)})" if step.p95_s is None else f" (p95 {number(step.p95_s)})"
+        if host_runs_ahead(snapshot):
+            other = " (mean; the host runs ahead)"
+        yield f"step {number(step.avg_s)} {unit}{other if step.settled_count > 1 else ''}"
+    if rates is not None:
+        yield from rate_texts(snapshot, rates)
+        if rates.mfu is not None:
+            yield f"MFU {rates.mfu:.0%}"
+    gpus = () if machine is None else machine.gpus
+    busy = [gpu.loop_utilization.mean for gpu in gpus if gpu.loop_utilization is not None]
+    if busy:
+        shared = None if machine is None else machine.most_shared
+        others = "" if shared is None or shared[0] < OTHERS_SHOWN_FROM else f" (others {shared[0]:.0%})"
+        yield f"GPU busy {sum(busy) / len(busy):.0%}{others}"
 
 
 def _text(lines: list[str], layout: Layout) -> str:
@@ -267,7 +359,9 @@ def render_epoch(epoch: EpochStats, warnings: Iterable[str] = (), layout: Layout
             lines.append(f"Throughput: {epoch.batches / wall_s * S_PER_HOUR:.1f} batches/hour{samples}")
     if wall_s:
         named = sorted(((s, key) for key, s in epoch.self_s.items() if key != OTHER), reverse=True)
-        rows = [(epoch_label(key, epoch.self_s), s) for s, key in [*named, (epoch.self_s.get(OTHER, 0.0), OTHER)]]
+        rows = [
+            (table_label(key, epoch.self_s, OF_EPOCHS), s) for s, key in [*named, (epoch.self_s.get(OTHER, 0.0), OTHER)]
+        ]
         shares = percentages([s / wall_s for _, s in rows])
         width = min(max(_EPOCH_LABEL_WIDTH, *(len(name) for name, _ in rows)), layout.width - 24)
         lines += ["", "Time Breakdown:"]
@@ -277,6 +371,19 @@ def render_epoch(epoch: EpochStats, warnings: Iterable[str] = (), layout: Layout
     for warning in warnings:
         lines += layout.wrap(warning, first="WARNING: ")
     return _text(lines, layout)
+
+
+def epoch_line(epoch: EpochStats, before: EpochStats | None) -> str:
+    """Return one line on an epoch: time, share of waiting for data, samples a second, change against the one before."""
+    parts = [duration_text(epoch.wall_s)]
+    if epoch.wall_s:
+        waiting_s = sum(epoch.self_s.get(name, 0.0) for name in (DATA_LOADING, *NESTED_SECTIONS))
+        parts.append(f"{waiting_s / epoch.wall_s:.0%} waiting for data")
+        parts += [f"{three_digits(epoch.samples / epoch.wall_s)} samples/s"] if epoch.samples else []
+    if before is not None and before.wall_s and epoch.is_complete:
+        change = epoch.wall_s / before.wall_s - 1
+        parts.append(f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'} than epoch {before.number}")
+    return f"{PREFIX}epoch {epoch.number}: {', '.join(parts)}"
 
 
 def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
@@ -367,25 +474,17 @@ def _capture_lines(snapshot: Snapshot, step: StepStats) -> list[str]:
     return [f"Median step after the first capture: {times} ({said})"]
 
 
-def _health_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
-    health = snapshot.health
+def _health_lines(snapshot: Snapshot, layout: Layout, is_full: bool) -> list[str]:
+    """Return the state of the profiler: all of it, or what a user should act on."""
+    health, wall_s = snapshot.health, snapshot.wall_s
     notes = [f"events dropped: {health.dropped}"] if health.dropped else []
     notes += [f"switched off: {part}" for part in health.disabled]
     cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
-    if snapshot.wall_s:
-        cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
-    lines = [line for note in (*notes, *health.notes, cost) for line in layout.wrap(note, first="- ")]
-    return ["", "Profiler health:", *lines]
-
-
-def _closing_lines(snapshot: Snapshot, findings: list[Finding], origin: Origin) -> list[str]:
-    """Return where the run's files are, and the commands to type next."""
-    lines = ["", f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
-    if origin.folder is None:
-        return lines
-    report = f"training-profiler report {origin.folder}"
-    lines += ["Next:", f"  {report} --checklist", f"  {report} --json"]
-    if verdict(snapshot, findings).color == GOOD:  # then the slow operators matter most
-        first = min(100, snapshot.steps // 2)
-        lines.append(f"  RECTIFIED_FLOW_PROFILE_CAPTURE=steps={first}-{first + 3} training-profiler run ...")
-    return lines
+    if wall_s:
+        cost += f" ({health.overhead_s / wall_s:.2%} of the run)"
+    if is_full:
+        notes += health.notes
+    if is_full or (wall_s >= SHORT_RUN_S and health.overhead_s > SHARE * wall_s):
+        notes.append(cost)
+    lines = [line for note in notes for line in layout.wrap(note, first="- ")]
+    return ["", "Profiler health:", *lines] if lines else []

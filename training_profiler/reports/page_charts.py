@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from training_profiler.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, NS_PER_US
 from training_profiler.model.series import DEVICE_LANE, SLOW, RankSeries, Span, StepLanes
 from training_profiler.model.snapshot import StepStats
-from training_profiler.reports.sections import bar_label
+from training_profiler.reports.sections import table_label
 
 MOST_STEPS: Final = 20_000  # drawn one by one; of longer runs groups of steps
 MOST_BLOCKS: Final = 4_000
@@ -52,7 +52,7 @@ def chart_data(ranks: Sequence[RankSeries], step: StepStats | None) -> dict[str,
     merged = blocks if together == 1 else [_one(blocks[at : at + together]) for at in range(0, len(blocks), together)]
     return {
         "steps": _steps(series, step),
-        "sections": [bar_label(name, names) for name in names],
+        "sections": [table_label(name, names) for name in names],
         "blocks": {
             "first": [block.first for block in merged],
             "steps": [block.steps for block in merged],
@@ -221,7 +221,7 @@ def _ranks(ranks: Sequence[RankSeries]) -> dict[str, Any] | None:
         "ranks": [f"rank {series.rank} ({series.host})" for series in ranks[:MOST_RANKS]],
         "left_out": max(0, len(ranks) - MOST_RANKS),
         "width": width,
-        "metrics": ["whole step", *(bar_label(name, names) for name in names)],
+        "metrics": ["whole step", *(table_label(name, names) for name in names)],
         "ms": [[_columns(blocks, name, width, columns) for blocks in of_ranks] for name in (None, *names)],
     }
 
@@ -247,7 +247,7 @@ def recorded_data(series: RankSeries) -> dict[str, Any]:
     names = list(dict.fromkeys(span.section for step in chosen for lane in step.lanes for span in lane.spans))
     place = {name: at for at, name in enumerate(names)}
     return {
-        "names": [bar_label(name, names) for name in names],
+        "names": [table_label(name, names) for name in names],
         "steps": [_step(step, place) for step in chosen],
         "left_out": len(order) - len(chosen),
     }

@@ -43,6 +43,12 @@ def rank_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     return [*layout.wrap(title), *_table(shown, layout), *more, *rest]
 
 
+def unusual_ranks(snapshot: Snapshot) -> list[str]:
+    """Return which rank is slowest, and which ones are silent, missing, or ended before the others."""
+    ranks = snapshot.ranks
+    return [] if ranks is None else [*_work(ranks), *_not_reporting(ranks)]
+
+
 def exchange_lines(snapshot: Snapshot) -> list[str]:
     """Return a line on the gradient synchronization of DDP; none without DDP."""
     exchange = snapshot.exchange

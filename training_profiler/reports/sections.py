@@ -4,7 +4,7 @@ Data, metrics and lines to grep keep the sections' own names.
 """
 
 from collections.abc import Container, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.base import sections as known
 from training_profiler.base.text import PREFIX
@@ -21,47 +21,22 @@ from training_profiler.model.snapshot import (
 from training_profiler.recording.section_names import key_of, name_of
 from training_profiler.reports.layout import shortened
 
-# In tables: rows that are not sections of the program.
-_IN_TABLES: Final = {
+# Of what is no section of the program.
+LABELS: Final = {
     OTHER: "unattributed (in step)",
     OUTSIDE_STEPS: "startup & between steps",
     PROFILER: "profiler overhead",
     known.FIRST_FETCH: "first batch of an epoch",
     known.FORWARD_WITHOUT_GRAD: "no-grad forward",
 }
-_WITHOUT_STEPS: Final = {**_IN_TABLES, OTHER: "unattributed"}
-# In bars, which are read and not searched.
-_IN_BARS: Final = {
-    **_WITHOUT_STEPS,
-    **{key: key.replace("_", " ") for key in (known.DATA_LOADING, known.DATA_GENERATION, known.DATA_TRANSFER)},
-    **{key: key.replace("_", " ") for key in (known.GRAPH_REPLAY, known.BATCH_NORM_UPDATE, known.WORKER_START)},
-    known.FORWARD_PASS: "forward",
-    known.BACKWARD_PASS: "backward",
-    known.OPTIMIZER_STEP: "optimizer",
-    known.METRICS_COMPUTATION: "metrics, grad norms",
-    known.EMA_UPDATE: "EMA update",
-    known.VALIDATION_EPOCH: "validation",
-    known.VISUALIZATION_GENERATION: "visualization",
-}
+WITHOUT_STEPS: Final = {**LABELS, OTHER: "unattributed"}
+WITHOUT_START: Final = {**LABELS, OUTSIDE_STEPS: "between steps"}  # where the start-up stands apart
+OF_EPOCHS: Final = {**LABELS, OTHER: "other/overhead"}
 OURS: Final = "(built-in)"  # behind the label of a row of ours, where the user called a section by that label
 
 
-def table_label(key: str, among: Container[str] = (), has_steps: bool = True) -> str:
-    """Return the name of a section's row in a table ``among`` others, of a run with steps or without."""
-    return _label(key, _IN_TABLES if has_steps else _WITHOUT_STEPS, among)
-
-
-def epoch_label(key: str, among: Container[str] = ()) -> str:
-    """Return the name of a section in the summary of an epoch, ``among`` others."""
-    return _label(key, {OTHER: "other/overhead"}, among)
-
-
-def bar_label(key: str, among: Container[str] = ()) -> str:
-    """Return the name of a section's bar ``among`` others."""
-    return _label(key, _IN_BARS, among)
-
-
-def _label(key: str, labels: Mapping[str, str], among: Container[str]) -> str:
+def table_label(key: str, among: Container[str] = (), labels: Mapping[str, str] = LABELS) -> str:
+    """Return the name of a section in tables, charts and sentences, ``among`` others."""
     label = labels.get(key) or name_of(key)
     users = key_of(label)
     return f"{label} {OURS}" if users != key and users in among else label
@@ -124,25 +99,90 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionStats, float]]:
     return [(depth, section, percentage) for (depth, section), percentage in zip(rows, shares, strict=True)]
 
 
-def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float) -> list[tuple[str, str, float]]:
-    """Return (file:line, function, percentage of wall time) of the code to show under a section.
+class UsersLine(NamedTuple):
+    """A line of the user's code under a section."""
+
+    place: str
+    function: str
+    percent: float
+
+
+class ShareRow(NamedTuple):
+    """A section in the distribution of the training time, which is the time from the first step on."""
+
+    depth: int
+    section: SectionStats
+    percent: float  # of the training time, by exclusive time; those of all rows add up to 100.0
+    step_s: float | None  # of a mean step after warm-up, by exclusive time; None outside of steps
+
+
+def training_rows(snapshot: Snapshot) -> list[ShareRow]:
+    """Return how the training time divides among sections; without steps, how the run does."""
+    rows = distribution(snapshot)
+    early_s = _before_training(snapshot)
+    seconds = {section.name: section.self_s - early_s.get(section.name, 0.0) for _, section, _ in rows}
+    whole_s = sum(seconds.values())
+    if not whole_s:
+        return []
+    percents = percentages([seconds[section.name] / whole_s for _, section, _ in rows])
+    steps = {section.name: _own_step_s(snapshot, section) for _, section, _ in rows}
+    return [
+        ShareRow(depth, section, percent, steps[section.name])
+        for (depth, section, _), percent in zip(rows, percents, strict=True)
+        if seconds[section.name] > 0 or section.count
+    ]
+
+
+def _before_training(snapshot: Snapshot) -> dict[str, float]:
+    """Return what sections have of the time before the first step, in s: by samples, the rest in no section."""
+    left_s = snapshot.wall_s - snapshot.training_s
+    parts = [] if snapshot.startup is None else snapshot.startup.parts
+    sampled = {part.name: part.seconds for part in parts}
+    early = {}
+    for section in sorted(snapshot.sections.values(), key=lambda each: each.name == OUTSIDE_STEPS):
+        between_s = max(0.0, section.self_s - section.step_self_s)
+        wanted_s = left_s if section.name == OUTSIDE_STEPS else sampled.get(section.name, 0.0)
+        early[section.name] = min(between_s, wanted_s, left_s)
+        left_s -= early[section.name]
+    return early
+
+
+def _own_step_s(snapshot: Snapshot, section: SectionStats) -> float | None:
+    step = snapshot.step
+    if step is None or not section.step_self_s:
+        return None
+    nested_s = sum(each.settled_total_s for each in snapshot.sections.values() if each.parent == section.name)
+    if step.settled_count and section.settled_total_s > nested_s:
+        return (section.settled_total_s - nested_s) / step.settled_count
+    return section.step_self_s / step.count
+
+
+def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float, whole_s: float) -> list[UsersLine]:
+    """Return the code to show under a section; shares are percentages of ``whole_s``.
 
     They are included in the section's own ``percentage``. Waiting for data is divided as the work of the loaders'
     workers, unless the training makes some batches itself.
     """
-    if section.name != OTHER and section.share <= LINES_ABOVE:
+    scale = snapshot.wall_s / whole_s if whole_s else 0.0
+    if section.name != OTHER and section.share * scale <= LINES_ABOVE:
         return []
     if section.name == known.DATA_LOADING and all(loader.num_workers for loader in snapshot.loaders):
         in_workers = [
-            (f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * line.share, 1))
+            UsersLine(f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * scale * line.share, 1))
             for line in snapshot.lines_in_workers()[:HOT_PLACES]
             if section.share * line.share >= HOT_SHARE
         ]
         if in_workers:
             return in_workers
-    return [
-        (line.place, line.what, min(percentage, round(100 * line.share, 1))) for line in snapshot.hottest(section.name)
-    ]
+    early_s: dict[str, float] = {}
+    if whole_s < snapshot.wall_s and section.name == OUTSIDE_STEPS and snapshot.startup is not None:
+        early_s = {text: seconds for part in snapshot.startup.parts for text, seconds in part.lines}
+    lines = []
+    for line in snapshot.hottest(section.name):
+        share = scale * line.share - early_s.get(f"{line.place} {line.what}", 0.0) / (whole_s or 1.0)
+        if share >= HOT_SHARE and percentage >= 100 * HOT_SHARE:
+            lines.append(UsersLine(line.place, line.what, min(percentage, round(100 * share, 1))))
+    return lines
 
 
 MOST_SECTIONS: Final = 3

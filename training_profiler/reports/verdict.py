@@ -13,7 +13,7 @@ from training_profiler.base.sections import (
     GRAPH_REPLAY,
     OPTIMIZER_STEP,
 )
-from training_profiler.base.units import duration_text, ms_number
+from training_profiler.base.units import counted, duration_text, ms_number
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
 from training_profiler.diagnosis.finding import FAIL, PASS, UNKNOWN, Check, Finding, brief, check, check_lines
 from training_profiler.diagnosis.lines import IN_WORKERS, UNKNOWN_S
@@ -21,8 +21,10 @@ from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
 from training_profiler.model.snapshot import LineStats, Snapshot
+from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import Layout
 
+OF_CRASHES: Final = ("Error", "Exception")  # an end that the user did not ask for
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 UNEVEN_MATTERS_FROM: Final = 0.10
@@ -33,7 +35,11 @@ REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of ever
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
     """Return the one to three findings to act on, in their order; none where nothing is worth a change."""
-    return [finding for finding in findings if finding.fix and _matters(snapshot, finding)][:MOST_IMPORTANT]
+    return [
+        finding
+        for at, finding in enumerate(findings)
+        if finding.fix and _matters(snapshot, finding) and (finding.code != MACHINE_BUSY or at == 0)
+    ][:MOST_IMPORTANT]
 
 
 def has_nothing_to_fix(finding: Finding) -> bool:
@@ -89,16 +95,23 @@ def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
 
 
 def saving_text(snapshot: Snapshot, finding: Finding) -> str:
-    """Return what a change could save: time, share of the run, and the step before and after it."""
-    text, wall_s = duration_text(finding.potential_saving_s), snapshot.wall_s
-    if wall_s:
-        low, high = (round(100 * seconds / wall_s) for seconds in finding.saving_range_s or (0.0, 0.0))
+    """Return what a change could save: time, share of the training time, and the step before and after it."""
+    text, share = duration_text(finding.potential_saving_s), saved_share(snapshot, finding)
+    if share is not None:
+        low, high = (round(100 * seconds / snapshot.training_s) for seconds in finding.saving_range_s or (0.0, 0.0))
         likely = f", likely {low} to {high}%" if high > low else ""  # not where it is narrower than the rounding
-        text += f" ({finding.potential_saving_s / wall_s:.1%}{likely})"
+        text += f" ({share:.1%}{likely})"
     if finding.step_s is not None and finding.step_if_gone_s is not None:
         text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
     cost = snapshot.cost_text(finding.potential_saving_s)
     return f"{text}, {cost}" if cost else text
+
+
+def saved_share(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> float | None:
+    """Return the part of the training time that a change saves, 0 to 1; None where it saves some of the start."""
+    if row_of(finding).is_before_training or snapshot.training_s <= 0:
+        return None
+    return min(1.0, part * finding.potential_saving_s / snapshot.training_s)
 
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
@@ -123,21 +136,30 @@ class Verdict(NamedTuple):
 def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that the findings and figures support."""
     first = next(iter(important(snapshot, findings)), None)
+    if snapshot.ended_by and snapshot.ended_by.endswith(OF_CRASHES):
+        inside = f" in {' > '.join(map(name_of, snapshot.open_sections))}" if snapshot.open_sections else ""
+        more = "" if first is None else f"; beside that, {brief(first.message)}"
+        why = f"Python's traceback, above this report, says why{more}"
+        return Verdict(f"ENDED BY {snapshot.ended_by} after {counted(snapshot.steps, 'step')}{inside}", why, "", BAD)
     if first is not None:
         headline = f"{row_of(first).label or first.code.replace('-', ' ').upper()}: {brief(first.message)}"
-        seconds = first.potential_saving_s
-        time = duration_text(seconds) + (f" ({seconds / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else "")
         if first.code == MACHINE_BUSY:
-            return Verdict(headline, "", f"That cost {time}; the times below contain that", BAD)
-        saving = f"Fixing it could save up to {time}" if seconds else ""
-        more = "; the times below contain the waiting" if first.code == SHARED_GPU else ""
-        return Verdict(headline, "", saving + more, BAD)
+            return Verdict(headline, "", f"That cost {_saved(snapshot, first, 1.0)}; all times contain it", BAD)
+        action = next(iter(first.actions), None)
+        saving = f"Change 1 can save {_saved(snapshot, first, 1.0 if action is None else action.part)}"
+        more = "all times contain the waiting" if first.code == SHARED_GPU else ""
+        return Verdict(headline, more, saving if first.potential_saving_s else "", BAD)
     if not snapshot.steps:
         return Verdict("no training step was recorded", "", "", UNCLEAR)
     missing = too_little_data(snapshot)
     if missing is not None:
         return Verdict("too few steps to judge", missing, "", UNCLEAR)
     return _no_bottleneck(snapshot, findings)
+
+
+def _saved(snapshot: Snapshot, finding: Finding, part: float) -> str:
+    share, text = saved_share(snapshot, finding, part), duration_text(part * finding.potential_saving_s)
+    return f"{text} of the start" if share is None else f"{share:.0%} of the training time ({text} of this run)"
 
 
 def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:

@@ -10,7 +10,8 @@ from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.finding import Finding, brief
 from training_profiler.model.snapshot import AllRanksStats, Snapshot
 from training_profiler.recording.section_names import name_of
-from training_profiler.reports.first_screen import first_screen
+from training_profiler.reports.answer import Origin, answer_lines
+from training_profiler.reports.console import share_rows, title_lines
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
 from training_profiler.reports.resources import loader_lines, machine_lines
@@ -103,8 +104,13 @@ def _of_ranks(last: AllRanksStats | None, ranks: AllRanksStats | None) -> Iterat
 def watch_lines(run: WatchedRun, events: Sequence[str], layout: Layout, height: int | None = None) -> list[str]:
     """Return the picture of a run; at most ``height`` lines, of which the last events keep some."""
     snapshot = run.snapshot
-    lines = [*_now(run, layout), *first_screen(snapshot, run.findings, layout, run.program)]
+    lines = [
+        *_now(run, layout),
+        *title_lines(snapshot, run.program, layout),
+        *answer_lines(snapshot, run.findings, layout, Origin()),
+    ]
     for block in (
+        share_rows(snapshot, layout),
         [line for text in _ranks(snapshot) for line in layout.wrap(text)],
         rank_lines(snapshot, layout),
         loader_lines(snapshot, layout),

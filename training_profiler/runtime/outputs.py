@@ -19,7 +19,7 @@ from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
-from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.sections import largest_sections
@@ -32,7 +32,15 @@ from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT, typed_path
+from training_profiler.storage.run_folder import (
+    PAGE,
+    REPORT_DATA,
+    REPORT_TEXT,
+    earlier_run,
+    program_in,
+    typed_path,
+    typed_program,
+)
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 LONGEST_S: Final = 10.0  # that it delays the end of the program
@@ -101,6 +109,8 @@ A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports 
 DISK_S: Final = 1.0  # at the end, for a disk that does nothing
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
 PROGRAM: Final = "the program"  # which logs rows itself, as if it were a tracker
+BETWEEN_REPORTS_S: Final = 10.0  # at least, where the user did not ask for reports
+LINE_FROM_S: Final = 1.0  # shorter epochs of a program that does not mark them have no line
 LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
 ONLY_WAITED: Final = (
     "nothing measured: this process only waited for its children; call start_training_profiling() in the child that "
@@ -136,6 +146,8 @@ class Outputs:
         self._loader_names = PlainNames()
         self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
+        self._printed_s = time.monotonic()  # when the last report was, or the run began
+        self._last_epoch: EpochStats | None = None
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
 
@@ -247,9 +259,16 @@ class Outputs:
         """Report on an interval. Called on the primary rank."""
         if self._terminal.status.is_active:
             self._terminal.set_status(largest_sections(snapshot))
-        elif not self._settings.is_quiet:
+        elif not self._settings.is_quiet and self._is_due():
             self._terminal.print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
+
+    def _is_due(self) -> bool:
+        """Return whether a report may follow the last one: reports that nobody asked for leave some time between."""
+        now_s = time.monotonic()
+        is_due = self._settings.is_log_every_given or now_s - self._printed_s >= BETWEEN_REPORTS_S
+        self._printed_s = now_s if is_due else self._printed_s
+        return is_due
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
         """Send the metrics of an interval to the trackers, or to one of them."""
@@ -273,11 +292,16 @@ class Outputs:
         send, names = self._trackers.send, self._loader_names
         self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders, names), is_frequent=True))
 
-    def epoch(self, stats: EpochStats, step: int) -> None:
-        """Report on an epoch that ended after ``step`` optimizer steps."""
-        if not self._settings.is_quiet:
+    def epoch(self, stats: EpochStats, step: int, is_marked: bool = True) -> None:
+        """Report on an epoch that ended after ``step`` optimizer steps: in a line, unless the program marks epochs."""
+        before, self._last_epoch = self._last_epoch, stats
+        if self._settings.is_quiet:
+            pass
+        elif is_marked:
             warnings = epoch_warnings(stats, self._settings.thresholds)
             self._terminal.print(render_epoch(stats, warnings, self._layout()))
+        elif stats.wall_s >= LINE_FROM_S:
+            self._terminal.print(epoch_line(stats, before) + "\n")
         self._send(step, lambda: epoch_metrics(stats))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
@@ -404,5 +428,9 @@ class Outputs:
 
     def _summary(self, snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> str:
         folder = self._files.folder
-        origin = Origin() if folder is None else Origin(self._files.program, typed_path(folder))
+        origin = Origin()
+        if folder is not None:
+            command, earlier = self._files.command, earlier_run(folder)
+            before = None if earlier is None else typed_path(earlier)
+            origin = Origin(program_in(command), typed_path(folder), typed_program(command), before)
         return render_final(snapshot, findings, layout, self._settings.checklist, origin)

@@ -177,14 +177,14 @@ class Pipeline(Parts):
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch and report it."""
         self.flush()
-        self._end_epoch(*self.loaders.epoch_counts(), is_complete)
+        self._end_epoch(*self.loaders.epoch_counts(), is_complete, is_marked=True)
 
-    def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
+    def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool, *, is_marked: bool) -> None:
         if self.sums.is_in_epoch:
             self.outputs.journal(lambda lines: lines.epoch_end(batches, samples, is_complete))
             stats = self.sums.end_epoch(batches, samples, is_complete)
             if stats is not None:
-                self.outputs.epoch(stats, self.sums.steps)
+                self.outputs.epoch(stats, self.sums.steps, is_marked)
 
     def roll_over_epoch(self, boundary: EpochBoundary | None) -> None:
         """End the inferred epoch and begin the next at ``boundary``. None discards the epoch."""
@@ -203,7 +203,7 @@ class Pipeline(Parts):
         if batches is not None and self.sums.epoch_steps > batches + moved:
             self.sums.discard_epoch()
         else:
-            self._end_epoch(batches, samples, is_complete)
+            self._end_epoch(batches, samples, is_complete, is_marked=False)
 
     def _end_last_epoch(self) -> None:
         epochs = self.instrumentation.epochs

@@ -51,7 +51,6 @@ from training_profiler.storage.run_folder import (
     journal_name,
     make_folder,
     make_run_folder,
-    program_in,
     read_meta,
     renamed_run,
     run_ending,
@@ -92,7 +91,7 @@ class RunFiles:
         self.folder: Path | None = None
         self.run_name: str | None = None
         self.attempts: tuple[AttemptStats, ...] = ()  # earlier attempts; only rank 0 knows them
-        self.program: str | None = None  # name of the script or module
+        self.command = ""  # of the run, without secrets
         self._names = names
         self._begin_ns = begin_ns
         self._wall_ns = time.time_ns() - (time.perf_counter_ns() - begin_ns)
@@ -237,7 +236,7 @@ class RunFiles:
 
     def _describe(self) -> dict[str, Any]:
         about = {**describe_process(self.settings), "folder": self._begin_folder}
-        self.program = program_in(about["command"])
+        self.command = about["command"]
         return about
 
     def _write_meta(self, folder: Path, meta: dict[str, Any]) -> None:
@@ -263,7 +262,7 @@ class RunFiles:
                     rename_file(folder / name, f"{name.stem}-attempt{last.number}{name.suffix}")
             write_json(folder / META, {**meta, "attempts": [*meta["attempts"], self._attempt()]})
             self.attempts = attempts_in(folder, before=self._who.attempt)
-            self.program = program_in(meta.get("command"))
+            self.command = str(meta.get("command", ""))
             return folder
         return None
 

@@ -316,19 +316,41 @@ def read_program(folder: Path) -> str | None:
 
 def program_in(command: object) -> str | None:
     """Return the name of the script or module in a command line; None where it is unknown."""
+    words = _program_words(command)
+    return printable(Path(words[words[0] == "-m"]).name) if words else None
+
+
+def typed_program(command: object) -> str | None:
+    """Return the program of a command line and its arguments, as they can be typed; None where they are unknown."""
+    return printable(shlex.join(_program_words(command))) or None
+
+
+def _program_words(command: object) -> list[str]:
+    """Return the script, or ``-m`` and the module, and the arguments in a command line; none where it has neither."""
     try:
         words = shlex.split(str(command)[:MOST_COMMAND])[1:]  # the first is the interpreter
     except ValueError:  # a quote without its end
-        return None
+        return []
     while words and words[0].startswith("-"):
-        option = words.pop(0)
-        if option == "-m":
-            return printable(words[0]) if words else None
-        if option == "-c":
-            return None
-        if option in ("-W", "-X"):  # their value is the next word
-            words = words[1:]
-    return printable(Path(words[0]).name) if words else None
+        if words[0] == "-m":
+            return words if len(words) > 1 else []
+        if words[0] == "-c":
+            return []
+        words = words[2:] if words[0] in ("-W", "-X") else words[1:]  # the value of these is the next word
+    return words
+
+
+LOOKED_AT: Final = 8  # run folders, the newest first
+
+
+def earlier_run(folder: Path) -> Path | None:
+    """Return the newest of the last runs before ``folder`` in its folder of runs that has the same program."""
+    program = read_program(folder)
+    with suppress(OSError):
+        before = sorted((each for each in folder.parent.iterdir() if each.name < folder.name), reverse=True)
+        runs = (each for each in before[:LOOKED_AT] if (each / META).is_file())
+        return next((each for each in runs if program is not None and read_program(each) == program), None)
+    return None
 
 
 def typed_path(folder: Path) -> str:

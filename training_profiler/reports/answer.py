@@ -1,0 +1,215 @@
+"""The answer, which ends every report: the verdict, what to change and what that brings, and what to type next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from training_profiler.base.units import counted, duration_text, unit_of_steps
+from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.finding import Action, brief, worst_losses
+from training_profiler.diagnosis.lines import IN_WORKERS
+from training_profiler.diagnosis.machine import MACHINE_BUSY
+from training_profiler.diagnosis.registry import row_of, section_of
+from training_profiler.diagnosis.rules import HEALTHY
+from training_profiler.model.snapshot import Snapshot
+from training_profiler.reports.layout import Layout
+from training_profiler.reports.sections import table_label
+from training_profiler.reports.verdict import GOOD, has_nothing_to_fix, important, saved_share, source_line, verdict
+
+MOST_LINES: Final = 24  # of a terminal of 80 columns, from the verdict to the prompt
+WIDEST: Final = 110  # columns; longer lines are harder to read
+MARGIN: Final = " " * 10  # of what follows VERDICT
+SAVING_FROM: Final = 72  # columns: then a saving stands right of its action
+MOST_ACTION_LINES: Final = 3
+MOST_COMMANDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a report comes from; None is unknown."""
+
+    program: str | None = None
+    """What was run: ``train.py``, or the name of a module."""
+    folder: str | None = None
+    """The run folder as it can be typed in a command."""
+    command: str | None = None
+    """Program and arguments as they can be typed."""
+    earlier: str | None = None
+    """The folder of an earlier run of the same program, as it can be typed."""
+
+
+def answer_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, origin: Origin) -> list[str]:
+    """Return the lines below the title, with so many findings that all fit into ``MOST_LINES``."""
+    layout = Layout(min(layout.width, WIDEST), layout.has_color, layout.is_unicode, layout.format)
+    changes = important(snapshot, findings)
+    shown = len(changes)
+    while True:
+        lines = [
+            *verdict_lines(snapshot, findings, layout),
+            *_remarks(snapshot, findings, layout, changes),
+            *_blocks(snapshot, changes[:shown], layout),
+            *_beside(snapshot, findings, changes, layout),
+            *_next(snapshot, findings, changes[:shown], origin, layout),
+        ]
+        if shown <= 1 or len(lines) < MOST_LINES:
+            return lines
+        shown -= 1
+
+
+def verdict_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
+    """Return the verdict, and what it is based on or what the first action brings."""
+    headline, detail, saving, color = verdict(snapshot, findings)
+    begin = len(MARGIN)
+    lines = [
+        line[:begin] + layout.color(line[begin:], color, is_bold=True)
+        for line in layout.wrap(headline, first=" VERDICT  ", rest=MARGIN)
+    ]
+    lines += layout.wrap(detail, first=MARGIN, rest=MARGIN) if detail else []
+    return lines + ([layout.color(line, color) for line in layout.wrap(saving, MARGIN, MARGIN)] if saving else [])
+
+
+def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> list[str]:
+    lines: list[str] = []
+    for number, change in enumerate(changes, start=1):
+        first, rest = f" {number} ", "   "
+        begin = len(lines) + 1
+        # The verdict has said what the first finding claims.
+        what, where = _after_claim(change.message), _where(snapshot, change)
+        if number > 1:
+            what = _fitting(change.message, layout.width - len(rest))
+        elif where and (not what or where.split()[-2] not in what):
+            what, where = f"{what}; {where}" if what else where, ""
+        lines += ["", *(_cut(layout, what, first, rest) if what else [])]
+        if number > 1 and where and where not in what:
+            lines += _cut(layout, where, rest, rest, most=1)
+        same = next((at for at, before in enumerate(changes[: number - 1], 1) if before.advice == change.advice), None)
+        if same is not None:
+            lines.append(f"   -> the same change as {same}")
+            continue
+        for action in change.actions:
+            lines += _action_lines(snapshot, change, action, layout)
+        losses = worst_losses([each for action in change.actions for each in action.changes])
+        texts = [f"losses: {losses}"] if losses and change.code != MACHINE_BUSY else []
+        texts += [f"Tried: {change.tried}"] if change.tried else []
+        lines += [line for text in texts for line in _cut(layout, text, "      ", "      ")]
+        lines[begin] = first + lines[begin][len(first) :]
+    return lines
+
+
+def _cut(layout: Layout, text: str, first: str, rest: str, most: int = 2) -> list[str]:
+    """Return a text in at most so many lines; the last one ends with dots where there is more."""
+    lines = layout.wrap(text, first=first, rest=rest)
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"{lines[most - 1][: layout.width - 3].rstrip()} .."]
+
+
+def _fitting(message: str, room: int) -> str:
+    """Return the message, its claim with the figures behind it, or the claim alone: the first that fits on a line."""
+    claim, figures = brief(message), _after_claim(message).partition("; ")[0]
+    return next((text for text in (message, f"{claim} ({figures})") if figures and len(text) <= room), claim)
+
+
+def _after_claim(message: str) -> str:
+    """Return what follows the claim of a message: "data_loading: 74.8 ms per step; above all in data.py:14"."""
+    rest = message[len(brief(message)) :].lstrip()
+    figures, closed, more = rest[1:].partition(")")
+    return figures + more if rest.startswith("(") and closed and "(" not in figures else rest.lstrip(":; ")
+
+
+def _where(snapshot: Snapshot, finding: Finding) -> str:
+    """Return the line of the user's code with most of a finding's time, and its share; "" where none is known."""
+    place = source_line(snapshot, finding)
+    if place is not None:
+        line, share = place
+        return f"{share:.0%} of {table_label(section_of(finding) or '', snapshot.sections)} at {line.place} {line.what}"
+    lines = str(finding.evidence.get(IN_WORKERS) or finding.evidence.get("lines") or "")
+    first, closed, _ = lines.partition(")")
+    return f"at {first}{closed}" if lines else ""
+
+
+def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout) -> list[str]:
+    """Return an action with what it alone saves: right of it, or below it where there is little room."""
+    call = str(finding.evidence.get("call", "")).partition(": ")[0]
+    is_call = call and "(" in action.text
+    text = f"{action.text}  at {call}" if is_call and call not in action.text else action.text
+    saving = saving_cell(snapshot, finding, action.part)
+    is_beside = layout.width >= SAVING_FROM
+    room = layout.width - (len(saving) + 2 if saving and is_beside else 0)
+    lines = _cut(replace(layout, width=room), text, "   -> ", "      ", MOST_ACTION_LINES)
+    if not saving:
+        return lines
+    if not is_beside:
+        return [*lines, "      " + layout.color(saving, "green")]
+    space = " " * (layout.width - len(lines[0]) - len(saving))
+    return [lines[0] + space + layout.color(saving, "green"), *lines[1:]]
+
+
+def saving_cell(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> str:
+    """Return what an action saves: a step before and after it, its part of the training time, and time of this run.
+
+    What lies before the training is no part of its time. "" where the saving is not known.
+    """
+    seconds = part * finding.potential_saving_s
+    if not seconds or finding.code == MACHINE_BUSY:
+        return ""
+    cells = []
+    if finding.step_s is not None and finding.step_if_gone_s is not None:
+        after_s = finding.step_s - part * (finding.step_s - finding.step_if_gone_s)
+        unit, number = unit_of_steps(finding.step_s)
+        cells.append(f"{number(finding.step_s)} -> {number(after_s)} {unit}")
+    if share := saved_share(snapshot, finding, part):
+        cells.append(f"{-share:>4.0%}")
+    return "  ".join([*cells, f"{duration_text(seconds):>7}"])
+
+
+def _remarks(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout, changes: Sequence[Finding]) -> list[str]:
+    """Return what is true of a run without a bottleneck."""
+    if changes:
+        return []
+    # The verdict says that a healthy run is one; what it adds to that stands behind the figures.
+    texts = [
+        each.message.partition("; ")[2] if each.code == HEALTHY else each.message for each in findings if not each.fix
+    ]
+    return (
+        ["", *(line for text in texts if text for line in layout.wrap(text, first=" - ", rest="   "))]
+        if any(texts)
+        else []
+    )
+
+
+def _beside(snapshot: Snapshot, findings: Sequence[Finding], changes: Sequence[Finding], layout: Layout) -> list[str]:
+    """Return a line on a busy machine that cost less than what else is found."""
+    busy = next((each for each in findings if each.code == MACHINE_BUSY and each not in changes), None)
+    if busy is None or not changes:
+        return []
+    share = busy.potential_saving_s / snapshot.wall_s if snapshot.wall_s else 0.0
+    return ["", *layout.wrap(f"{brief(busy.message)}: {share:.0%} of this run", first="   ", rest="   ")]
+
+
+def _next(
+    snapshot: Snapshot, findings: Sequence[Finding], shown: Sequence[Finding], origin: Origin, layout: Layout
+) -> list[str]:
+    """Return at most three commands that fit this run."""
+    if origin.folder is None:
+        return []
+    command = origin.command or origin.program or "train.py"
+    more = [each for each in findings if each.fix and not has_nothing_to_fix(each) and each not in shown]
+    full = f"training-profiler report --full {origin.folder}"
+    commands = []
+    if more:
+        commands.append((f"{counted(len(more), 'more finding')}", full))
+    if any(row_of(each).try_ for each in shown):
+        commands.append(("prove a change", f"training-profiler try {command}"))
+    if verdict(snapshot, findings).color == GOOD and not snapshot.ended_by:  # then the slow operators matter most
+        first = min(100, snapshot.steps // 2)
+        commands.append(("which operators", f"training-profiler run --capture steps={first}-{first + 3} {command}"))
+    if origin.earlier is not None:
+        commands.append(("since last run", f"training-profiler compare {origin.earlier} {origin.folder}"))
+    commands.append(("web page", f"training-profiler html {origin.folder}"))
+    if not more:
+        commands.append(("all figures", full))
+    width = max(len(what) for what, _ in commands[:MOST_COMMANDS])
+    if layout.width < SAVING_FROM:
+        return ["", *(line for what, text in commands[:MOST_COMMANDS] for line in (f" {what}:", f"   {text}"))]
+    return ["", *(f" {what:<{width}}  {text}" for what, text in commands[:MOST_COMMANDS])]

@@ -42,6 +42,26 @@ def test_what_a_fix_brought_is_in_the_text_the_page_and_the_json(tried_run, caps
     assert (data["trials"], {insight["tried"] for insight in data["insights"]}) == (None, {""})
 
 
+def test_one_finding_with_all_its_figures(tried_run, capsys):
+    said = " ".join(printed(capsys, "report", tried_run, "--explain", "data-loading-bound").split())
+    assert said.startswith("data-loading-bound: ")
+    assert "could save " in said
+    assert "Losses: " in said
+    assert "figures share_of_step" in said
+    assert main(["report", str(tried_run), "--explain", "no-such"]) != 0
+    assert "--explain no-such: this run has no such finding; it has data-loading-bound" in capsys.readouterr().err
+
+
+def test_the_full_report_has_what_the_last_screen_leaves_out(tried_run, capsys):
+    short, full = (printed(capsys, "report", tried_run, *more) for more in ((), ("--full",)))
+    assert [("All findings:" in text, "Profiler health:" in text) for text in (short, full)] == [
+        (False, False),
+        (True, True),
+    ]
+    assert short[short.index(" VERDICT") :] == full[full.index(" VERDICT") :]
+    assert len(short[short.index(" VERDICT") :].splitlines()) <= 24
+
+
 def test_an_option_with_the_name_of_a_command_means_that(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", "--html", "page.html"])

@@ -108,6 +108,7 @@ def said(rule: str, run: Snapshot) -> dict[str, Any]:
         "step": f"{finding.step_s or 0:.6f} s, {finding.step_if_gone_s or 0:.6f} s without it",
         "section": section_of(finding),
         "fix": finding.fix,
+        "actions": " | ".join(f"{action.text} ({action.part:.2f})" for action in finding.actions),
         "losses": finding.losses,
     }
 

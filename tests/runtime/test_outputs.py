@@ -83,6 +83,35 @@ def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     assert (third["step"], third["profiling/epoch_total_time"]) == (60, 2.0)
 
 
+def test_reports_that_nobody_asked_for_leave_time_between_them(tmp_path, capsys, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("training_profiler.runtime.outputs.time.monotonic", lambda: now_s[0])
+    for is_given, expected in ((False, [False, True, False, True]), (True, [True] * 4)):
+        outputs = outputs_in(tmp_path, is_log_every_given=is_given)
+        printed = []
+        for after_s in (9.9, 0.2, 9.9, 0.2):
+            now_s[0] += after_s
+            outputs.periodic(snapshot_of({"forward_pass": 0.5}, steps=50))
+            printed.append("Profiling Report" in capsys.readouterr().out)
+        outputs.stop()
+        assert printed == expected
+
+
+def test_an_epoch_that_was_detected_has_a_line_and_a_marked_one_a_summary(tmp_path, capsys):
+    outputs = outputs_in(tmp_path)
+    waits = {"data_loading": 1.0, "first_fetch": 0.2, OTHER: 0.8}
+    outputs.epoch(EpochStats(1, 2.0, 60, 60, 600, None, waits, None, None), 60, is_marked=False)
+    outputs.epoch(EpochStats(2, 2.5, 60, 60, None, None, {OTHER: 2.5}, None, None), 120, is_marked=False)
+    outputs.epoch(EpochStats(3, 0.9, 60, 60, None, None, {OTHER: 0.9}, None, None), 180, is_marked=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "Profiler: epoch 1: 2.00 s, 60% waiting for data, 300 samples/s",
+        "Profiler: epoch 2: 2.50 s, 0% waiting for data, 25% longer than epoch 1",
+    ]
+    outputs.epoch(EpochStats(4, 0.9, 60, 60, None, None, {OTHER: 0.9}, None, None), 240)
+    assert "=== Epoch 4 Profiling Summary ===" in capsys.readouterr().out
+    outputs.stop()
+
+
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 

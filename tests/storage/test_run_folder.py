@@ -11,10 +11,12 @@ from training_profiler.storage import run_folder
 from training_profiler.storage.run_folder import (
     describe_git,
     describe_process,
+    earlier_run,
     journal_name,
     make_run_folder,
     masked,
     program_in,
+    typed_program,
     write_json,
     write_text,
 )
@@ -43,6 +45,24 @@ def test_a_file_of_the_same_name_is_an_error(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(OSError, match="runs"):
         make_run_folder(str(tmp_path / "runs"))
+
+
+def test_an_earlier_run_has_the_same_program_and_is_the_newest_of_them(tmp_path):
+    commands = {"1": "python train.py", "2": "python train.py --lr 1", "3": "python other.py", "4": "python train.py"}
+    for name, command in commands.items():
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "meta.json", {"command": command})
+    (tmp_path / "5").mkdir()  # without a description
+    assert [earlier_run(tmp_path / name) for name in "1345"] == [None, None, tmp_path / "2", None]
+
+
+def test_the_program_of_a_command_can_be_typed_again():
+    commands = ("python -u -W error a/train.py 'x y'", "python -m pkg.train --n 1", "python -c pass", "python", "'")
+    assert [(program_in(each), typed_program(each)) for each in commands] == [
+        ("train.py", "a/train.py 'x y'"),
+        ("pkg.train", "-m pkg.train --n 1"),
+        *[(None, None)] * 3,
+    ]
 
 
 def test_each_rank_has_a_journal():

@@ -71,7 +71,7 @@ class ServedRuns:
         folder = self._run(run)
         snapshot = read_run(folder)
         findings = findings_of(folder, snapshot)
-        return _bounded(render_final(snapshot, findings, Layout(), True, origin_of(folder)).lstrip("\n"))
+        return _bounded(render_final(snapshot, findings, Layout(), True, origin_of(folder), True).lstrip("\n"))
 
     def compare(self, before: str, after: str = "") -> dict[str, Any]:
         """Compare two runs: whether a step became faster or slower, with an interval, where, and what else differs.

@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json-schema", action="store_true", help="print the JSON schema of --json, and read no run")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text (default: table)")
     parser.add_argument("--full", action="store_true", help="print all that was measured, and every finding")
-    parser.add_argument("--checklist", action="store_true", help="the same, with the quick checklist")
+    parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
     parser.add_argument("--explain", metavar="CODE", help="print all figures of one finding, such as unexplained")
 
 
@@ -53,9 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         text = _explained(snapshot, findings, arguments.explain)
     else:
         layout = layout_of_stdout(arguments.format)
-        text = render_final(snapshot, findings, layout, arguments.checklist, origin_of(folder), arguments.full).lstrip(
-            "\n"
-        )
+        origin, is_full = origin_of(folder), arguments.full
+        text = render_final(snapshot, findings, layout, arguments.checklist, origin, is_full).lstrip("\n")
         if tried is not None:
             text = f"{render_results(tried, typed_path(folder), layout)}\n{text}"  # the answer comes last
     write(text)

@@ -3,6 +3,7 @@
 Each quantity stands in them once. The answer comes last, where a terminal shows it when the run has ended.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -189,6 +190,8 @@ def _fitting(place: str, function: str, room: int) -> tuple[str, str]:
     return inner_place, inner_function
 
 
+# Notes on what the profiler spent, and how it kept to its budget.
+ROUTINE: Final = re.compile(r"recorder: |CPU time of|.* samples, .* of CPU|.*the profiler's budget|\d+ periodic report")
 SHORT_RUN_S: Final = 20.0  # what is done once is most of the cost
 SHARE: Final = 0.005  # of the run, that the profiler may cost
 SHOWN_FROM_S: Final = 0.5  # a shorter start-up needs no explanation
@@ -263,12 +266,12 @@ def render_final(
         snapshot: of the run.
         findings: in their order.
         layout: width, color and format. Lines to grep are always full.
-        has_checklist: whether usual targets follow the insights of a full report.
+        has_checklist: whether usual targets stand before the insights.
         origin: program and run folder, for the commands to type next.
         is_full: whether all that was measured is in it, and every finding with all its figures.
     """
     findings, origin = list(findings), origin or Origin()
-    is_full = is_full or layout.is_lines or has_checklist
+    is_full = is_full or layout.is_lines
     all_findings = insight_lines(snapshot, findings, layout)
     checks = ["", *checklist_lines(snapshot, layout)] if has_checklist else []
     answer = answer_lines(snapshot, findings, layout, origin)
@@ -283,7 +286,8 @@ def render_final(
             "",
             *breakdown_lines(snapshot, layout, important(snapshot, findings)),
             *(_rank_block(snapshot, layout) if is_full else _beside_lines(snapshot, layout)),
-            *(["", *_run_lines(snapshot, layout), *all_findings, *checks] if is_full else []),
+            *(["", *_run_lines(snapshot, layout), *all_findings] if is_full else []),
+            *checks,
             *_health_lines(snapshot, layout, is_full),
             "",
             "Performance Insights:",
@@ -315,6 +319,7 @@ def _beside_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     texts = [*startup_lines(snapshot), *([f"Speed: {speed}"] if speed else []), *attempt_lines(snapshot)]
     if snapshot.open_sections:
         texts.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
+    texts += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
     return [line for text in (*texts, *unusual_ranks(snapshot)) for line in layout.wrap(text)]
 
 
@@ -402,6 +407,7 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         after.append(f"Still inside: {' > '.join(map(name_of, snapshot.open_sections))}")
     if snapshot.ended_by:
         after.append(f"Ended by: {snapshot.ended_by}")
+    after += [f"Run folder: {snapshot.run_folder}"] if snapshot.run_folder else []
     lines = [line for sentence in before for line in layout.wrap(sentence)]
     lines += loader_lines(snapshot, layout)
     lines += [line for sentence in after for line in layout.wrap(sentence)]
@@ -482,8 +488,7 @@ def _health_lines(snapshot: Snapshot, layout: Layout, is_full: bool) -> list[str
     cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
     if wall_s:
         cost += f" ({health.overhead_s / wall_s:.2%} of the run)"
-    if is_full:
-        notes += health.notes
+    notes += [note for note in health.notes if is_full or not ROUTINE.match(note)]
     if is_full or (wall_s >= SHORT_RUN_S and health.overhead_s > SHARE * wall_s):
         notes.append(cost)
     lines = [line for note in notes for line in layout.wrap(note, first="- ")]

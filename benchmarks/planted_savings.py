@@ -98,20 +98,20 @@ def findings_of(name: str) -> tuple[float, list[dict[str, Any]]]:
         took = SECONDS.search(done.stdout)
         (report,) = Path(folder).glob("*/report.json")
         assert took is not None
-        return float(took[1]), json.loads(report.read_text())["insights"]
+        return float(took[1]), json.loads(report.read_text())["findings"]
 
 
 def measure(name: str) -> Outcome:
     """Return the outcome of one planted cost."""
     took_s, findings = findings_of(name)
-    worth = [finding for finding in findings if finding["worth_s"]]
+    worth = [finding for finding in findings if finding["saving_s"]]
     changes = [finding for finding in worth if finding["code"] != "warm-up"]  # that asks for no change
-    first: dict[str, Any] = changes[0] if changes else {"code": "none", "finding": "", "worth_s": 0.0}
-    low, high = first.get("worth_range_s") or (first["worth_s"], first["worth_s"])
+    first: dict[str, Any] = changes[0] if changes else {"code": "none", "finding": "", "saving_s": 0.0}
+    low, high = first.get("saving_range_s") or (first["saving_s"], first["saving_s"])
     return Outcome(
         name,
         true_share(name),
-        first["worth_s"] / took_s,
+        first["saving_s"] / took_s,
         low / took_s,
         high / took_s,
         first["code"],

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from training_profiler.base.sections import FREE, KNOWN_SECTIONS, OTHER, PROFILER
+from training_profiler.base.sections import DATA_LOADING, FREE, KNOWN_SECTIONS, OTHER, PROFILER
 from training_profiler.base.trackers import TRACKERS, Tracker
 from training_profiler.cli import COMMANDS, command_module
 from training_profiler.cli import trace as trace_command
@@ -36,6 +36,8 @@ GUIDE = FOLDER.parents[1] / "PROFILING.md"
 CONTRIBUTING = GUIDE.with_name("CONTRIBUTING.md")
 PACKAGE = CONTRIBUTING.parent / "training_profiler"
 REPORT_SCHEMA = FOLDER / "report.schema.json"
+JSON_PAGE = FOLDER / "json.md"
+EXAMPLE = GUIDE.parent / "tests" / "golden" / "0.2.0-loaders" / "report.json"  # as this version writes it
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
 PROGRAM = "training-profiler"
 WIDTH = 110
@@ -86,6 +88,7 @@ def pages() -> dict[Path, str]:
         TRACE_RULES_PAGE: with_thresholds(TRACE_RULES_PAGE, trace_command.THRESHOLDS),
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
         TREATMENTS_PAGE: treatments_page(),
+        JSON_PAGE: with_example(JSON_PAGE),
         REPORT_SCHEMA: json.dumps(report_schema(Results), indent=1) + "\n",
     }
 
@@ -144,6 +147,15 @@ def treatments_page() -> str:
     ):
         text = replaced_table(TREATMENTS_PAGE, text, table_head, rows)
     return text
+
+
+def with_example(page: Path) -> str:
+    """Return the text of the page about JSON with a part of a real report."""
+    report = json.loads(EXAMPLE.read_text(encoding="utf-8"))
+    part = {key: report[key] for key in ("schema", "schema_changes", "verdict", "steps", "wall_s")}
+    part |= {"sections": {DATA_LOADING: report["sections"][DATA_LOADING]}, "findings": report["findings"][:1]}
+    before, _, rest = page.read_text(encoding="utf-8").partition("```json\n")
+    return f"{before}```json\n{json.dumps(part, indent=1)}\n```{rest.partition('```')[2]}"
 
 
 def _treatment_row(treatments: list[Treatment]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import FakeRun, section_stats
 from training_profiler.aggregation.lines import is_known, lines_of, lines_with_loops, making_shares, phase_shares
-from training_profiler.model.lines import UnseenWait
+from training_profiler.model.lines import UnsampledWait
 from training_profiler.model.location import Location
 
 OTHER = section_stats("other", 0.5)
@@ -105,7 +105,7 @@ def test_a_wait_for_work_elsewhere_has_its_share_of_the_run_and_its_longest_line
                 run.clock.advance(0.1 * times)
         run.step(forward_pass=1.0)
     (wait,) = run.snapshot().unseen
-    assert wait == UnseenWait("a queue between processes", "train.py:30 main", pytest.approx(0.25), 20)
+    assert wait == UnsampledWait("a queue between processes", "train.py:30 main", pytest.approx(0.25), 20)
 
 
 def test_a_few_waits_for_work_elsewhere_may_be_chance():

@@ -249,7 +249,7 @@ def test_an_interval_has_its_means_and_the_mix_so_far():
         (2, [("loader1", 2, 2.0, 1.0)]),
         (4, [("loader1", 0, None, 0.5), ("loader2", 2, 6.0, 0.5)]),
     ]
-    assert interval_stats(rows[0], counts)[0].asked_proportion == 0.25
+    assert interval_stats(rows[0], counts)[0].requested_proportion == 0.25
 
 
 def test_by_default_there_are_at_most_ten_intervals_a_second():
@@ -297,7 +297,7 @@ def test_stats_are_means_of_a_batch_and_shares() -> None:
     assert stats is not None
     assert (stats.workers, stats.batches, stats.samples) == (2, 20, 100)
     assert (stats.busy, stats.sampling_share) == (0.8, 0.0005)
-    assert (stats.batch_avg_s, stats.cpu_avg_s, stats.queued_avg_s) == pytest.approx((0.08, 0.06, 0.01))
+    assert (stats.batch_avg_s, stats.cpu_avg_s, stats.cpu_wait_avg_s) == pytest.approx((0.08, 0.06, 0.01))
     assert stats.batch_max_s == pytest.approx(0.3)
     assert stats.phases == {"fetch": 0.24, "transform": 0.48, "collate": 0.08, "idle": 0.2}
     assert (stats.memory_bytes, stats.memory_growth_bytes) == (210, 110)
@@ -306,17 +306,17 @@ def test_stats_are_means_of_a_batch_and_shares() -> None:
 def test_waiting_for_a_cpu_between_batches_is_not_of_a_batch() -> None:
     stats = worker_stats(SUMS._replace(queued_ns=1_800 * MS))
     assert stats is not None
-    assert stats.queued_avg_s == pytest.approx(stats.batch_avg_s - stats.cpu_avg_s)
+    assert stats.cpu_wait_avg_s == pytest.approx(stats.batch_avg_s - stats.cpu_avg_s)
     busy = worker_stats(SUMS._replace(queued_ns=10 * MS, cpu_ns=1_900 * MS))
     assert busy is not None
-    assert busy.queued_avg_s == 0
+    assert busy.cpu_wait_avg_s == 0
 
 
 def test_pinning_is_a_share_of_the_waiting_with_a_pin_memory_thread() -> None:
     many, few = (worker_stats(SUMS._replace(waits=100, pin_waits=waits, pinning=20)) for waits in (40, 29))
     assert many is not None
     assert few is not None
-    assert (many.pinning, few.pinning) == (0.5, None)
+    assert (many.pinning_share, few.pinning_share) == (0.5, None)
 
 
 def test_lines_are_shares_of_the_work_without_waiting_for_requests() -> None:
@@ -340,7 +340,7 @@ def test_later_batches_that_wait_are_a_share_of_enough_samples() -> None:
     stats, few = (worker_stats(SUMS._replace(waits=waits, held=12)) for waits in (40, 29))
     assert stats is not None
     assert few is not None
-    assert (stats.held, few.held) == (0.3, None)
+    assert (stats.in_order_wait_share, few.in_order_wait_share) == (0.3, None)
 
 
 def test_workers_of_both_phases_are_said_once() -> None:

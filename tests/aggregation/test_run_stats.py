@@ -67,7 +67,7 @@ def test_time_on_other_threads_is_not_wall_time(run):
     run.spend("forward_pass", 1)
     snapshot = run.snapshot()
     prefetch = snapshot.sections["prefetch"]
-    assert (prefetch.total_s, prefetch.self_s, prefetch.elsewhere_s, prefetch.share) == (2.0, 0.0, 2.0, 0.0)
+    assert (prefetch.total_s, prefetch.self_s, prefetch.other_threads_s, prefetch.share) == (2.0, 0.0, 2.0, 0.0)
     assert sum(section.self_s for section in snapshot.sections.values()) == snapshot.wall_s == 3.0
 
 

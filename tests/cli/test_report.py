@@ -34,12 +34,12 @@ def test_what_a_fix_brought_is_in_the_text_the_page_and_the_json(tried_run, caps
     capsys.readouterr()
     data = json.loads(printed(capsys, "report", tried_run, "--json"))
     assert data["trials"]["rows"][0]["effect"]["relative"] == -0.395
-    fixes = {insight["code"]: insight["tried"] for insight in data["insights"]}
+    fixes = {insight["code"]: insight["tried"] for insight in data["findings"]}
     assert TRIED.endswith(fixes["data-loading-bound"])
-    assert [each["tried"] for each in served.findings()["insights"]] == list(fixes.values())
+    assert [each["tried"] for each in served.findings()["findings"]] == list(fixes.values())
     (tried_run / "trials.jsonl").unlink()
     data = json.loads(printed(capsys, "report", tried_run, "--json"))
-    assert (data["trials"], {insight["tried"] for insight in data["insights"]}) == (None, {""})
+    assert (data["trials"], {insight["tried"] for insight in data["findings"]}) == (None, {""})
 
 
 def test_one_finding_with_all_its_figures(tried_run, capsys):

@@ -31,7 +31,7 @@ def test_runs_are_listed_and_found_by_folder_name_or_as_the_newest(runs):
     assert newest == served.findings("candidate") == served.findings("20261121-142531-candidate")
     assert newest == served.findings(served.list_runs()[0]["folder"])
     assert newest["steps"] == 60
-    assert {"verdict", "insights", "step_time"} <= newest.keys()
+    assert {"verdict", "findings", "step_time"} <= newest.keys()
     json.dumps(newest)
 
 

@@ -49,11 +49,11 @@ def test_a_session_without_anything_left_is_shown_again(session, capsys):
     assert (status, err) == (0, "")
     assert "=== Tried on train.py" in out
     assert outcome(capsys, str(session), "train.py")[0] == 0
-    assert json.loads(outcome(capsys, str(session), "--json")[1])["left"] == []
+    assert json.loads(outcome(capsys, str(session), "--json")[1])["remaining"] == []
 
 
 def test_what_is_left_is_named_with_the_command_that_goes_on(session, capsys):
-    save(session, replace(RESULTS, left=("foreach", "compile")))
+    save(session, replace(RESULTS, remaining=("foreach", "compile")))
     lines = outcome(capsys, str(session))[1].splitlines()
     assert "Not finished: foreach, compile." in lines
     assert "To go on: training-profiler try --resume runs/20261121-142530" in lines

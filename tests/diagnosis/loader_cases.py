@@ -15,7 +15,7 @@ def run_with(*loaders: LoaderStats) -> Snapshot:
 
 
 def mixed(share: float | None, asked: float | None) -> Snapshot:
-    return run_with(loader("main", batches=200, proportion=share, asked_proportion=asked))
+    return run_with(loader("main", batches=200, proportion=share, requested_proportion=asked))
 
 
 SAYS = {
@@ -28,8 +28,8 @@ SAYS = {
     },
     "loader-mix": {
         "another mix": run_with(
-            loader("main", batches=800, proportion=0.8, asked_proportion=2 / 3),
-            loader("aux", batches=200, proportion=0.2, asked_proportion=1 / 3),
+            loader("main", batches=800, proportion=0.8, requested_proportion=2 / 3),
+            loader("aux", batches=200, proportion=0.2, requested_proportion=1 / 3),
         ),
         "just beyond chance": mixed(0.61, 0.5),
     },

@@ -44,7 +44,7 @@ SAYS = {
         "a line computes": in_line(cpu_avg_s=0.08),
         "a line computes for more than half": in_line(cpu_avg_s=0.05),
         "other lines may be what waits": in_line(0.15, cpu_avg_s=0.008),
-        "a line waits for a CPU": in_line(batch_avg_s=0.160, cpu_avg_s=0.02, queued_avg_s=0.120),
+        "a line waits for a CPU": in_line(batch_avg_s=0.160, cpu_avg_s=0.02, cpu_wait_avg_s=0.120),
         "itself at a lock": loading("lock", 0.8),
         "itself at a shared lock": loading("shared lock", 0.8),
         "itself at a lock for less than half": loading("lock", 0.4),

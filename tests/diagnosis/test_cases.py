@@ -105,7 +105,7 @@ def said(rule: str, run: Snapshot) -> dict[str, Any]:
             for name, value in finding.evidence.items()
         ),
         "range": " .. ".join(f"{seconds:.6f} s" for seconds in finding.saving_range_s or ()),
-        "step": f"{finding.step_s or 0:.6f} s, {finding.step_if_gone_s or 0:.6f} s without it",
+        "step": f"{finding.step_s or 0:.6f} s, {finding.step_if_fixed_s or 0:.6f} s without it",
         "section": section_of(finding),
         "fix": finding.fix,
         "actions": " | ".join(f"{action.text} ({action.part:.2f})" for action in finding.actions),

@@ -36,7 +36,7 @@ def uneven() -> Snapshot:
 def test_collections_are_the_time_that_long_steps_lost() -> None:
     run = uneven()
     (pause,) = pauses(run)
-    assert (pause.cause, pause.least_s, pause.most_s) == ("garbage collection", pause.seconds, pause.seconds)
+    assert (pause.cause, pause.min_s, pause.max_s) == ("garbage collection", pause.seconds, pause.seconds)
     assert pause.seconds == pytest.approx(2.0)
     assert lost_in_long_steps_s(run) == pytest.approx(pause.seconds, rel=0.06)  # the median is accurate to 1 %
     (line,) = pause_lines(run)
@@ -130,9 +130,9 @@ def test_the_interval_of_a_neighbour_holds_what_the_steps_lost_to_it() -> None:
         if pause is None:  # the neighbour came after the last sample
             continue
         found += 1
-        assert pause.least_s <= pause.seconds <= pause.most_s
-        inside += pause.least_s - 1e-6 <= lost_s <= pause.most_s + 1e-6
-        widths.append((pause.most_s - pause.least_s) / run.wall_s)
+        assert pause.min_s <= pause.seconds <= pause.max_s
+        inside += pause.min_s - 1e-6 <= lost_s <= pause.max_s + 1e-6
+        widths.append((pause.max_s - pause.min_s) / run.wall_s)
     assert (found > 250, inside) == (True, found)
     assert np.median(widths) < 0.5
 

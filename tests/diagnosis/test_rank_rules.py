@@ -30,7 +30,7 @@ def waited(waiting_ms: float) -> Snapshot:
 def buckets(numbers: int) -> Snapshot:
     optimizer = OptimizerFacts("SGD", 20, ("float32",), ("cpu",), numbers=numbers)
     run = run_of(synchronizing(working(30, 30), 0.2, 0.0))
-    return replace(run, program=ProgramFacts(optimizer), exchange=GradientSyncStats(100, 2, 0.01))
+    return replace(run, program=ProgramFacts(optimizer), gradient_sync=GradientSyncStats(100, 2, 0.01))
 
 
 CAUSED = {"cause": "data_loading", "cause_s": 0.009, "place": "train.py:31 fetch", "slower_since_step": 40}
@@ -38,8 +38,8 @@ ONE_HOST = [rank_row(rank, ms / 1000, who=rank_id(rank, per_host=8)) for rank, m
 LOADS = {"data_loading": 0.05, "backward_pass": 0.9}
 PASSES = {"forward_pass": 0.2, "backward_pass": 0.78}
 SAVES = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1,), slowest_total_s=0.5)
-STOPPED = replace(rank_row(1), steps=120, heard_s_ago=35.0, inside=("step", "backward_pass"))
-SILENT_RANKS = [replace(rank_row(rank, steps=rank), heard_s_ago=9.0) for rank in range(100)]
+STOPPED = replace(rank_row(1), steps=120, last_message_s_ago=35.0, inside=("step", "backward_pass"))
+SILENT_RANKS = [replace(rank_row(rank, steps=rank), last_message_s_ago=9.0) for rank in range(100)]
 EVEN = ranks_of(working(30, 30, 30, 30), waiting_share=0.02, sync_share=0.05)
 LATE = ranks_of(working(20, 20, 20, 40), waiting_share=0.4, sync_share=0.45)
 FOR_ONE = ranks_of(working(36, 36, 36, 40), waiting_share=0.1, sync_share=0.8, transfer_share=0.7)
@@ -92,9 +92,11 @@ SAYS = {
     },
     "rank-silent": {
         "comes first, with its last section": run_of(
-            ranks_of([rank_row(0), STOPPED, rank_row(2, 0.045), rank_row(3)], silent=(1,), missing=(5, 6), world_size=7)
+            ranks_of(
+                [rank_row(0), STOPPED, rank_row(2, 0.045), rank_row(3)], unresponsive=(1,), missing=(5, 6), world_size=7
+            )
         ),
-        "many": run_of(ranks_of(SILENT_RANKS, silent=tuple(range(1, 100)))),
+        "many": run_of(ranks_of(SILENT_RANKS, unresponsive=tuple(range(1, 100)))),
         "before the first step": Snapshot(ranks=ranks_of([RankStats(rank_id(0), 0)], missing=(1,), world_size=2)),
     },
     "backward-slow": {"alone": run_of(None, **PASSES), "equal ranks": run_of(EVEN, **PASSES)},

@@ -41,7 +41,7 @@ def test_lines_of_several_loaders_are_weighed_by_their_work() -> None:
 def making(cpu_s: float | None = 0.028, busy: float = 1.0, cores: float = 8.0, **loader: Any) -> Snapshot:
     """Return a training that makes its batches itself: 40 ms a step, of which it uses 10 ms."""
     run = waiting_run(workers=None, num_workers=0)
-    zero = replace(run.loaders[0], making_cpu_avg_s=cpu_s, prefetch_factor=None, **loader)
+    zero = replace(run.loaders[0], batch_cpu_avg_s=cpu_s, prefetch_factor=None, **loader)
     return replace(run, loaders=(zero,), machine=machine(busy, cores))
 
 
@@ -57,7 +57,7 @@ def calling(name: str, part: float = 0.9, of_line: float = 1.0) -> dict[str, tup
     return {"data_loading": (replace(decode, called={name: of_line * decode.share}), loop)}
 
 
-UNEVEN = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, held=0.62)
+UNEVEN = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, in_order_wait_share=0.62)
 FAST = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9)
 OWN = LineStats("train.py", 40, "train", 0.4, 200)
 SAMPLER = LineStats("data.py", 8, "Buckets.__iter__", 0.3, 150, phase="sampler")
@@ -101,7 +101,7 @@ SAYS = {
         # Workers wait for the numbers of a sampler, which the training process computes.
         "a slow sampler": replace(handed_over(), lines={"data_loading": (OWN, SAMPLER)}),
         "workers wait for a disk": waiting_run(replace(WORKERS, cpu_avg_s=0.008), busy=7.0),
-        "workers wait for a CPU": waiting_run(replace(WORKERS, batch_avg_s=0.160, queued_avg_s=0.080), busy=2.0),
+        "workers wait for a CPU": waiting_run(replace(WORKERS, batch_avg_s=0.160, cpu_wait_avg_s=0.080), busy=2.0),
         "fast on average": waiting_run(FAST),
         "fast": waiting_run(replace(FAST, batch_max_s=0.02)),
         "the longest batch is made ahead": ahead(0.039),
@@ -111,8 +111,8 @@ SAYS = {
         "two loaders": replace(RUN, loaders=RUN.loaders * 2),
         "later batches are ready": waiting_run(UNEVEN),
         "later batches are ready, workers are busy": waiting_run(replace(UNEVEN, busy=0.97)),
-        "later batches are rarely ready": waiting_run(replace(UNEVEN, held=0.1)),
-        "it is unknown whether later ones are ready": waiting_run(replace(UNEVEN, held=None)),
+        "later batches are rarely ready": waiting_run(replace(UNEVEN, in_order_wait_share=0.1)),
+        "it is unknown whether later ones are ready": waiting_run(replace(UNEVEN, in_order_wait_share=None)),
         "two batches a step": of_loader(waiting_run(using_s=0.010), batches=400),
         "made by itself": making(),
         # One CPU is used and one is free: 40 ms of CPU time for a batch take 20 ms on both.

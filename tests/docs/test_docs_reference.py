@@ -121,7 +121,7 @@ def filled(hint: Any, name: str, phase: str) -> Any:
 
 def test_every_key_of_the_report_is_documented():
     snapshot = filled(typing.get_type_hints(as_data)["snapshot"], "{name}", "train")
-    text = page("report-json.md") + page("figures.md")
+    text = page("json.md") + page("figures.md")
     undocumented = {
         key for key in keys(as_data(snapshot, ())) if not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text)
     }

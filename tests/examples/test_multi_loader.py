@@ -132,7 +132,7 @@ def test_report_names_the_slow_loader_and_the_mix(tmp_path, kind):
     assert (main["name"], aux["name"], held_out["name"], held_out["phase"]) == ("main", "aux", "held_out", "val")
     assert main["batches"] + aux["batches"] == 3 * 188
     asked = {"round_robin": (0.5, 0.5), "weighted": (2 / 3, 1 / 3), "sequential": (0.5, 0.5)}[kind]
-    assert (main["asked_proportion"], aux["asked_proportion"]) == pytest.approx(asked)
+    assert (main["requested_proportion"], aux["requested_proportion"]) == pytest.approx(asked)
     assert aux["data_avg_s"] > 0.016  # 16 samples with a delay of 1 ms each
     assert report(path)["steps"] == 3 * 94
 

@@ -21,7 +21,7 @@ def test_waiting_for_a_busy_accelerator_is_seen_and_costs_nothing(tmp_path, kind
     (gpu,) = report["machine"]["gpus"]
     if gpu["loop_utilization"]["mean"] < 0.95:
         pytest.skip("the accelerator waits for this host")
-    insights = {insight["code"]: insight for insight in report["insights"]}
+    insights = {insight["code"]: insight for insight in report["findings"]}
     assert OF_WAITING.isdisjoint(insights)
     if "step-time-varies" in insights:  # other work on the machine can delay a host so much that the device runs dry
         idle_s = (1 - gpu["loop_utilization"]["mean"]) * report["step_time"]["total_s"]

@@ -113,14 +113,14 @@ def thousand() -> AllRanksStats:
     rows = []
     for rank in range(1024):
         who = replace(rank_id(rank, 1024, 8), host=f"gpu-node-{'x' * 40}{rank // 8}")
-        silence = {"heard_s_ago": 40.0, "inside": ("step" * 20,)} if rank % 3 == 0 else {}
+        silence = {"last_message_s_ago": 40.0, "inside": ("step" * 20,)} if rank % 3 == 0 else {}
         rows.append(rank_row(rank, 0.03 + rank * 1e-5, who=who, **silence))
     spread = SectionSpread("", 1000, 0.01, 0.02, 0.03, rows[-1].who, 0.5, True, never_on=tuple(range(0, 48, 2)))
     return ranks_of(
         rows,
         world_size=2048,
         sections=tuple(replace(spread, name=f"section_{i:02d}" + "_long" * 8) for i in range(40)),
-        silent=tuple(range(0, 1024, 3)),
+        unresponsive=tuple(range(0, 1024, 3)),
         missing=tuple(range(1024, 2048, 2)),
         sync_share=0.3,
         waiting_share=0.2,

@@ -18,7 +18,7 @@ from tests.support.stacks import ASKED_NS, frame, stacks_of, training_at
 from training_profiler.base.sections import FORWARD_WITHOUT_GRAD
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.finding import Action, Change, Fix, brief
-from training_profiler.model.lines import UnseenWait
+from training_profiler.model.lines import UnsampledWait
 from training_profiler.model.location import Location
 from training_profiler.model.ranks import (
     AllRanksStats,
@@ -153,7 +153,7 @@ def first_screens() -> dict[str, Any]:
         Action("DataLoader(..., num_workers=2, persistent_workers=True)", (Change.NUM_WORKERS,), 0.5),
         Action("do less at data.py:14 augment", (Change.LESS_PREPROCESSING,)),
     )
-    two = replace(CHANGES[0], fix=Fix("Set num_workers=2", (), actions), step_s=0.1, step_if_gone_s=0.059)
+    two = replace(CHANGES[0], fix=Fix("Set num_workers=2", (), actions), step_s=0.1, step_if_fixed_s=0.059)
     waited = "Other programs kept this machine's CPUs busy: the training waited 3.00 s (26% of the run) for one"
     busy = finding("machine-busy", waited, 3.0, "Run it again on a quiet machine")
     few = snapshot_of({"forward_pass": 0.5}, steps=4)
@@ -270,7 +270,7 @@ def reports() -> dict[str, Any]:
     remark = finding("slowest-component", "Slowest component: forward_pass (0.3047s avg)", 0.0, "")
     found = [finding(message="20.0% of step time is spent waiting", saving_s=4.5954, fix="raise num_workers"), remark]
     long = finding("x", "a message " * 12 + "end", 150.0, "a fix " * 12 + "end")
-    before_after = replace(finding("x", saving_s=4.6), step_s=0.02, step_if_gone_s=0.0154)
+    before_after = replace(finding("x", saving_s=4.6), step_s=0.02, step_if_fixed_s=0.0154)
     epoch = replace(EPOCH, wall_s=45.23, batches=32, avg_batch_s=0.1417)
     epoch = replace(epoch, self_s={"data_loading": 24.55, "forward_pass": 20.45, "other": 0.23})
 
@@ -416,7 +416,7 @@ def ranks() -> dict[str, Any]:
     def four(**more: Any) -> AllRanksStats:
         rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate((31, 31.2, 31.1, 52.1))]
         cause = {"cause": "data_loading", "cause_s": 0.0208, "place": "train.py:31 fetch"}
-        rows[3] = replace(rows[3], slower_since_step=400, against_itself=1.67, **cause)
+        rows[3] = replace(rows[3], slower_since_step=400, work_over_earlier=1.67, **cause)
         return ranks_of(rows, **{"sections": (loading, tiny, saving), "step_s": 0.05, **more})
 
     def said(stats: AllRanksStats, layout: Layout = WIDE, first: int = 0) -> list[str]:
@@ -424,7 +424,7 @@ def ranks() -> dict[str, Any]:
 
     silent = [
         rank_row(0),
-        replace(rank_row(2), steps=120, heard_s_ago=35.2, inside=("backward_pass",)),
+        replace(rank_row(2), steps=120, last_message_s_ago=35.2, inside=("backward_pass",)),
         replace(rank_row(3), steps=90),
     ]
     ends = [
@@ -445,14 +445,14 @@ def ranks() -> dict[str, Any]:
             said(four(sections=(loading, replace(fetch, slowest_total_s=total_s)))) for total_s in (0.024, 0.026)
         ],
         "even ranks": said(ranks_of([rank_row(rank, 0.03 + rank * 1e-5) for rank in range(4)])),
-        "unresponsive ranks": said(ranks_of(silent, silent=(2, 3), missing=(1, 5, 6, 7), world_size=8)),
+        "unresponsive ranks": said(ranks_of(silent, unresponsive=(2, 3), missing=(1, 5, 6, 7), world_size=8)),
         "clocks have their error": [said(four(clocks=each))[-1] for each in clocks],
         "unreadable journals are named": said(four(left_out=("rank2.jsonl is torn",)))[-1],
         "many hosts are cut": said(AllRanksStats(9, tuple(map(rank_row, range(9))), hosts=hosts), LINES)[-1],
         "ends of other ranks follow that of the first": said(ranks_of(ends)),
         "and are not known before": said(ranks_of([replace(ends[0], is_final=False), *ends[1:]])),
         "a common end needs no line": said(ranks_of([rank_row(rank, is_final=True) for rank in range(4)])),
-        "gradient synchronization": [exchange_lines(Snapshot(exchange=each)) for each in syncs],
+        "gradient synchronization": [exchange_lines(Snapshot(gradient_sync=each)) for each in syncs],
         "earlier attempts": attempt_lines(Snapshot(attempts=attempts)),
         "both reports have the block": [
             part(text, "Ranks: 4 of 4 reported, on 2 hosts (all figures above are of rank 0)")
@@ -475,14 +475,14 @@ def loaders() -> dict[str, Any]:
     aux = loader("aux", 100, 1.23, proportion=1 / 3)
     val = loader("aux", 9, 0.01, phase="val", proportion=1.0)
     means = dict.fromkeys(("forward_avg_s", "backward_avg_s", "optimizer_avg_s", "batch_wait_avg_s"), 1.234)
-    means |= {"proportion": 0.667, "asked_proportion": 0.667}
+    means |= {"proportion": 0.667, "requested_proportion": 0.667}
     wide = [
         loader("a_loader_of_the_program.py:127" + end, 123456, 1.0, samples=1234567, **means) for end in ("", " (a)")
     ]
 
     def mix(batches: tuple[int, int], asked: tuple[float | None, float | None]) -> list[str]:
         both = [
-            loader(name, count, 0.1, data_avg_s=None, proportion=count / sum(batches), asked_proportion=share)
+            loader(name, count, 0.1, data_avg_s=None, proportion=count / sum(batches), requested_proportion=share)
             for name, count, share in zip(("main", "aux"), batches, asked, strict=True)
         ]
         return said(*both, layout=WIDE)[4:]
@@ -491,10 +491,12 @@ def loaders() -> dict[str, Any]:
         return said(loader("main", *first), loader("aux", *second), wall_s=wall_s, layout=WIDE)[4:]
 
     thirds = (2 / 3, 1 / 3)
-    busy = loader("0", 200, 6.0, workers=replace(WORKERS, queued_avg_s=0.02, held=0.4, pinning=0.3))
+    busy = loader(
+        "0", 200, 6.0, workers=replace(WORKERS, cpu_wait_avg_s=0.02, in_order_wait_share=0.4, pinning_share=0.3)
+    )
     idle = replace(WORKERS, busy=0.09, samples=117, phases={"idle": 1.0})
     unseen = loader("0", 30, 0.12, num_workers=2, made_at="train.py:9")
-    wait = UnseenWait("a queue between processes", "train.py:9 main", 0.342, 171)
+    wait = UnsampledWait("a queue between processes", "train.py:9 main", 0.342, 171)
     seen = loader("0", 30, 0.12, num_workers=2)
     return {
         "none": said(),
@@ -536,14 +538,16 @@ def loaders() -> dict[str, Any]:
             )
         ],
         "batches that the training makes": said(
-            loader("0", 30, 0.12), making={"fetch": 0.29, "decode": 0.61, "collate": 0.1}
+            loader("0", 30, 0.12), batch_parts={"fetch": 0.29, "decode": 0.61, "collate": 0.1}
         ),
-        "work that is not sampled": said(unseen=(wait,)),
-        "where it is little": said(unseen=(replace(wait, share=0.009),)),
+        "work that is not sampled": said(unsampled_waits=(wait,)),
+        "where it is little": said(unsampled_waits=(replace(wait, share=0.009),)),
         # A thread of the program may read ahead from a loader of torch, whose workers are observed, in either phase.
-        "in front of a loader": said(seen, unseen=(wait,)),
-        "in front of one of validation": said(loader("1", 30, 0.12, phase="val", num_workers=0), unseen=(wait,)),
-        "in a loader": said(seen, unseen=(replace(wait, in_loader=True),)),
+        "in front of a loader": said(seen, unsampled_waits=(wait,)),
+        "in front of one of validation": said(
+            loader("1", 30, 0.12, phase="val", num_workers=0), unsampled_waits=(wait,)
+        ),
+        "in a loader": said(seen, unsampled_waits=(replace(wait, in_loader=True),)),
     }
 
 
@@ -589,7 +593,7 @@ def machine() -> dict[str, Any]:
         "warm-up is not time between steps": [loop(10.0, 26.0, **warm), loop(10.0, 35.4, **warm)],
         "cost is that of the GPUs of all ranks": [machine_lines(run)[-1] for run in (of_four, one, by_device)],
         "a finding has what it costs": saving_text(of_four, costly),
-        "cost in data": [as_data(of_four, [costly])["cost"], as_data(of_four, [costly])["insights"][0]["worth_cost"]],
+        "cost in data": [as_data(of_four, [costly])["cost"], as_data(of_four, [costly])["findings"][0]["saving_cost"]],
         "what is not known is not guessed": [
             [machine_lines(run), saving_text(run, costly), as_data(run, [costly])["cost"]] for run in unknown
         ],
@@ -653,7 +657,7 @@ def checks() -> dict[str, Any]:
         on_device = {"data_transfer": {"device_count": 100, "device_total_s": 100 * device_s}}
         runs[f"transfer {device_s}"] = run_with(plain, sections=on_device)
     for overlap in (0.51, 0.5, None):
-        runs[f"overlap {overlap}"] = replace(plain, exchange=GradientSyncStats(10, 10, 0.003, overlap))
+        runs[f"overlap {overlap}"] = replace(plain, gradient_sync=GradientSyncStats(10, 10, 0.003, overlap))
     uneven = snapshot_of({"forward_pass": 0.375, "optimizer_step": 0.25}, std_s=0.05)
     return {
         "nothing is measured": checklist_lines(Snapshot(), Layout(width=120)),
@@ -732,7 +736,7 @@ def watching() -> dict[str, Any]:
         made = [replace(EPOCH, number=number, is_complete=is_one) for number, is_one in enumerate(complete, 1)]
         return replace(run, epochs=tuple(made))
 
-    both = (rank(0, step_s=0.1, work_s=0.05, against_best=1.0), rank(1, work_s=0.09, against_best=1.8))
+    both = (rank(0, step_s=0.1, work_s=0.05, work_over_best=1.0), rank(1, work_s=0.09, work_over_best=1.8))
     shares = {"data_loading": 0.45, "forward_pass": 0.5}
     full = seen(
         replace(run, ranks=AllRanksStats(2, both)), findings=[slow], recent_step_s=0.125, recent_shares=shares,
@@ -750,7 +754,7 @@ def watching() -> dict[str, Any]:
         seen(epochs(True, True, True)),
         seen(epochs(True, True, True), captures=["captures/a"]),
     )
-    lost = AllRanksStats(2, (rank(0), rank(1, ended_by="SIGTERM")), silent=(0,))
+    lost = AllRanksStats(2, (rank(0), rank(1, ended_by="SIGTERM")), unresponsive=(0,))
     off = Health(disabled=("machine monitor (no /proc)",))
     ends = (
         seen(),

@@ -129,13 +129,13 @@ def test_dropped_intervals_have_a_note(tmp_path):
 def test_gradient_sync_is_of_the_reported_rank(tmp_path):
     write_rank(tmp_path, 0)
     path = write_rank(tmp_path, 1, is_ended=False)
-    assert read_run(tmp_path).exchange is None
+    assert read_run(tmp_path).gradient_sync is None
     exchanged = {"exchanges": 10, "sampled": 4, "exchange_ns": 20 * S, "exchange_hidden_ns": 15 * S}
     with path.open("a") as file:
         file.write(json.dumps({"kind": "rank", **summary_by(1, 10, 10, **exchanged).to_data()}) + "\n")
-    assert read_run(tmp_path).exchange is None
+    assert read_run(tmp_path).gradient_sync is None
     (tmp_path / "rank0.jsonl").unlink()
-    assert read_run(tmp_path).exchange == GradientSyncStats(10, 4, 2.0, 0.75, 0.5)
+    assert read_run(tmp_path).gradient_sync == GradientSyncStats(10, 4, 2.0, 0.75, 0.5)
 
 
 def test_thresholds_come_from_the_folder_of_the_journal(tmp_path):

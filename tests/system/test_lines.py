@@ -59,7 +59,7 @@ def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
     rows = outcome.stdout.split("Time Distribution:")[1].split("\n\n")[0]
     assert "    layers/network.py:" in rows
     assert "    script.py:" in rows
-    (message,) = [finding["finding"] for finding in outcome.report["insights"] if finding["code"] == "unexplained"]
+    (message,) = [finding["finding"] for finding in outcome.report["findings"] if finding["code"] == "unexplained"]
     assert " augment (" in message
 
 

@@ -29,7 +29,7 @@ def findings_of(
     program: str, cwd: Path, thresholds: str = f"step-time-varies=1,slowing-down=9,{SHARED_MACHINE}", **variables: str
 ) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return its findings in order."""
-    return list(outcome_of(program, cwd, thresholds, **variables)[1]["insights"])
+    return list(outcome_of(program, cwd, thresholds, **variables)[1]["findings"])
 
 
 def outcome_of(
@@ -63,7 +63,7 @@ def test_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
     first, *_ = findings_of("slow_dataset", tmp_path)
     assert first["code"] == "data-loading-bound"
     assert first["evidence"]["share_of_step"] > 0.5
-    assert first["step_if_gone_s"] < first["step_s"] / 2
+    assert first["step_if_fixed_s"] < first["step_s"] / 2
 
 
 def test_a_training_that_makes_its_batches_itself_knows_their_cpu_time_and_the_workers_that_would_do(
@@ -72,11 +72,11 @@ def test_a_training_that_makes_its_batches_itself_knows_their_cpu_time_and_the_w
     stdout, report = outcome_of("slow_dataset", tmp_path, NOISE)
     truth_s = truth_of(stdout)["making_cpu_s"]
     (loader,) = report["loaders"]
-    assert truth_s <= 1.1 * loader["making_cpu_avg_s"] <= 2 * truth_s  # putting samples together is not in the truth
-    evidence = find(report["insights"], "data-loading-bound")["evidence"]
-    assert evidence["making_cpu_s"] == loader["making_cpu_avg_s"]
+    assert truth_s <= 1.1 * loader["batch_cpu_avg_s"] <= 2 * truth_s  # putting samples together is not in the truth
+    evidence = find(report["findings"], "data-loading-bound")["evidence"]
+    assert evidence["batch_cpu_s"] == loader["batch_cpu_avg_s"]
     assert evidence["num_workers"] == 0
-    assert evidence["workers_needed"] == math.ceil(evidence["making_s"] / evidence["using_s"])
+    assert evidence["workers_needed"] == math.ceil(evidence["batch_s"] / evidence["using_s"])
 
 
 def test_synchronizing_item_is_found_with_its_line_only_once(tmp_path: Path) -> None:
@@ -141,19 +141,19 @@ def test_a_teacher_with_detached_outputs_is_found_with_its_line(tmp_path: Path) 
 
 def test_features_that_are_kept_already_are_not_found(tmp_path: Path) -> None:
     report = outcome_of("frozen_backbone", tmp_path, NOISE, "--kept", **OFTEN)[1]
-    assert "frozen-forward" not in [finding["code"] for finding in report["insights"]]
+    assert "frozen-forward" not in [finding["code"] for finding in report["findings"]]
 
 
 def test_workers_that_only_cost_time_are_advised_against(tmp_path: Path) -> None:
     finding = find(findings_of("idle_workers", tmp_path, NOISE, **OFTEN), "data-loading-bound")
-    assert finding["remedy"].startswith("Set DataLoader(num_workers=0), now 1: ")
+    assert finding["fix"].startswith("Set DataLoader(num_workers=0), now 1: ")
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
     thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
     often = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "200", "RECTIFIED_FLOW_PROFILE_FLUSH_S": "0.2"}
     _, report = outcome_of("slowing_step", tmp_path, thresholds, **often)
-    assert find(report["insights"], "slowing-down")["evidence"]["rise"] > 0.3
+    assert find(report["findings"], "slowing-down")["evidence"]["rise"] > 0.3
     grown = report["step_time"]["change"] or report["step_time"]["halves"]
     source = (PLANTED / "slowing_step.py").read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if text.startswith("        mean = sum("))
@@ -174,9 +174,9 @@ def test_full_garbage_collections_have_the_time_that_the_program_sees(tmp_path: 
     # The program's own callback takes a part of a short collection.
     assert by_kind["generation 1"]["step_total_s"] == pytest.approx(truth["generation 1"], rel=0.2)
     assert report["garbage"]["explained"] > 0.25  # waits for a CPU make steps uneven as well
-    finding = find(report["insights"], "garbage-collection")
+    finding = find(report["findings"], "garbage-collection")
     assert finding["evidence"]["kind"] == "full"
-    assert 0.8 * truth["generation 2"] < finding["worth_s"] < 1.05 * truth["generation 2"]
+    assert 0.8 * truth["generation 2"] < finding["saving_s"] < 1.05 * truth["generation 2"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the page faults of a thread")
@@ -186,7 +186,7 @@ def test_page_faults_have_the_time_that_the_program_sees(tmp_path: Path) -> None
     truth = truth_of(stdout)
     pause = next(pause for pause in report["pauses"] if pause["cause"] == "page faults")
     assert pause["least_s"] <= truth["lost_s"] <= pause["most_s"]
-    assert find(report["insights"], "page-faults")["evidence"]["pages_per_step"] >= 0.8 * truth["pages"]
+    assert find(report["findings"], "page-faults")["evidence"]["pages_per_step"] >= 0.8 * truth["pages"]
 
 
 ALONE = {"OMP_NUM_THREADS": "1", "RECTIFIED_FLOW_PROFILE_MONITOR_S": "0.1"}
@@ -203,7 +203,7 @@ def test_waiting_for_a_disk_has_the_time_that_the_program_sees(tmp_path: Path) -
     stdout, report = outcome_of("synced_log", tmp_path, VARIES, **ALONE)
     pause = pause_of(report, "disk")
     assert pause["least_s"] <= truth_of(stdout)["lost_s"] <= pause["most_s"]
-    assert line_of("synced_log", "os.fsync(") in find(report["insights"], "unexplained")["finding"]
+    assert line_of("synced_log", "os.fsync(") in find(report["findings"], "unexplained")["finding"]
 
 
 def test_longer_batches_are_more_work_and_no_fault(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_longer_batches_are_more_work_and_no_fault(tmp_path: Path) -> None:
     truth = truth_of(stdout)
     if max(truth["short_s"]) > min(truth["long_s"]):  # quartiles of the program's own times
         pytest.skip("other programs kept this machine so busy that short batches took as long as long ones")
-    finding = find(report["insights"], "steps-do-more")
+    finding = find(report["findings"], "steps-do-more")
     assert "input elements" in finding["finding"]
     change = report["step_time"]["change"]
     assert change["first_step"] <= 151 <= change["last_step"]
     assert change["input_elements"][1] == pytest.approx(8 * change["input_elements"][0], rel=0.2)
-    assert "slower-since" not in [each["code"] for each in report["insights"]]
+    assert "slower-since" not in [each["code"] for each in report["findings"]]
 
 
 @pytest.fixture
@@ -236,12 +236,12 @@ def test_throttling_has_the_time_that_the_program_sees(tmp_path: Path, quota: Pa
     stdout, report = outcome_of("throttled", tmp_path, VARIES, str(quota), **ALONE)
     pause = pause_of(report, "the container's CPU quota")
     assert pause["least_s"] <= truth_of(stdout)["lost_s"] <= pause["most_s"]
-    assert find(report["insights"], "machine-busy")["evidence"]["cause"] == "quota"
+    assert find(report["findings"], "machine-busy")["evidence"]["cause"] == "quota"
 
 
 def test_batches_from_a_queue_of_the_program_are_said_to_be_not_seen(tmp_path: Path) -> None:
     stdout, report = outcome_of("own_queue", tmp_path, NOISE)
-    (wait,) = report["unseen"]
+    (wait,) = report["unsampled_waits"]
     assert wait["what"] == "a queue between threads"
     assert wait["line"] == f"{line_of('own_queue', 'batches_ahead.get()')} main"
     assert wait["share"] > 0.3

@@ -130,7 +130,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     (folder,) = (tmp_path / "runs").iterdir()
     results = results_of(tmp_path, "--resume", str(folder), "--budget", "2m")
     (row,) = results["rows"]
-    assert (results["left"], results["is_interrupted"]) == ([], False), results
+    assert (results["remaining"], results["is_interrupted"]) == ([], False), results
     assert row["verdict"] != "faster"
     assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
@@ -149,7 +149,7 @@ def test_ctrl_c_in_the_first_run_keeps_it_and_the_session_goes_on(tmp_path: Path
     assert list((tmp_path / "scratch").iterdir()) == []
     (folder,) = (tmp_path / "runs").iterdir()
     results = results_of(tmp_path, "--resume", str(folder), "--budget", "5m")
-    assert (results["left"], results["is_interrupted"]) == ([], False), results
+    assert (results["remaining"], results["is_interrupted"]) == ([], False), results
 
 
 def steps_of_first_run(scratch: Path) -> bool:
@@ -184,7 +184,7 @@ def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_p
     assert row["verdict"] in ("no gain shown", "slower", "gain not confirmed"), results
     assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
-    assert results["unchanged_s"] > 0.04  # that rank 1 sleeps; rank 0 sleeps 0.02
+    assert results["unchanged_step_s"] > 0.04  # that rank 1 sleeps; rank 0 sleeps 0.02
 
 
 @pytest.mark.parametrize(

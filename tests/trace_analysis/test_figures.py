@@ -956,7 +956,7 @@ def figures(claim, keys, found):
         "first_runs": [place.stall.by for place in found.gaps if place.stall.is_first],
         "follows_read": [place.follows_read for place in found.gaps],
     }  # fmt: skip
-    data["said"] = [f"{row['finding']} ({row['worth_ms']} ms) -> {row['remedy']}" for row in data["recommendations"]]
+    data["said"] = [f"{row['finding']} ({row['saving_ms']} ms) -> {row['fix']}" for row in data["recommendations"]]
     data["kinds"] = data["critical_path"].get("kinds_ms")
     for view in (key for key in keys.split() if key.startswith(":")):
         data[view] = render_view(view[1:], found, "host_self").splitlines()

@@ -214,7 +214,7 @@ EIGHT = "8 workers would keep up: a batch takes 80.0 ms to make and 10.0 ms to u
         (with_workers(WORKERS, cores=4.0), EIGHT, "; 4 CPUs would make one in 20.0 ms at best"),
         (with_workers(replace(WORKERS, cpu_avg_s=0.004), cores=1.0), EIGHT, EIGHT),  # they wait for a disk
         (
-            with_workers(replace(WORKERS, cpu_avg_s=0.040, queued_avg_s=0.040)),  # half of the time without a CPU
+            with_workers(replace(WORKERS, cpu_avg_s=0.040, cpu_wait_avg_s=0.040)),  # half of the time without a CPU
             "4 workers would keep up: a batch takes 40.0 ms to make",
             "",
         ),

@@ -54,7 +54,7 @@ UNCONFIRMED = {"rows": (replace(WORKERS, verdict=NOT_CONFIRMED), replace(FUSED, 
 LEFT = {
     "rows": (replace(WORKERS, verdict=NOT_SHOWN), replace(PINNED, name="compile", label="compile")),
     "together": None,
-    "left": ("num_workers=2", "compile"),
+    "remaining": ("num_workers=2", "compile"),
 }
 COMPILE = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
 

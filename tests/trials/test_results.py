@@ -63,11 +63,22 @@ def test_results_are_read_back_from_the_run_folder(tmp_path):
     assert load(tmp_path) == RESULTS
 
 
+def test_results_that_version_0_2_wrote_are_read(tmp_path):
+    save(tmp_path, RESULTS)
+    text = (tmp_path / FILE).read_text()
+    old = {"unchanged_step_s": "unchanged_s", "remaining": "left", "max_difference": "apart", "p_value": "faster_p"}
+    for name, old_name in old.items():
+        assert f'"{name}"' in text
+        text = text.replace(f'"{name}"', f'"{old_name}"')
+    (tmp_path / FILE).write_text(text.replace('"schema": 2', '"schema": 1'))
+    assert load(tmp_path) == RESULTS
+
+
 def test_an_interval_without_bounds_is_json_and_comes_back(tmp_path):
     row = replace(WORKERS, effect=Effect(-0.4, -float("inf"), float("inf"), 0.5, 3))
     save(tmp_path, replace(RESULTS, rows=(row,)))
     data = json.loads((tmp_path / FILE).read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert data["rows"][0]["losses"] == {"kind": "identical", "apart": None, "steps": 300}
+    assert data["rows"][0]["losses"] == {"kind": "identical", "max_difference": None, "steps": 300}
     assert data["rows"][0]["verdict"] == "faster"
     found = load(tmp_path)
     assert found is not None

@@ -97,7 +97,7 @@ def test_each_training_runs_a_block_in_each_round(part):
     launcher = FakeLauncher()
     results = part(launcher, **ONLY)
     (row,) = results.rows
-    assert (row.verdict, results.control.verdict, results.left) == (FASTER, NOT_SHOWN, ())
+    assert (row.verdict, results.control.verdict, results.remaining) == (FASTER, NOT_SHOWN, ())
     assert (row.effect.relative, row.effect.rounds) == (pytest.approx(-0.5), 30)
     assert len({training.blocks for training in launcher.trainings[3:]}) == 1
 
@@ -127,10 +127,10 @@ def test_an_interrupted_session_ends_as_if_it_had_not_been(part, tmp_path, numbe
     whole = part(FakeLauncher(), **ONLY)
     first = part(FakeLauncher(ends=interrupted_at(1, number)), **ONLY)
     assert first.is_interrupted
-    assert first.left == ("sleep=0.5",)
+    assert first.remaining == ("sleep=0.5",)
     second = part(FakeLauncher(), is_resumed=True)
     assert rows(second)["sleep=0.5"].verdict == FASTER
-    assert (second.left, second.is_interrupted) == ((), False)
+    assert (second.remaining, second.is_interrupted) == ((), False)
     assert rows(second)["sleep=0.5"].effect == rows(whole)["sleep=0.5"].effect
     assert rows(second)["sleep=0.5"].losses.kind == "identical"
 
@@ -159,7 +159,7 @@ def test_a_refuted_winner_is_not_tried_again(part):
     later = FakeLauncher()
     results = part(later, is_resumed=True)
     assert rows(results)["sleep=0.5"].verdict == NOT_CONFIRMED
-    assert (later.starts, results.left) == ([], ())
+    assert (later.starts, results.remaining) == ([], ())
 
 
 def test_what_failed_or_does_not_help_is_not_tried_again(part):
@@ -190,11 +190,11 @@ def test_what_there_was_no_time_for_goes_on_with_its_part_of_the_error(part, tmp
     first = part(FakeLauncher(), budget_s=60.0, only=("sleep", "nothing", "losses"))
     untried = {name for name, row in rows(first).items() if row.verdict == NOT_TRIED}
     assert untried
-    assert untried <= set(first.left)
+    assert untried <= set(first.remaining)
     spent = load_state(tmp_path).progress.gain_error
     assert 0 < spent < 0.05
     second = part(FakeLauncher(), budget_s=600.0, is_resumed=True)
-    assert (second.left, rows(second)["nothing"].verdict) == ((), NOT_SHOWN)
+    assert (second.remaining, rows(second)["nothing"].verdict) == ((), NOT_SHOWN)
     assert load_state(tmp_path).progress.gain_error <= 0.05 + 1e-12
 
 
@@ -209,8 +209,8 @@ def test_workers_that_would_keep_up_are_not_praised_where_trials_show_them_slowe
 def test_the_time_of_all_parts_counts_and_a_budget_that_is_used_up_is_an_interruption(part):
     times = iter([0.0] * 12)
     first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
-    assert first.left == ("sleep=0.5",)
-    assert part(FakeLauncher(), is_resumed=True).left == ()
+    assert first.remaining == ("sleep=0.5",)
+    assert part(FakeLauncher(), is_resumed=True).remaining == ()
     clock = iter([0.0, *[10.0] * 1000])
     assert part(FakeLauncher(), clock=lambda: next(clock), **ONLY).seconds == 10
     clock = iter([0.0, *[5.0] * 1000])

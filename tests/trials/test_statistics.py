@@ -47,7 +47,7 @@ def test_a_faster_typical_block_does_not_count_where_all_blocks_together_are_slo
     assert shown is not None
     assert shown.relative == pytest.approx(-0.1, abs=0.01)
     assert shown.total == pytest.approx(0.32, abs=0.02)
-    assert shown.faster_p < 0.03
+    assert shown.p_value < 0.03
     assert gains({"a": shown}, 0.05) == set()
     assert gains({"a": replace(shown, total=-0.05)}, 0.05) == {"a"}
 

@@ -40,7 +40,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         batch_avg_s=sums.fetch_ns / of_batches_ns,
         batch_max_s=sums.slowest_ns / NS_PER_S,
         cpu_avg_s=sums.cpu_ns / of_batches_ns,
-        queued_avg_s=queued_ns / of_batches_ns,
+        cpu_wait_avg_s=queued_ns / of_batches_ns,
         samples=sums.samples,
         phases={
             phase: seen[phase] / sums.samples for phase in PHASES if seen[phase] and sums.samples >= SAMPLES_NEEDED
@@ -52,8 +52,8 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         ),
         memory_bytes=max((memory.last for memory in sums.memory), default=None),
         memory_growth_bytes=max((memory.last - memory.first for memory in sums.memory), default=None),
-        held=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
-        pinning=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
+        in_order_wait_share=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
+        pinning_share=sums.pinning / sums.pin_waits if sums.pin_waits >= SAMPLES_NEEDED else None,
         sampling_share=sums.sampling_ns / sums.wall_ns,
     )
 
@@ -396,9 +396,9 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     wait_s=wait_ns / NS_PER_S,
                     phase=phase,
                     proportion=tally.batches / batches,
-                    asked_proportion=counts.requested_share if phase == TRAIN else None,
+                    requested_proportion=counts.requested_share if phase == TRAIN else None,
                     cut_passes=tally.cut_passes,
-                    making_cpu_avg_s=made.cpu_ns / made.number / NS_PER_S if made.number >= BATCHES_NEEDED else None,
+                    batch_cpu_avg_s=made.cpu_ns / made.number / NS_PER_S if made.number >= BATCHES_NEEDED else None,
                     workers=worker_stats(counts.workers) if phase == TRAIN or not counts.of(TRAIN).batches else None,
                     **({} if counts.arguments is None else counts.arguments._asdict()),
                     **_means(table),
@@ -421,7 +421,7 @@ def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) ->
                 counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
             )
             if so_far:
-                loader = replace(loader, proportion=so_far / batches, asked_proportion=counts.requested_share)
+                loader = replace(loader, proportion=so_far / batches, requested_proportion=counts.requested_share)
             stats.append(loader)
     return tuple(stats)
 

@@ -33,7 +33,7 @@ from training_profiler.model.snapshot import (
     StartupPart,
     StartupStats,
     Throughput,
-    UnseenWait,
+    UnsampledWait,
 )
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
@@ -82,9 +82,9 @@ SAMPLES_NEEDED: Final = 10  # of a wait; a share of fewer means little
 MOST_WAITS: Final = 5
 
 
-def unseen_waits(
+def unsampled_waits(
     counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
-) -> tuple[UnseenWait, ...]:
+) -> tuple[UnsampledWait, ...]:
     """Return the waits for each such work with the line that waits longest, the longest wait first."""
     seen: dict[str, Counter[str]] = {}
     shares: dict[str, float] = {}
@@ -100,7 +100,9 @@ def unseen_waits(
                 shares[location.waits_for] = shares.get(location.waits_for, 0.0) + count * of_a_sample
                 of_loaders[location.waits_for] += count if location.making else 0
     waits = [
-        UnseenWait(what, lines.most_common(1)[0][0], shares[what], lines.total(), 2 * of_loaders[what] > lines.total())
+        UnsampledWait(
+            what, lines.most_common(1)[0][0], shares[what], lines.total(), 2 * of_loaders[what] > lines.total()
+        )
         for what, lines in seen.items()
         if lines.total() >= SAMPLES_NEEDED
     ]
@@ -269,8 +271,8 @@ class RunSums:
             lines=line_stats(lines, sections, times),
             settled_lines=settled_line_stats(totals, self._names.names, lines, sections, settled_from),
             phases=phase_shares(lines, sections, times),
-            making=making_shares(lines),
-            unseen=unseen_waits(lines, sections),
+            batch_parts=making_shares(lines),
+            unsampled_waits=unsampled_waits(lines, sections),
             startup=None if of_interval else startup_stats(totals, self_s),
             step=step,
             epochs=() if of_interval else tuple(self.epochs),

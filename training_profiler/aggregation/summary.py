@@ -122,7 +122,7 @@ def section_stats(
             self_s=int(sums.self_ns[id]) / NS_PER_S,
             share=int(sums.self_ns[id]) / wall_ns,
             parent=names.get(parents.get(id, 0)) or _outer(names[id], seen),
-            elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
+            other_threads_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
             step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
             step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
             settled_total_s=int(sums.step_total_ns[id] - early_ns[id]) / NS_PER_S,

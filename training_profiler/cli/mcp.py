@@ -31,7 +31,7 @@ from training_profiler.storage.run_reader import list_runs, listed_run, newest_r
 JOURNALS: Final = "rank*.jsonl"
 MOST_RUNS: Final = 100
 MOST_TEXT: Final = 200_000  # characters of an answer
-_OF_FINDINGS: Final = ("verdict", "steps", "wall_s", "step_time", "throughput", "insights", "health", "ended_by")
+_OF_FINDINGS: Final = ("verdict", "steps", "wall_s", "step_time", "throughput", "findings", "health", "ended_by")
 _CUT: Final = "\n... the rest is left out\n"
 
 
@@ -58,7 +58,7 @@ class ServedRuns:
     def findings(self, run: str = "") -> dict[str, Any]:
         """Return why a run is slow and what to change: its verdict, and findings with evidence, fix and saving.
 
-        ``worth_s`` is the time that a change could save. ``run`` is a folder or name from list_runs, by default the
+        ``saving_s`` is the time that a change could save. ``run`` is a folder or name from list_runs, by default the
         newest.
         """
         folder = self._run(run)
@@ -129,8 +129,8 @@ def _bounded(text: str) -> str:
 NAME: Final = "training-profiler"
 INTERRUPTED: Final = 130
 INSTRUCTIONS: Final = (
-    "Measurements of PyTorch trainings. Begin with findings(): its insights are ordered by what they could save "
-    "(worth_s). All figures are measured; a finding that is missing was not supported by the data."
+    "Measurements of PyTorch trainings. Begin with findings(): its findings are ordered by what they could save "
+    "(saving_s). All figures are measured; a finding that is missing was not supported by the data."
 )
 
 

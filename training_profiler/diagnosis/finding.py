@@ -188,7 +188,7 @@ class Finding:
 
     ``potential_saving_s`` is how much shorter the measured run, or the recorded steps of a trace, would have been
     without the cost. It is 0 if that is not known or nothing needs to change. ``step_s`` is the mean step and
-    ``step_if_gone_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
+    ``step_if_fixed_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
     ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown. ``tried`` is what
     trials of the fix have shown; empty without any.
     """
@@ -199,7 +199,7 @@ class Finding:
     potential_saving_s: float = 0.0
     fix: str = ""
     step_s: float | None = None
-    step_if_gone_s: float | None = None
+    step_if_fixed_s: float | None = None
     saving_range_s: tuple[float, float] | None = None
     tried: str = ""
 

@@ -233,10 +233,10 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[Fix]:
         keep = Fix("set persistent_workers=True", (Change.PERSISTENT_WORKERS,))
         yield REMADE.as_next if loader.is_remade else keep
     workers = loader.workers
-    if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
+    if workers is not None and (workers.in_order_wait_share or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
         yield Fix(
-            f"set in_order=False if batches may come in another order: in {workers.held:.0%} of the waiting, later "
-            f"ones were ready",
+            f"set in_order=False if batches may come in another order: in {workers.in_order_wait_share:.0%} of the "
+            "waiting, later ones were ready",
             (Change.OTHER_ORDER,),
         )
     if loader.num_workers and loader.prefetch_factor is not None:

@@ -151,7 +151,7 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
     evidence: dict[str, float | int | str] = {"threshold": threshold, "batches": batches}
     off = []
     for loader in loaders:
-        share, asked = loader.proportion, loader.asked_proportion
+        share, asked = loader.proportion, loader.requested_proportion
         if share is None or asked is None:
             continue
         by_chance = (asked * (1 - asked) / batches) ** 0.5

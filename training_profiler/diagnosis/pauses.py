@@ -153,9 +153,9 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
     if step is None or pause is None or snapshot.machine is None or snapshot.machine.page_faults is None:
         return None
     share = pause.seconds / step.total_s
-    if pause.least_s <= threshold * step.total_s or pause.seconds < MIN_SAVING_S:
+    if pause.min_s <= threshold * step.total_s or pause.seconds < MIN_SAVING_S:
         return None
-    times = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.least_s, pause.most_s)]
+    times = [ms_text(seconds / step.count) for seconds in (pause.seconds, pause.min_s, pause.max_s)]
     pages = snapshot.machine.page_faults.mean * step.total_s / step.count
     # Only their number in all steps is known. If they take 70 % of these and a line takes 90 %, at least 60 % is both.
     line, where = {}, ""
@@ -173,8 +173,8 @@ def page_faults(snapshot: Snapshot, threshold: float) -> Finding | None:
             "share_of_step": share,
             "threshold": threshold,
             "seconds": pause.seconds,
-            "least_s": pause.least_s,
-            "most_s": pause.most_s,
+            "min_s": pause.min_s,
+            "max_s": pause.max_s,
             "pages_per_step": pages,
         },
         "Use memory again instead of freeing it in each step (out=, buffers that stay). For tensors on the CPU, "

@@ -187,13 +187,13 @@ def _work_s(rank: RankStats) -> float:
 def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name ranks that stopped reporting before their end, or never reported."""
     ranks = snapshot.ranks
-    if ranks is None or (len(ranks.silent) + len(ranks.missing)) / ranks.world_size <= threshold:
+    if ranks is None or (len(ranks.unresponsive) + len(ranks.missing)) / ranks.world_size <= threshold:
         return None
-    silent = [rank for rank in ranks.ranks if rank.who.rank in set(ranks.silent)]
+    silent = [rank for rank in ranks.ranks if rank.who.rank in set(ranks.unresponsive)]
     silent.sort(key=lambda rank: (rank.steps, rank.who.rank))
     lost = []
     for rank in silent[:MOST_NAMED]:
-        age = "" if rank.heard_s_ago is None else f" {rank.heard_s_ago:.0f} s ago,"
+        age = "" if rank.last_message_s_ago is None else f" {rank.last_message_s_ago:.0f} s ago,"
         inside = f" inside {' > '.join(rank.inside)}" if rank.inside else ""
         lost.append(f"{rank.who}, last update{age} after {rank.steps} steps{inside}")
     if len(silent) > MOST_NAMED:
@@ -202,12 +202,12 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
         numbers = ", ".join(map(str, ranks.missing[:MOST_NAMED]))
         more = ", ..." if len(ranks.missing) > MOST_NAMED else ""
         lost.append(f"{len(ranks.missing)} never reported ({numbers}{more})")
-    evidence: dict[str, float | int | str] = {"silent": len(ranks.silent), "missing": len(ranks.missing)}
+    evidence: dict[str, float | int | str] = {"unresponsive": len(ranks.unresponsive), "missing": len(ranks.missing)}
     if silent:
         evidence |= {"rank": silent[0].who.rank, "host": silent[0].who.host, "last_step": silent[0].steps}
         evidence |= {"inside": " > ".join(silent[0].inside)}
     return found(
-        f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks do not report: " + "; ".join(lost),
+        f"{len(ranks.unresponsive) + len(ranks.missing)} of {ranks.world_size} ranks do not report: " + "; ".join(lost),
         evidence,
         "Check the rank's own output and exit status (torchrun prints the first failure), and dmesg for the "
         "kernel's out-of-memory killer; if the rank still runs, find where it hangs: py-spy dump --pid PID; a rank "
@@ -269,7 +269,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     ranks, step = snapshot.ranks, snapshot.step
     fix = "use fewer and larger collectives, overlap them with computation, or use a faster network"
     changes: tuple[Change, ...] = (Change.LARGER_COLLECTIVES,)
-    if snapshot.exchange is not None:
+    if snapshot.gradient_sync is not None:
         # The gradients fill more of DDP's buckets than the first, which is small, and another one.
         optimizer, has_many = snapshot.program.optimizer, False
         if optimizer is not None:

@@ -168,7 +168,7 @@ def with_step_time(finding: Finding, snapshot: Snapshot) -> Finding:
         saved_a_step_s = saving_s / step.settled_s * step.avg_s
     else:
         saved_a_step_s = saving_s / max(1, step.settled_count)
-    return replace(finding, step_s=step.avg_s, step_if_gone_s=max(0.0, step.avg_s - saved_a_step_s))
+    return replace(finding, step_s=step.avg_s, step_if_fixed_s=max(0.0, step.avg_s - saved_a_step_s))
 
 
 def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -83,8 +83,8 @@ class WorkerPlan(NamedTuple):
             "num_workers": self.now,
             "workers_needed": self.needed,
             "workers_useful": self.useful,
-            "making_s": self.making_s,
-            "making_cpu_s": self.cpu_s,
+            "batch_s": self.making_s,
+            "batch_cpu_s": self.cpu_s,
             "using_s": self.using_s,
             "least_batch_s": self.at_best_s,
             **({} if self.lock is None else {"lock": self.lock.place, "lock_taken": self.lock.taken}),
@@ -149,7 +149,7 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
     if workers is None or times is None or not loader.num_workers or workers.batches < BATCHES_NEEDED:
         return None
     now_s, using_s = times
-    making_s = max(0.0, workers.batch_avg_s - workers.queued_avg_s)
+    making_s = max(0.0, workers.batch_avg_s - workers.cpu_wait_avg_s)
     if using_s <= 0 or not making_s:
         return None
     at_best_s, waits = using_s, waiting_share(workers) >= MOSTLY_WAITS
@@ -203,7 +203,7 @@ def waiting_share(workers: WorkerStats) -> float:
     """
     if not workers.batch_avg_s:
         return 0.0
-    return max(0.0, 1 - (workers.cpu_avg_s + workers.queued_avg_s) / workers.batch_avg_s)
+    return max(0.0, 1 - (workers.cpu_avg_s + workers.cpu_wait_avg_s) / workers.batch_avg_s)
 
 
 def shared_lock(workers: WorkerStats, count: int) -> SharedLock | None:
@@ -231,7 +231,7 @@ def _plan_without_workers(
     the process as now, whoever makes it: beside free CPUs there are those that the process has already. Where several
     threads compute meanwhile, what a worker of one thread needs is not known.
     """
-    cpu_s, machine = loader.making_cpu_avg_s, snapshot.machine
+    cpu_s, machine = loader.batch_cpu_avg_s, snapshot.machine
     if cpu_s is None or loader.batches < BATCHES_NEEDED or using_s <= 0 or now_s <= using_s:
         return None
     if cpu_s > MOST_OF_ONE_THREAD * (now_s - using_s):

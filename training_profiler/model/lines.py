@@ -39,14 +39,14 @@ class WorkerStats:
     batch_avg_s: float  # from the request to the batch, in the worker
     batch_max_s: float
     cpu_avg_s: float  # CPU time, with programs that a worker ran
-    queued_avg_s: float  # ready to run while no CPU was free
+    cpu_wait_avg_s: float  # ready to run while no CPU was free
     samples: int
     phases: Mapping[str, float] = field(default_factory=dict)  # fetch, decode, ... -> share of their time
     lines: tuple[WorkerLineStats, ...] = ()  # most samples first
     memory_bytes: int | None = None  # resident, of the largest worker at its end
     memory_growth_bytes: int | None = None  # of the worker that grew most, since its first batches
-    held: float | None = None  # share of the training's waiting in which later batches were ready
-    pinning: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
+    in_order_wait_share: float | None = None  # share of the training's waiting in which later batches were ready
+    pinning_share: float | None = None  # share of the waiting in which the pin-memory thread had a batch in hand
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
 
     @property
@@ -56,7 +56,7 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class UnseenWait:
+class UnsampledWait:
     """A wait of the training for work elsewhere that is not sampled."""
 
     what: str  # "a queue between processes"

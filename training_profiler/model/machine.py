@@ -17,8 +17,8 @@ class Pause:
 
     cause: str
     seconds: float
-    least_s: float
-    most_s: float
+    min_s: float
+    max_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,13 +72,13 @@ class RankStats:
     work_s: float | None = None  # the step without communication and waiting for other ranks
     sync_s: float | None = None  # communication, and waiting for other ranks
     waiting_s: float | None = None  # the part of sync_s spent waiting, from the steps that were compared
-    against_best: float | None = None  # work over the least work of all ranks, 1 or more
-    against_itself: float | None = None  # recent work over earlier work; only for ranks with more work than others
-    slower_since_step: int | None = None  # since when against_itself is clearly above 1
+    work_over_best: float | None = None  # work over the least work of all ranks, 1 or more
+    work_over_earlier: float | None = None  # recent work over earlier work; only for ranks with more work than others
+    slower_since_step: int | None = None  # since when work_over_earlier is clearly above 1
     cause: str = ""  # the section with the most time beyond the other ranks, if the rank works longer than they do
     cause_s: float | None = None  # that time per step, beyond the median of the others
     place: str = ""  # line of the user's code with most of that section's time
-    heard_s_ago: float | None = None  # time since the last sign of the rank; None if read from files
+    last_message_s_ago: float | None = None  # time since the last sign of the rank; None if read from files
     is_final: bool = False  # its last summary was received
     ended_by: str | None = None
     inside: tuple[str, ...] = ()  # open sections when the summary was sent, outermost first
@@ -108,7 +108,7 @@ class HostStats:
     host: str
     ranks: tuple[int, ...]
     work_s: float | None = None  # median over them
-    against_best: float | None = None  # work_s over that of the best host
+    work_over_best: float | None = None  # work_s over that of the best host
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class ClockStats:
     hosts: int
     aligned_hosts: int  # machines whose clock is known relative to the first; with others, the first counts as well
     error_s: float | None = None  # the largest error bound; None if no clock is aligned
-    meetings: int = 0  # barriers and collectives of the program that were used
+    sync_points: int = 0  # barriers and collectives of the program that were used
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class AllRanksStats:
     world_size: int
     ranks: tuple[RankStats, ...]  # the known ranks, by number
     missing: tuple[int, ...] = ()  # ranks without any sign, or without a journal
-    silent: tuple[int, ...] = ()  # ranks without a recent sign that have not ended
+    unresponsive: tuple[int, ...] = ()  # ranks without a recent sign that have not ended
     sections: tuple[SectionSpread, ...] = ()
     hosts: tuple[HostStats, ...] = ()
     step_s: float | None = None  # median over ranks

@@ -16,7 +16,7 @@ from training_profiler.model.lines import HOT_SHARE as HOT_SHARE
 from training_profiler.model.lines import PYTHON as PYTHON
 from training_profiler.model.lines import READ_BY_FUNCTION as READ_BY_FUNCTION
 from training_profiler.model.lines import LineStats as LineStats
-from training_profiler.model.lines import UnseenWait as UnseenWait
+from training_profiler.model.lines import UnsampledWait as UnsampledWait
 from training_profiler.model.lines import WorkerLineStats as WorkerLineStats
 from training_profiler.model.lines import WorkerStats as WorkerStats
 from training_profiler.model.lines import hottest_places as hottest_places
@@ -61,7 +61,7 @@ class SectionStats:
     p99_s: float | None = None
     min_step: int = 0  # the step of the shortest span, counted from 1; 0 outside of steps
     max_step: int = 0
-    elsewhere_s: float = 0.0  # exclusive time on other threads; not part of the wall time
+    other_threads_s: float = 0.0  # exclusive time on other threads; not part of the wall time
     step_self_s: float = 0.0  # the part of self_s within training steps
     step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
     settled_total_s: float = 0.0  # the part of step_total_s in the steps after warm-up
@@ -205,7 +205,7 @@ class LoaderStats:
     optimizer_avg_s: float | None = None  # of the updates that followed its batches
     batch_wait_avg_s: float | None = None  # from the previous batch of any loader to its own
     proportion: float | None = None  # its share of the batches of its phase, 0 to 1
-    asked_proportion: float | None = None  # the share that the user has set
+    requested_proportion: float | None = None  # the share that the user has set
     num_workers: int | None = None  # this and the following: the loader's arguments, as it was made last
     persistent_workers: bool | None = None
     pin_memory: bool | None = None
@@ -217,7 +217,7 @@ class LoaderStats:
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
     collate: str | None = None  # torch's function that makes a batch of samples, or "own"
     cut_passes: int = 0  # left after their first batch, as `next(iter(loader))` does
-    making_cpu_avg_s: float | None = None  # CPU time of a batch that the training makes itself; None with workers
+    batch_cpu_avg_s: float | None = None  # CPU time of a batch that the training makes itself; None with workers
     workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 
@@ -273,8 +273,10 @@ class Snapshot:
     # The same without warm-up, where there was one and enough samples are known after it.
     settled_lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
-    making: Mapping[str, float] = field(default_factory=dict)  # batches in the training itself: fetch, ... -> share
-    unseen: tuple[UnseenWait, ...] = ()  # the longest first
+    batch_parts: Mapping[str, float] = field(
+        default_factory=dict
+    )  # batches in the training itself: fetch, ... -> share
+    unsampled_waits: tuple[UnsampledWait, ...] = ()  # the longest first
     startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
@@ -288,7 +290,7 @@ class Snapshot:
     ranks: AllRanksStats | None = None  # None for a single rank
     with_grad_count: int = 0  # forward passes of validation that recorded gradients
     with_grad_s: float = 0.0
-    exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
+    gradient_sync: GradientSyncStats | None = None  # None without DistributedDataParallel
     attempts: tuple[AttemptStats, ...] = ()  # earlier attempts of a restarted training
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they differ from the default
     price: Price | None = None  # of an accelerator; None if the user gave none

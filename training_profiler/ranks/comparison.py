@@ -67,7 +67,7 @@ def clock_stats(summaries: Sequence[RankSummary]) -> ClockStats | None:
         hosts=len(offsets),
         aligned_hosts=1 + len(known),
         error_s=max(offset.high_ns - offset.low_ns for offset in known) / 2 / NS_PER_S,
-        meetings=max(offset.sync_points for offset in known),
+        sync_points=max(offset.sync_points for offset in known),
     )
 
 
@@ -362,7 +362,7 @@ def all_ranks_stats(
         world_size=world_size,
         ranks=tuple(rows),
         missing=tuple(rank for rank in range(world_size) if rank not in known),
-        silent=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
+        unresponsive=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
         sections=spreads(table, of_run),
         hosts=_hosts(rows),
         step_s=_median(row.step_s for row in rows),
@@ -388,7 +388,7 @@ def _row(summary: RankSummary, has_sync: bool, waiting: RankWaiting | None, age_
         work_s=None if step_s is None or sync_s is None else step_s - sync_s,
         sync_s=sync_s,
         waiting_s=None if part is None or sync_s is None else part * sync_s,
-        heard_s_ago=age_s,
+        last_message_s_ago=age_s,
         is_final=summary.is_final,
         ended_by=summary.ended_by,
         inside=tuple(summary.inside),
@@ -406,9 +406,9 @@ def _scored(
     work_s = np.array([rows[at].work_s for at in known], np.float64)
     beyond = work_s / medians_of_others(work_s[None, :])[0] - 1
     for of_known, at in enumerate(known):
-        against_best = float(work_s[of_known] / work_s.min())
+        work_over_best = float(work_s[of_known] / work_s.min())
         if beyond[of_known] <= LONGER_AT_LEAST:  # with a thousand ranks, the rest takes too long
-            scored[at] = replace(rows[at], against_best=against_best)
+            scored[at] = replace(rows[at], work_over_best=work_over_best)
             continue
         summary = summaries[at]
         history = history_of(summary.step_times, summary.steps - summary.settled_steps) or (None, None)
@@ -416,8 +416,8 @@ def _scored(
         place = summary.hottest_lines.get(cause, "") if cause else ""
         scored[at] = replace(
             rows[at],
-            against_best=against_best,
-            against_itself=history[0],
+            work_over_best=work_over_best,
+            work_over_earlier=history[0],
             slower_since_step=history[1],
             cause=cause,
             cause_s=cause_s,
@@ -462,7 +462,7 @@ def _hosts(rows: Sequence[RankStats]) -> tuple[HostStats, ...]:
     if len(works_s) < 2:
         return tuple(hosts)
     least_s = min(works_s)
-    return tuple(replace(host, against_best=host.work_s / least_s if host.work_s else None) for host in hosts)
+    return tuple(replace(host, work_over_best=host.work_s / least_s if host.work_s else None) for host in hosts)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

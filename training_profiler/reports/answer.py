@@ -154,8 +154,8 @@ def saving_cell(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> str:
     if not seconds or finding.code == MACHINE_BUSY:
         return ""
     cells = []
-    if finding.step_s is not None and finding.step_if_gone_s is not None:
-        after_s = finding.step_s - part * (finding.step_s - finding.step_if_gone_s)
+    if finding.step_s is not None and finding.step_if_fixed_s is not None:
+        after_s = finding.step_s - part * (finding.step_s - finding.step_if_fixed_s)
         unit, number = unit_of_steps(finding.step_s)
         cells.append(f"{number(finding.step_s)} -> {number(after_s)} {unit}")
     if share := saved_share(snapshot, finding, part):

@@ -159,7 +159,7 @@ def share_rows(
         name = f"{shortened(label, label_width):<{label_width}}{' ' * bool(bar)}{bar}"
         text.append(f"{name}{time or '-' * bool(time_width):>{time_width}}{row.percent:>{SHARE_WIDTH - 1}.1f}%{mark}")
         indent = INDENT * (row.depth + 2)
-        if seconds := row.section.elsewhere_s:
+        if seconds := row.section.other_threads_s:
             text.append(shortened(f"{indent}and {seconds:.3f} s on other threads, in parallel", width))
         of_section = lines_under(snapshot, row.section, row.percent, snapshot.training_s) if has_lines else ()
         for place, function, part in of_section:
@@ -227,7 +227,7 @@ def pause_lines(snapshot: Snapshot) -> list[str]:
         return []
     texts = []
     for pause in shown:
-        least, most = duration_text(pause.least_s), duration_text(pause.most_s)
+        least, most = duration_text(pause.min_s), duration_text(pause.max_s)
         between = "" if least == most else f" ({least} to {most})"
         texts.append(f"{pause.cause} {duration_text(pause.seconds)}{between}")
     lost_s = lost_in_long_steps_s(snapshot)

@@ -184,7 +184,7 @@ def _ranks(snapshot: Snapshot) -> Html:
     headers = ("rank", "host", "steps", "step ms", "work ms", "sync ms", "waiting ms", "work over the least", "cause")
     rows: list[list[object]] = []
     for rank in snapshot.ranks.ranks:
-        over, times = rank.against_best, map(_ms, (rank.step_s, rank.work_s, rank.sync_s, rank.waiting_s))
+        over, times = rank.work_over_best, map(_ms, (rank.step_s, rank.work_s, rank.sync_s, rank.waiting_s))
         cause = Cell("") if over is None else Cell(f"{over:.2f}x", over), f"{name_of(rank.cause)} {rank.place}".strip()
         rows.append([_count(rank.who.rank), rank.who.host, _count(rank.steps), *times, *cause])
     notes = [element("p", note) for note in snapshot.ranks.left_out]

@@ -51,7 +51,7 @@ def unusual_ranks(snapshot: Snapshot) -> list[str]:
 
 def exchange_lines(snapshot: Snapshot) -> list[str]:
     """Return a line on the gradient synchronization of DDP; none without DDP."""
-    exchange = snapshot.exchange
+    exchange = snapshot.gradient_sync
     if exchange is None:
         return []
     share = exchange.overlap
@@ -166,8 +166,8 @@ def _work(ranks: AllRanksStats) -> list[str]:
     if slowest.cause and slowest.cause_s is not None:
         place = f" ({shortened(slowest.place, 60)})" if slowest.place else ""
         line += f"; {ms_text(slowest.cause_s)} of that in {shortened(name_of(slowest.cause), 36)}{place}"
-    if slowest.slower_since_step is not None and slowest.against_itself is not None:
-        line += f"; since step {slowest.slower_since_step} {slowest.against_itself:.2f}x its work before"
+    if slowest.slower_since_step is not None and slowest.work_over_earlier is not None:
+        line += f"; since step {slowest.slower_since_step} {slowest.work_over_earlier:.2f}x its work before"
     return [line]
 
 
@@ -186,12 +186,12 @@ def _host(host: HostStats) -> str:
 
 
 def _not_reporting(ranks: AllRanksStats) -> list[str]:
-    numbers = set(ranks.silent)
+    numbers = set(ranks.unresponsive)
     silent = [rank for rank in ranks.ranks if rank.who.rank in numbers]
     silent.sort(key=lambda rank: (rank.steps, rank.who.rank))  # the others wait for the rank that stopped first
     lines = []
     for rank in silent[:MOST_NAMED]:
-        seconds = "" if rank.heard_s_ago is None else f" for {rank.heard_s_ago:.0f} s"
+        seconds = "" if rank.last_message_s_ago is None else f" for {rank.last_message_s_ago:.0f} s"
         lines.append(f"Unresponsive: {_who(rank)}{seconds}, {_last_place(rank)}")
     if len(silent) > MOST_NAMED:
         lines.append(f"Also unresponsive: {of_ranks([rank.who.rank for rank in silent[MOST_NAMED:]])}")
@@ -206,7 +206,7 @@ def _endings(ranks: AllRanksStats) -> list[str]:
     ended = [f"{_who(rank)} after {rank.steps} steps by {rank.ended_by}" for rank in others if rank.ended_by]
     more = ["..."] if len(ended) > MOST_NAMED else []
     lines = [f"Ended: {'; '.join([*ended[:MOST_NAMED], *more])}"] if ended else []
-    without = [rank for rank in others if not rank.is_final and rank.who.rank not in ranks.silent]
+    without = [rank for rank in others if not rank.is_final and rank.who.rank not in ranks.unresponsive]
     if without and not any(sentence.startswith("killed before the end") for sentence in ranks.left_out):
         last = ", ".join(f"{_who(rank)} ({_last_place(rank)})" for rank in without[:MOST_NAMED])
         rest = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
@@ -235,6 +235,6 @@ def _clocks(ranks: AllRanksStats) -> list[str]:
         return [f"Clocks: the {clocks.hosts} hosts are not aligned: the program has no barrier or collective to use"]
     of = "" if clocks.aligned_hosts == clocks.hosts else f" of {clocks.hosts}"
     return [
-        f"Clocks: {clocks.aligned_hosts}{of} hosts aligned from {clocks.meetings} barriers and collectives of the "
+        f"Clocks: {clocks.aligned_hosts}{of} hosts aligned from {clocks.sync_points} barriers and collectives of the "
         f"program, within {ms_text(clocks.error_s)}"
     ]

@@ -23,7 +23,12 @@ from training_profiler.model.snapshot import (
 )
 from training_profiler.reports.verdict import checklist, verdict
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+# The line that a program which reads schema 1 meets beside the number; docs/reference/json.md has every key.
+SCHEMA_CHANGES: Final = (
+    "schema 2 renames keys of schema 1: insights to findings, worth_s to saving_s, remedy to fix, making to "
+    "batch_parts, unseen to unsampled_waits, exchange to gradient_sync; the rest is in docs/reference/json.md"
+)
 LINES_A_SECTION: Final = 10
 
 
@@ -37,6 +42,7 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
     data: dict[str, Any] = printable_data(
         {
             "schema": SCHEMA,
+            "schema_changes": SCHEMA_CHANGES,
             "verdict": verdict(snapshot, findings).headline,
             "steps": snapshot.steps,
             "wall_s": snapshot.wall_s,
@@ -46,8 +52,8 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
                 for name, lines in _lines(snapshot).items()
             },
             "phases": snapshot.phases,
-            "making": snapshot.making,
-            "unseen": _plain(snapshot.unseen),
+            "batch_parts": snapshot.batch_parts,
+            "unsampled_waits": _plain(snapshot.unsampled_waits),
             "startup": _startup(snapshot),
             "step_time": _plain(snapshot.step),
             "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
@@ -68,9 +74,9 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
             "garbage": _plain(snapshot.garbage),
             "pauses": _plain(pauses(snapshot)),
             "ranks": _ranks(snapshot.ranks),
-            "exchange": _plain(snapshot.exchange),
+            "gradient_sync": _plain(snapshot.gradient_sync),
             "attempts": _plain(snapshot.attempts),
-            "insights": [_insight(snapshot, finding) for finding in findings],
+            "findings": [_finding(snapshot, finding) for finding in findings],
             "cost": _run_cost(snapshot),
             "checklist": [check._asdict() for check in checklist(snapshot)],
             "health": asdict(snapshot.health),
@@ -131,18 +137,18 @@ def _ranks(ranks: AllRanksStats | None) -> dict[str, Any] | None:
     return {**asdict(ranks), "sections": [{**asdict(each), "slowest": each.slowest.rank} for each in ranks.sections]}
 
 
-def _insight(snapshot: Snapshot, finding: Finding) -> dict[str, Any]:
+def _finding(snapshot: Snapshot, finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "finding": finding.message,
         "evidence": finding.evidence,
-        "worth_s": finding.potential_saving_s,
-        "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
-        "worth_range_s": finding.saving_range_s,
-        "worth_cost": _cost(snapshot, finding.potential_saving_s),
+        "saving_s": finding.potential_saving_s,
+        "saving_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+        "saving_range_s": finding.saving_range_s,
+        "saving_cost": _cost(snapshot, finding.potential_saving_s),
         "step_s": finding.step_s,
-        "step_if_gone_s": finding.step_if_gone_s,
-        "remedy": finding.fix,
+        "step_if_fixed_s": finding.step_if_fixed_s,
+        "fix": finding.fix,
         "losses": finding.losses,
         "tried": finding.tried,
     }
@@ -185,20 +191,21 @@ def report_schema(trials: type) -> Schema:
     line = _object({"place": _TEXT, "seconds": _NUMBER})
     part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
     call = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
-    texts = dict.fromkeys(("code", "finding", "remedy", "losses", "tried"), _TEXT)
-    numbers = dict.fromkeys(("worth_s", "worth_share", "worth_cost", "step_s", "step_if_gone_s"), _NUMBER)
-    worth = {"worth_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
+    texts = dict.fromkeys(("code", "finding", "fix", "losses", "tried"), _TEXT)
+    numbers = dict.fromkeys(("saving_s", "saving_share", "saving_cost", "step_s", "step_if_fixed_s"), _NUMBER)
+    ranges = {"saving_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
     cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
     properties = {
         "schema": {"const": SCHEMA},
+        "schema_changes": _TEXT,
         "verdict": _TEXT,
         "steps": _COUNT,
         "wall_s": _NUMBER,
         "sections": _by_name(_object_of(stats.SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
         "phases": _by_name(_NUMBER),
-        "making": _by_name(_NUMBER),
-        "unseen": _schema_of(tuple[stats.UnseenWait, ...]),
+        "batch_parts": _by_name(_NUMBER),
+        "unsampled_waits": _schema_of(tuple[stats.UnsampledWait, ...]),
         "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
         "step_time": _schema_of(stats.StepStats | None),
         "epochs": _list_of(epoch),
@@ -211,9 +218,9 @@ def report_schema(trials: type) -> Schema:
         "garbage": _schema_of(stats.GarbageStats | None),
         "pauses": _schema_of(tuple[Pause, ...]),
         "ranks": _or_null(ranks),
-        "exchange": _schema_of(stats.GradientSyncStats | None),
+        "gradient_sync": _schema_of(stats.GradientSyncStats | None),
         "attempts": _schema_of(tuple[stats.AttemptStats, ...]),
-        "insights": _list_of(_object({**texts, **numbers, **worth})),
+        "findings": _list_of(_object({**texts, **numbers, **ranges})),
         "checklist": _list_of(_object_of(Check)),
         "cost": _or_null(_object(cost)),
         "health": _schema_of(stats.Health),

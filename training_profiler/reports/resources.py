@@ -262,7 +262,7 @@ def _cells(loader: LoaderStats) -> Sequence[str]:
         "" if loader.samples is None else str(loader.samples),
         *("" if ms is None else f"{ms:.1f}" if ms >= 10 else f"{ms:.3f}" for ms in means_ms),
         "" if loader.proportion in (None, 1) else f"{loader.proportion:.1%}",
-        "" if loader.asked_proportion is None else f"{loader.asked_proportion:.1%}",
+        "" if loader.requested_proportion is None else f"{loader.requested_proportion:.1%}",
     )
 
 
@@ -275,7 +275,7 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
         is_known = loader.num_workers and loader.name.isdecimal()
         is_worth_a_line = is_known and loader.phase == TRAIN and loader.batches >= SEEN_FROM
         return layout.wrap(f"{begin} no figures of what they do") if is_worth_a_line else []
-    queued = f", {ms_text(workers.queued_avg_s)} of it waiting for a CPU" if workers.queued_avg_s else ""
+    queued = f", {ms_text(workers.cpu_wait_avg_s)} of it waiting for a CPU" if workers.cpu_wait_avg_s else ""
     sentences = [
         f"{begin} busy {workers.busy:.0%} of their time; a batch takes {ms_text(workers.batch_avg_s)}{queued} "
         f"({ms_text(workers.cpu_avg_s)} of CPU time, longest {ms_text(workers.batch_max_s)})"
@@ -283,10 +283,10 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     if workers.phases and _agree(workers):
         sentences.append(f"Their time: {_shares(workers.phases)}")
     waiting = "of the waiting for a batch,"
-    if workers.held:
-        sentences.append(f"In {workers.held:.0%} {waiting} later batches were ready")
-    if workers.pinning:
-        sentences.append(f"In {workers.pinning:.0%} {waiting} the pin-memory thread copied one")
+    if workers.in_order_wait_share:
+        sentences.append(f"In {workers.in_order_wait_share:.0%} {waiting} later batches were ready")
+    if workers.pinning_share:
+        sentences.append(f"In {workers.pinning_share:.0%} {waiting} the pin-memory thread copied one")
     if workers.memory_bytes is not None:
         growth = workers.memory_growth_bytes or 0
         grown = f", {bytes_text(growth)} more than at first" if growth > 0 else ""
@@ -314,10 +314,10 @@ def _work_elsewhere(snapshot: Snapshot) -> Iterator[str]:
 
     A queue in front of a data loader of torch is not named, because the loader's workers are observed.
     """
-    if snapshot.making:
-        yield f"Making batches in the training itself: {_shares(snapshot.making)}"
+    if snapshot.batch_parts:
+        yield f"Making batches in the training itself: {_shares(snapshot.batch_parts)}"
     has_loader = any(loader.num_workers is not None for loader in snapshot.loaders)
-    for wait in snapshot.unseen:
+    for wait in snapshot.unsampled_waits:
         if wait.share >= UNSEEN_FROM and (wait.in_loader or not has_loader):
             yield (
                 f"Not sampled: the training spends {wait.share:.1%} of the run in {wait.what}, at {wait.line}; what "
@@ -333,6 +333,6 @@ def _slow_and_mix(snapshot: Snapshot) -> Iterator[str]:
     """Yield a sentence on the slow loader, and one on whether the mix is the requested one."""
     slow, mix = (rule(snapshot, snapshot.thresholds) for rule in (loader_slow, loader_mix))
     yield from (sentence(finding.message) for finding in (slow, mix) if finding is not None)
-    asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.asked_proportion is not None]
+    asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.requested_proportion is not None]
     if asked and mix is None:
         yield f"The mix is {', '.join(f'{loader.name} {loader.proportion:.1%}' for loader in asked)}, as asked"

@@ -101,8 +101,8 @@ def saving_text(snapshot: Snapshot, finding: Finding) -> str:
         low, high = (round(100 * seconds / snapshot.training_s) for seconds in finding.saving_range_s or (0.0, 0.0))
         likely = f", likely {low} to {high}%" if high > low else ""  # not where it is narrower than the rounding
         text += f" ({share:.1%}{likely})"
-    if finding.step_s is not None and finding.step_if_gone_s is not None:
-        text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
+    if finding.step_s is not None and finding.step_if_fixed_s is not None:
+        text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_fixed_s)} ms/step"
     cost = snapshot.cost_text(finding.potential_saving_s)
     return f"{text}, {cost}" if cost else text
 
@@ -212,7 +212,7 @@ def checklist(snapshot: Snapshot) -> list[Check]:
     kernel = "" if snapshot.throughput is None else snapshot.throughput.attention
     is_flash = PASS if kernel.startswith(("flash", "cudnn", "fused")) else FAIL
     transfer = share(DATA_TRANSFER) if snapshot.is_by_device(DATA_TRANSFER) else None
-    overlap = None if snapshot.exchange is None else snapshot.exchange.overlap
+    overlap = None if snapshot.gradient_sync is None else snapshot.gradient_sync.overlap
     return [
         check("GPU utilization", "> 80%", busy, lambda share: share > 0.80),
         check("step time variation (coefficient of variation)", "< 10%", variation, lambda share: share < 0.10),

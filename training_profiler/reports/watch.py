@@ -92,7 +92,7 @@ def _events(last: WatchedRun | None, run: WatchedRun) -> Iterator[str]:
 def _of_ranks(last: AllRanksStats | None, ranks: AllRanksStats | None) -> Iterator[str]:
     if ranks is None:
         return
-    silent = set(ranks.silent) - set(() if last is None else last.silent)
+    silent = set(ranks.unresponsive) - set(() if last is None else last.unresponsive)
     if silent:
         yield f"no sign of rank {ranges_text(silent)} any more"
     ended = {} if last is None else {rank.who.rank: rank.ended_by for rank in last.ranks}
@@ -169,12 +169,12 @@ def _ranks(snapshot: Snapshot) -> Iterator[str]:
     """Yield where each rank is, those with the most work first."""
     if snapshot.ranks is None:
         return
-    ranks = sorted(snapshot.ranks.ranks, key=lambda rank: -(rank.against_best or 0.0))
+    ranks = sorted(snapshot.ranks.ranks, key=lambda rank: -(rank.work_over_best or 0.0))
     for rank in ranks[:MOST_RANKS]:
         parts = [f"step {rank.steps}"]
         parts += [f"{ms_text(rank.step_s)} each"] if rank.step_s is not None else []
         parts += [f"{ms_text(rank.work_s)} of work"] if rank.work_s is not None else []
-        parts += [f"{rank.against_best:.2f}x the least"] if rank.against_best is not None else []
+        parts += [f"{rank.work_over_best:.2f}x the least"] if rank.work_over_best is not None else []
         parts += [f"in {' > '.join(map(name_of, rank.inside))}"] if rank.inside and not rank.is_final else []
         yield f"{rank.who}: {', '.join(parts)}"
     if len(ranks) > MOST_RANKS:

@@ -305,7 +305,7 @@ class Pipeline(Parts):
             of_interval=of_interval,
             device=self.samplers.device.stats(),
             ranks=self.exchange.stats(self.sums.run, of_interval=of_interval),
-            exchange=self.exchange.gradient_sync_stats(),
+            gradient_sync=self.exchange.gradient_sync_stats(),
             thresholds=self._settings.thresholds,
             price=self._settings.gpu_hour_price,
             **of_run,

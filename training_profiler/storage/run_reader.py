@@ -420,7 +420,7 @@ def with_ranks(snapshot: Snapshot, primary: JournalFile, found: AttemptJournals)
     return replace(
         snapshot,
         ranks=ranks,
-        exchange=received.exchange(primary.rank or 0),
+        gradient_sync=received.exchange(primary.rank or 0),
         attempts=attempts_before(journals, primary.attempt),
         health=replace(snapshot.health, notes=tuple(notes)),
     )

@@ -26,6 +26,7 @@ from training_profiler.trace_analysis.rules_findings import (
 )
 from training_profiler.trace_analysis.trace import Trace
 
+SCHEMA: Final = 2  # of `--json`; 1 had no such key, and called a saving worth_ms and a fix remedy
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
@@ -56,7 +57,7 @@ def trace_data(
         "allocations": analysis.allocations,
         "host_communication": analysis.host_collectives,
     }
-    data = _whole_data(analysis) | _kernel_data(analysis.kernels)
+    data = {"schema": SCHEMA} | _whole_data(analysis) | _kernel_data(analysis.kernels)
     data |= {
         "largest_gaps_ms": [in_ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
         "gaps_lt30us_ms": in_ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
@@ -224,8 +225,8 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
                 "code": finding.code,
                 "finding": finding.message,
                 "evidence": dict(finding.evidence),
-                "worth_ms": saving_ms(finding),
-                "remedy": finding.fix,
+                "saving_ms": saving_ms(finding),
+                "fix": finding.fix,
             }
             for finding in recommendations(analysis, thresholds)
         ],

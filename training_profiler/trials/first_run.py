@@ -242,10 +242,10 @@ def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str
     workers, is_cpu_known = loader.workers, True
     if loader.num_workers == 0 and loader.is_map_style is not False:  # another may repeat its data in each worker
         making_s = now_s - using_s
-        is_cpu_known = loader.making_cpu_avg_s is not None
-        cpu_s = making_s if loader.making_cpu_avg_s is None else loader.making_cpu_avg_s
-    elif workers is not None and workers.batches >= BATCHES_NEEDED and workers.batch_avg_s > workers.queued_avg_s:
-        making_s, cpu_s = workers.batch_avg_s - workers.queued_avg_s, workers.cpu_avg_s
+        is_cpu_known = loader.batch_cpu_avg_s is not None
+        cpu_s = making_s if loader.batch_cpu_avg_s is None else loader.batch_cpu_avg_s
+    elif workers is not None and workers.batches >= BATCHES_NEEDED and workers.batch_avg_s > workers.cpu_wait_avg_s:
+        making_s, cpu_s = workers.batch_avg_s - workers.cpu_wait_avg_s, workers.cpu_avg_s
     else:
         return None
     if using_s <= 0 or now_s - using_s < LEAST_WAIT * now_s:

@@ -33,11 +33,11 @@ def render_results(results: Results, run: str, layout: Layout) -> str:
     changes = "1 change" if count == 1 else f"{count} changes"
     stopped = ", stopped early" if results.is_interrupted else ""
     lines = [f"=== Tried on {results.program}: {changes}, {duration_text(results.seconds)}{stopped} ==="]
-    if results.unchanged_s is not None or results.rows:
+    if results.unchanged_step_s is not None or results.rows:
         lines += _table(results, layout)
     lines += _answer(results, run, layout)
-    if results.left:
-        lines += layout.wrap(f"Not finished: {', '.join(results.left)}.")
+    if results.remaining:
+        lines += layout.wrap(f"Not finished: {', '.join(results.remaining)}.")
         lines.append(f"To go on: training-profiler try --resume {run}")
     lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
     return "\n".join(lines) + "\n"
@@ -66,7 +66,7 @@ def _folded(rows: list[Row]) -> list[Row]:
 def _table(results: Results, layout: Layout) -> list[str]:
     rows = _in_order(results)
     cells = [_cells(row, row.label if row is not results.control else f"{row.label} (the noise)") for row in rows]
-    unchanged = "-" if results.unchanged_s is None else ms_text(results.unchanged_s)
+    unchanged = "-" if results.unchanged_step_s is None else ms_text(results.unchanged_step_s)
     all_cells = [["unchanged", unchanged, "", "", ""], *cells]
     if not layout.is_lines:
         others = sum(2 + max(len(each[column]) for each in (HEADERS, *all_cells)) for column in range(1, len(HEADERS)))
@@ -77,7 +77,7 @@ def _table(results: Results, layout: Layout) -> list[str]:
     text = table(HEADERS, all_cells, left=(0, 2, 3, 4))
     lines = text[:2]
     for row, line in zip(rows, text[2:], strict=True):
-        is_left = row.verdict in (NOT_SHOWN, NOT_CONFIRMED) and row.name in results.left
+        is_left = row.verdict in (NOT_SHOWN, NOT_CONFIRMED) and row.name in results.remaining
         remark = "not finished" if is_left else _remark(row)
         if row is results.together and row.effect is not None and results.unconfirmed:
             remark = "; ".join(filter(None, (remark, f"with {' and '.join(results.unconfirmed)}, not confirmed alone")))
@@ -116,13 +116,13 @@ def _remark(row: Row) -> str:
 
 def _answer(results: Results, run: str, layout: Layout) -> list[str]:
     best = results.best
-    if best is None or best.effect is None or results.unchanged_s is None:
+    if best is None or best.effect is None or results.unchanged_step_s is None:
         tried = [row for row in results.rows if row.verdict != NOT_TRIED]
-        so_far = " so far" if results.left else ""
+        so_far = " so far" if results.remaining else ""
         return [f"No change is shown to help{so_far}."] if tried else []
     # The effect is measured in pairs; the two typical steps alone would say less.
     steps = results.total_steps or PER_STEPS
-    before_s = steps * results.unchanged_s
+    before_s = steps * results.unchanged_step_s
     after_s = before_s * (1 + best.effect.relative) + best.warmup_s
     whose = f"This run of {steps:,} steps" if results.total_steps else f"{steps:,} steps"
     times = f"{duration_text(after_s)} instead of {duration_text(before_s)}"

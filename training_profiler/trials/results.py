@@ -21,7 +21,8 @@ FILE: Final = "trials.jsonl"  # in the run folder
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 64 << 20  # of the file
 _Few: Final = Meta(max_length=500)
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+_NEW: Final = {"unchanged_s": "unchanged_step_s", "left": "remaining", "apart": "max_difference", "faster_p": "p_value"}
 
 FASTER: Final = "faster"
 SLOWER: Final = "slower"
@@ -45,19 +46,20 @@ class LossComparison:
     """How far the losses of a changed training are from those of the unchanged one."""
 
     kind: str
-    apart: Positive | None = None  # the largest relative difference in the first steps that differ
+    max_difference: Positive | None = None  # the largest relative difference in the first steps that differ
     steps: Count = 0  # compared
 
     def __str__(self) -> str:
         if self.kind == APART:
             return f"{self._rounded} apart"
         if self.kind == DIFFERS:
-            return "differs" if self.apart is None else f"differs ({self._rounded})"
+            return "differs" if self.max_difference is None else f"differs ({self._rounded})"
         return "-" if self.kind == UNKNOWN else self.kind
 
     @property
     def _rounded(self) -> str:
-        return "" if self.apart is None else f"{self.apart:.0e}".replace("e-0", "e-").replace("e+0", "e+")
+        text = "" if self.max_difference is None else f"{self.max_difference:.0e}"
+        return text.replace("e-0", "e-").replace("e+0", "e+")
 
 
 def compare_losses(changed: Losses, unchanged: Losses, again: Losses) -> LossComparison:
@@ -119,7 +121,7 @@ class Results:
     program: str
     seconds: Positive  # that the session took
     rows: Annotated[tuple[Row, ...], _Few]
-    unchanged_s: Positive | None = None  # of a step
+    unchanged_step_s: Positive | None = None  # of a step
     control: Row | None = None
     together: Row | None = None
     together_names: Annotated[tuple[str, ...], _Few] = ()
@@ -127,7 +129,7 @@ class Results:
     total_steps: Count | None = None  # of the whole training
     is_interrupted: bool = False
     notes: Annotated[tuple[str, ...], _Few] = ()
-    left: Annotated[tuple[str, ...], _Few] = ()  # changes without a last word, with which the session can go on
+    remaining: Annotated[tuple[str, ...], _Few] = ()  # changes without a last word, with which the session can go on
 
     @property
     def tried(self) -> list[Row]:
@@ -173,13 +175,21 @@ def _finite(value: Any) -> Any:
 
 
 def from_data(data: Mapping[str, Any]) -> Results:
-    """Return results from plain data.
+    """Return results from plain data, also of schema 1.
 
     Raises:
         KeyError, TypeError, ValueError: the data are not such results.
     """
+    data = _renamed(data)
     others = {name: _bounded(data[name]) for name in ("control", "together") if data.get(name)}
     return msgspec.convert({**data, **others, "rows": [_bounded(row) for row in data["rows"]]}, Results)
+
+
+def _renamed(value: Any) -> Any:
+    """Return data of schema 1 with the keys of this one."""
+    if isinstance(value, Mapping):
+        return {_NEW.get(name, name): _renamed(each) for name, each in value.items()}
+    return [_renamed(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _bounded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class TrialSession:
             total_steps=self._wishes.total_steps,
             is_interrupted=self._is_interrupted,
             notes=tuple(dict.fromkeys([*notes, *self._notes])),
-            left=tuple(self._progress.left),
+            remaining=tuple(self._progress.left),
         )
 
     def _save(self) -> None:
@@ -294,8 +294,8 @@ class TrialSession:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
         finally:
             steps = max(self._found.steps, schedule.steps)
-            unchanged_s = wave.step_s(UNCHANGED) or self._found.unchanged_s
-            self._found = replace(self._found, steps=steps, unchanged_s=unchanged_s)
+            unchanged_step_s = wave.step_s(UNCHANGED) or self._found.unchanged_step_s
+            self._found = replace(self._found, steps=steps, unchanged_step_s=unchanged_step_s)
         if under_way.outcomes[UNCHANGED].seed == SEED:
             self._notes.append("the program sets no seed: all trials began with the same random numbers")
         self._take(under_way)

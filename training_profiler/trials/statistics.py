@@ -104,7 +104,7 @@ class Effect:
     relative: _Relative
     low: float
     high: float
-    faster_p: Positive  # probability of such a result, or a clearer one, from a change without a gain
+    p_value: Positive  # probability of such a result, or a clearer one, from a change without a gain
     rounds: Count
     total: _Relative | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
 
@@ -121,7 +121,7 @@ class Effect:
     @property
     def is_noise(self) -> bool:
         """Whether two unchanged trainings differ so much that nothing can be said of changes."""
-        return abs(self.relative) >= LEAST_SHOWN and min(self.faster_p, 1 - self.faster_p) < CONTROL_ERROR / 2
+        return abs(self.relative) >= LEAST_SHOWN and min(self.p_value, 1 - self.p_value) < CONTROL_ERROR / 2
 
 
 def effect_of(changed: Sequence[float | None], *unchanged: Sequence[float | None]) -> Effect | None:
@@ -161,9 +161,9 @@ def _independent(logs: Floats) -> Floats:
 def gains(effects: Mapping[str, Effect], error: float) -> set[str]:
     """Return the changes that are shown to be faster, all together with at most that error (Holm 1979)."""
     shown: set[str] = set()
-    in_order = sorted(effects, key=lambda name: effects[name].faster_p)
+    in_order = sorted(effects, key=lambda name: effects[name].p_value)
     for at, name in enumerate(in_order):
-        if effects[name].faster_p > error / (len(in_order) - at):
+        if effects[name].p_value > error / (len(in_order) - at):
             break
         if effects[name].relative <= -LEAST_SHOWN and not (effects[name].total or 0.0) > 0:
             shown.add(name)

@@ -146,7 +146,9 @@ def compare_real_runs(pairs: int, busy: int, steps: int) -> None:
             verdicts[data["verdict"]] += 1
             typical, mean = data["typical"], data["mean"]
             step_ms = " and ".join(f"{typical[side] * MS_PER_S:.3g}" for side in ("before_s", "after_s"))
-            lost = " and ".join(f"{data['steps'][side]['lost_to_others'] or 0:.0%}" for side in ("before", "after"))
+            lost = " and ".join(
+                f"{data['steps'][side]['cpu_share_of_others'] or 0:.0%}" for side in ("before", "after")
+            )
             print(
                 f"  pair {pair + 1}: {data['verdict']}: {typical['relative']:+.1%} "
                 f"({typical['low']:+.1%} to {typical['high']:+.1%}), mean {mean['relative']:+.1%}, "

@@ -236,7 +236,7 @@ def _section(name: str) -> str:
     actions = [action for action in parser._actions if "--help" not in action.option_strings]
     lines = [f"## {name}", "", _documentation(name), "", "```text", _usage(parser, actions), "```", ""]
     for action in actions:
-        text = f"{_synopsis(action)}: {' '.join((action.help or '').split())}"
+        text = f"{_synopsis(action)}: {' '.join((action.help or '').split()).replace('%%', '%')}"
         lines += textwrap.wrap(text, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -57,8 +57,10 @@ def test_the_newest_two_are_compared_by_default(runs, capsys):
     write_run(runs, "20261121-142531-2", 0.12)
     out = printed(capsys, "compare")
     assert "before: runs/20261121-142531\nafter:  runs/20261121-142531-2\n" in out
-    assert "SLOWER: a step takes 20.0% longer" in out
-    assert "Carried by forward_pass: +20.0 ms a step" in out
+    headline = (
+        "SLOWER: a step takes 20.0% longer (96% interval +14.1% to +26.3%); forward_pass:\n20.0 ms more a step, shown"
+    )
+    assert f"\n\n{headline}\nCarried by forward_pass: +20.0 ms a step\n" in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
@@ -140,6 +142,7 @@ def test_an_unclear_result_does_not_fail_and_is_said(runs, capsys):
     write_run(runs, "20261121-142531", 0.0106, loading_s=0.002)
     assert main(["compare", "--fail-if-slower", "3%"]) == 0
     out, err = capsys.readouterr()
+    assert "\n\nNO DIFFERENCE SHOWN between the steps (+6.2%, 96% interval -1.2% to +14.2%);\nforward_pass: " in out
     assert "are too short to show" in " ".join(out.split())
     assert err.count("\n") == 1
     assert "runs/20261121-142531 may still be 3% slower: its step takes -" in err
@@ -154,7 +157,7 @@ def test_names_and_what_differs_and_json(runs, capsys):
     data = json.loads(printed(capsys, "compare", "baseline", "--json"))
     assert data["before"] == "runs/20261121-142530-baseline (baseline)"
     assert data["verdict"] == "no difference shown"
-    assert {each["what"]: (each["before"], each["after"]) for each in data["differs"]} == {
+    assert {each["what"]: (each["before"], each["after"]) for each in data["differences"]} == {
         "git.commit": ("abc", "def"),
         "settings.log_every": ("50", "10"),
     }

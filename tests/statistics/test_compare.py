@@ -51,6 +51,27 @@ def test_three_percent_in_500_noisy_steps_are_found():
     assert found >= 40
 
 
+def of_sections(loading_s, forward_s):
+    """Return a run of steps that load data for so long, and compute for so long."""
+    step_s = loading_s + forward_s
+    return RunSeries([SeriesStretch(step_s, sections={"data_loading": loading_s, "forward_pass": forward_s})])
+
+
+def test_a_section_that_changed_is_named_where_no_difference_of_the_steps_is_shown():
+    random = np.random.default_rng(3)
+    loading_s = [0.005 * noise(400, random, spread=0.01) * factor for factor in (1, 2)]
+    forward_s = [0.1 * noise(400, random, spread=0.6, memory=0.95) for _ in range(2)]
+    runs = list(map(of_sections, loading_s, forward_s))
+    comparison = compare(*runs)
+    assert comparison.verdict == NOT_SHOWN
+    assert comparison.changed_most is not None
+    assert comparison.changed_most.name == "data_loading"
+    assert comparison.changed_most.seconds == pytest.approx(0.005, rel=0.05)
+    assert compare(runs[0], runs[0]).changed_most is None
+    few = [of_sections(loading[:14], forward[:14]) for loading, forward in zip(loading_s, forward_s, strict=True)]
+    assert compare(*few).changed_most is None
+
+
 def test_the_section_that_carries_the_difference_is_named():
     random = np.random.default_rng(3)
     before, after = 0.1 * noise(300, random), 0.1 * noise(300, random)

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import MS_PER_S, ms_text
-from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.reports.layout import Layout, sentence, shortened, table
 from training_profiler.reports.sections import table_label
 from training_profiler.statistics.compare import (
     FASTER,
@@ -19,7 +19,7 @@ from training_profiler.statistics.compare import (
 from training_profiler.statistics.differences import Differing, LineDifference
 from training_profiler.statistics.run_series import BUSY_FROM, SettledSteps
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2  # 1 had other keys, which docs/reference/json.md lists
 LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
 MOST_ROWS: Final = 20
 NAME_WIDTH: Final = 26
@@ -54,16 +54,17 @@ class ComparedRuns:
 
 def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
     """Return the comparison as text."""
-    words = verdict_words(runs)
-    headline = layout.color(words.headline.upper(), VERDICT_COLORS[words.headline], is_bold=True)
+    words, verdict = verdict_words(runs), runs.comparison.verdict
+    first, *rest = layout.wrap(words.headline, rest="")
+    shown = layout.color(verdict.upper(), VERDICT_COLORS[verdict], is_bold=True)
     lines = [
         "=== Comparison ===",
         f"before: {runs.before}",
         f"after:  {runs.after}",
         "",
-        f"{headline}: {words.what}",
-        *layout.wrap(words.interval, "", ""),
-        *(line for each in (*words.carried, runs.other_program) if each for line in layout.wrap(each)),
+        first.replace(verdict.upper(), shown, 1),
+        *rest,
+        *(line for each in words.details for line in layout.wrap(each)),
         "",
         *_table(runs.comparison, layout),
         "",
@@ -77,24 +78,29 @@ def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
 class VerdictWords(NamedTuple):
     """The verdict on two runs."""
 
-    headline: str  # faster, slower, or no difference shown
-    what: str  # which step takes how much longer
-    interval: str
-    carried: list[str]  # a sentence for each section that carries the difference
+    headline: (
+        str  # whether a difference of the steps is shown, its size and interval; and the section that changed most
+    )
+    details: list[str]  # why none is shown, or what carries it
 
 
 def verdict_words(runs: ComparedRuns) -> VerdictWords:
     """Return the verdict in words."""
-    comparison, shown = runs.comparison, runs.comparison.shown
-    interval = f"{shown.level:.0%} interval {shown.low:+.1%} to {shown.high:+.1%}"
-    change = f"{abs(shown.relative):.1%} {'longer' if shown.relative > 0 else 'less'}"
-    if abs(shown.relative) < 0.0005:
-        change = "as long"
-    if comparison.verdict == NOT_SHOWN:
-        return VerdictWords(NOT_SHOWN, f"a step takes {change}", f"{interval}; {'; '.join(comparison.reasons)}.", [])
-    which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
-    work = " for the same samples" if comparison.is_by_work else ""
+    comparison, step = runs.comparison, runs.comparison.shown
     sections = {row.name: row for row in comparison.sections}
+    most, of_section = comparison.changed_most, ""
+    if most is not None:
+        more = "more" if most.seconds > 0 else "less"
+        of_section = f"; {table_label(most.name, sections)}: {ms_text(abs(most.seconds))} {more} a step, shown"
+    interval = f"{step.level:.0%} interval {step.low:+.1%} to {step.high:+.1%}"
+    two_programs = [runs.other_program] if runs.other_program else []
+    if comparison.verdict == NOT_SHOWN:
+        headline = f"{NOT_SHOWN.upper()} between the steps ({step.relative:+.1%}, {interval}){of_section}"
+        return VerdictWords(headline, [f"{sentence('; '.join(comparison.reasons))}.", *two_programs])
+    which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
+    change = f"{abs(step.relative):.1%} {'longer' if step.relative > 0 else 'less'}"
+    work = " for the same samples" if comparison.is_by_work else ""
+    headline = f"{comparison.verdict.upper()}: {which} takes {change}{work} ({interval}){of_section}"
     carried = []
     for name in comparison.carriers:
         row, place, at = sections[name], runs.lines.get(name), ""
@@ -103,7 +109,7 @@ def verdict_words(runs: ComparedRuns) -> VerdictWords:
         carried.append(f"Carried by {table_label(name, sections)}: {signed_ms(row.seconds)} a step{at}")
     if not carried and sections:
         carried = ["No section alone is shown to carry it."]
-    return VerdictWords(comparison.verdict, f"{which} takes {change}{work}", f"{interval}.", carried)
+    return VerdictWords(headline, [*carried, *two_programs])
 
 
 def signed_ms(seconds: float) -> str:
@@ -183,17 +189,19 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
             "after": runs.after,
             "programs": dict(zip(("before", "after"), runs.programs, strict=True)),
             "verdict": comparison.verdict,
+            "headline": verdict_words(runs).headline,
             "reasons": comparison.reasons,
-            "is_by_mean": comparison.is_by_mean,
-            "is_by_work": comparison.is_by_work,
+            "uses_mean": comparison.is_by_mean,
+            "is_per_sample": comparison.is_by_work,
             "is_paired": comparison.is_paired,
-            "work_ratio": comparison.work_ratio,
+            "samples_ratio": comparison.work_ratio,
             "typical": {**asdict(comparison.typical), "is_shown": comparison.typical.is_shown},
             "mean": {**asdict(comparison.mean), "is_shown": comparison.mean.is_shown},
+            "changed_most": None if comparison.changed_most is None else comparison.changed_most.name,
             "sections": [
                 {**asdict(row), "difference_s": row.seconds, "is_shown": row.is_shown} for row in comparison.sections
             ],
-            "carriers": [
+            "carried_by": [
                 {"section": name, "line": asdict(runs.lines[name]) if name in runs.lines else None}
                 for name in comparison.carriers
             ],
@@ -202,13 +210,13 @@ def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
                     "compared": run.count,
                     "warmup": run.warmup,
                     "slowed_by_capture": run.slowed,
-                    "busy": run.busy,
-                    "lost_to_others": run.lost,
+                    "on_busy_machine": run.busy,
+                    "cpu_share_of_others": run.lost,
                     "samples_a_step": run.samples_a_step,
                 }
                 for name, run in _sides(comparison)
             },
-            "differs": [each._asdict() for each in runs.differing],
+            "differences": [each._asdict() for each in runs.differing],
             "notes": runs.notes,
         }
     )

@@ -21,7 +21,7 @@ from training_profiler.statistics.run_series import SettledSteps
 
 MOST_POINTS: Final = 1_000  # of a run; of longer ones means of consecutive steps
 DIGITS: Final = 4
-HEADERS: Final = ("per step", "before ms", "after ms", "change", "of before", "interval",
+HEADERS: Final = ("per step", "before ms", "after ms", "change", "of a step", "interval",
                   "change and interval", "beyond chance")  # fmt: skip
 
 
@@ -53,9 +53,8 @@ def _pair(runs: ComparedRuns, id: str, is_one_of_many: bool) -> Html:
 
 def _verdict(runs: ComparedRuns) -> Html:
     words = verdict_words(runs)
-    headline = element("p", f"{words.headline.upper()}: {words.what}", class_="headline")
-    rest = [element("p", line) for line in (words.interval, *words.carried, runs.other_program) if line]
-    return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[words.headline]}", role="status")
+    headline, rest = element("p", words.headline, class_="headline"), [element("p", line) for line in words.details]
+    return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[runs.comparison.verdict]}", role="status")
 
 
 def _sections(comparison: Comparison) -> Html:
@@ -77,6 +76,7 @@ def _sections(comparison: Comparison) -> Html:
         (table_label(row.name, names), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
         for row in shown_sections(comparison)
     ]
+    step_s = comparison.typical.before_s
     least_s, most_s = min(0.0, *(low_s for *_, low_s, _, _ in rows)), max(0.0, *(high_s for *_, high_s, _ in rows))
     cells: list[list[object]] = [
         [
@@ -84,7 +84,7 @@ def _sections(comparison: Comparison) -> Html:
             Cell(ms_number(before_s), before_s),
             Cell(ms_number(after_s), after_s),
             Cell(signed_ms(change_s), change_s),
-            Cell(f"{change_s / before_s:+.1%}", change_s / before_s) if before_s else Cell(""),
+            Cell(f"{change_s / step_s:+.1%}", change_s / step_s),
             f"{low_s * MS_PER_S:+.3g} to {high_s * MS_PER_S:+.3g} ms",
             _interval(change_s, low_s, high_s, least_s, most_s),
             "yes" if is_shown else "",

@@ -122,6 +122,7 @@ class Comparison:
     mean: Difference
     sections: tuple[SectionDifference, ...]  # largest difference first
     carriers: tuple[str, ...]  # the sections that carry the difference, the largest first
+    changed_most: SectionDifference | None  # beyond chance and by 2% of a step or more, whatever is shown of the step
     before: SettledSteps
     after: SettledSteps
     work_ratio: float | None  # samples a step, after over before; None if unknown
@@ -165,10 +166,11 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
         for method, level in ((typical, TYPICAL_LEVEL), (plain_mean, MEAN_LEVEL))
     )
     verdict, is_by_mean = _verdict(usual, mean)
-    reasons = _reasons(old, new, usual)
-    if min(old.count, new.count) < FEWEST_STEPS:
+    reasons, few = _reasons(old, new, usual), min(old.count, new.count) < FEWEST_STEPS
+    if few:
         verdict = NOT_SHOWN
     sections = _sections(old, new, scale, is_by_mean)
+    least_s = LEAST_SHOWN * usual.before_s
     sign, whole = {SLOWER: 1, FASTER: -1, NOT_SHOWN: 0}[verdict], sum(row.seconds for row in sections)
     carriers = tuple(
         row.name
@@ -183,6 +185,7 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
         mean,
         sections,
         carriers,
+        None if few else next((row for row in sections if row.is_shown and abs(row.seconds) >= least_s), None),
         old,
         new,
         work,

@@ -1,7 +1,10 @@
 """Outputs of a session reach the trackers of the primary rank at the right step."""
 
+import io
 import json
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +15,7 @@ from training_profiler.model.snapshot import OTHER, EpochStats, Health, LoaderSt
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.runtime import terminal
-from training_profiler.runtime.terminal import OutputThread
+from training_profiler.runtime.terminal import NEVER_S, OutputThread
 from training_profiler.safety.fault_guard import BackgroundThread, FaultGuard
 from training_profiler.settings.settings import Launch, Settings
 
@@ -67,6 +70,34 @@ def test_a_status_line_is_drawn_that_begins_while_the_console_has_nothing_to_do(
     terminal.start_status()
     assert status.drawn.wait(30)
     terminal.close()
+
+
+def test_a_file_gets_a_line_of_status_where_reports_leave_a_long_gap(tmp_path, capsys, monkeypatch):
+    terminal = outputs_in(tmp_path)._terminal
+    written, now, steps = io.TextIOWrapper(io.BytesIO()), [100.0], [0]
+    terminal._steps = lambda: steps[0]
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr("training_profiler.runtime.terminal.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(terminal.thread, "put", lambda job, size=0: True)
+
+    def wait(seconds, ended):
+        now[0], steps[0] = now[0] + seconds, steps[0] + ended
+        return terminal._draw_status()
+
+    assert terminal._draw_status() == NEVER_S  # it was not asked for
+    terminal.start_status()
+    assert wait(4, 10) == 6
+    terminal.print("a report\n")
+    assert wait(8, 10) == 2
+    assert wait(2, 10) == 10
+    assert wait(990, 0) == pytest.approx(100.4)  # nothing new; later lines are a tenth of the run apart
+    terminal.set_status("forward_pass 41%")
+    assert wait(112, 224) == pytest.approx(111.6)
+    terminal.stop_status()
+    assert wait(1000, 10) == NEVER_S
+    written.seek(0)
+    lines = ["Profiler: step 30 | 2.00 steps/s", "Profiler: step 254 | 2.00 steps/s | forward_pass 41%"]
+    assert [line for line in written.read().splitlines() if line.startswith("Profiler")] == lines
 
 
 def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):

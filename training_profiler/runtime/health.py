@@ -166,8 +166,8 @@ class ProfilerHealth:
         finally:
             self.spend(self._recorder.clock() - begin_ns)
 
-    def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
-        """Return the health of the profiler in a run with these totals."""
+    def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = (), were_asked: bool = True) -> Health:
+        """Return the health of the profiler in a run with these totals. ``were_asked``: the user has set log_every."""
         sections_ns, spans = self.sections_ns(run), run.training_spans
         return Health(
             dropped=run.dropped,
@@ -177,7 +177,7 @@ class ProfilerHealth:
             notes=(
                 *self.notes,
                 *self._names_notes(),
-                *_of_run(run, reports_left_out),
+                *_of_run(run, reports_left_out, were_asked),
                 *_compiled(),
                 f"recorder: {self._recorder.implementation.describe()}",
                 *costs,
@@ -200,7 +200,7 @@ class ProfilerHealth:
         return notes
 
 
-def _of_run(run: Totals, reports_left_out: int) -> list[str]:
+def _of_run(run: Totals, reports_left_out: int, were_asked: bool) -> list[str]:
     notes = []
     if run.training_spans and not run.wall_ns:
         notes.append("the clock has not moved forward: counts are right, times are not known")
@@ -209,7 +209,7 @@ def _of_run(run: Totals, reports_left_out: int) -> list[str]:
     if reports_left_out:
         notes.append(
             f"{_number(reports_left_out, 'periodic report')} left out: at this pace the profiler would cost over "
-            f"{SHARE:.1%} of the run; raise log_every"
+            f"{SHARE:.1%} of the run" + ("; raise log_every" if were_asked else "")
         )
     return notes
 

@@ -257,9 +257,8 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""
-        if self._terminal.status.is_active:
-            self._terminal.set_status(largest_sections(snapshot))
-        elif not self._settings.is_quiet and self._is_due():
+        self._terminal.set_status(largest_sections(snapshot))
+        if not self._terminal.status.is_active and not self._settings.is_quiet and self._is_due():
             self._terminal.print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
 
@@ -310,7 +309,7 @@ class Outputs:
         self._trackers.wait(A_MOMENT_S, is_last=False)
         self.settle()  # for the name of the run folder
         snapshot = stats()
-        self._terminal.status.stop()  # only the final summary follows
+        self._terminal.stop_status()  # only the final summary follows
         self._terminal.print(self._summary(snapshot, findings, self._layout()))
         self._terminal.thread.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)

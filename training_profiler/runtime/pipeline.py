@@ -352,4 +352,4 @@ class Pipeline(Parts):
         notes = [note for component in components for note in component.notes()]
         is_unseen = self._settings.is_quiet and not self._settings.sinks
         left_out = 0 if is_unseen else self.budget.pace(REPORTS).refused
-        return self.profiler_health.health(self.sums.run, left_out, notes)
+        return self.profiler_health.health(self.sums.run, left_out, notes, self._settings.asks_for_reports)

@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from io import TextIOWrapper
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import IO, Final
 
 from training_profiler.base.text import PREFIX
 from training_profiler.ranks.identity import Rank
@@ -175,6 +177,8 @@ class OutputThread:
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000
 STATUS_S: Final = 1.0  # between two drawings of the status line
+LINE_S: Final = 10.0  # without a text of ours, until the status is a line of a file or pipe
+LINE_SHARE: Final = 0.1  # of the run so far that follows without a line: a night's log has about a hundred
 NEVER_S: Final = 3600.0
 FORK_S: Final = 0.2  # a fork waits at most this long for a text that is being written
 DISK_S: Final = 0.2  # so does a step for a text that goes to a file, once while the disk does not respond
@@ -189,7 +193,8 @@ class Terminal:
         self._rank, self._guard, self._health = rank, guard, health
         self.console = Console(stream)
         self.status, self._steps, self._detail = StatusLine(), steps, ""
-        self._drawn = 0, time.monotonic()  # steps, and when, of the last status
+        self._begun_s: float | None = None  # when the status was asked for
+        self._drawn = 0, time.monotonic()  # steps, and when, of the last status or other text
         self.thread = OutputThread(
             "console", guard.run, "console", self._draw_status, most_jobs=MOST_TEXTS, most_bytes=MOST_BYTES
         )
@@ -200,13 +205,20 @@ class Terminal:
     def reconfigure(self, stream: str) -> None:
         """Print to another stream from now on."""
         self.console = Console(stream)
-        self.status.stop()
+        self.stop_status()
 
     def start_status(self) -> None:
-        """Begin the status line, if there is a terminal to show it."""
-        self._drawn = self._steps(), time.monotonic()
-        if self._rank.is_primary() and self.status.start(self.console.stream()):
+        """Begin the status line; a file or pipe gets it as a line where reports leave long gaps, a notebook never."""
+        stream = self.console.stream()
+        if self._rank.is_primary() and (self.status.start(stream) or type(stream) is TextIOWrapper):
+            self._drawn = self._steps(), time.monotonic()
+            self._begun_s = self._drawn[1]
             self.thread.put(lambda: None)  # it sleeps for long if it has looked before
+
+    def stop_status(self) -> None:
+        """End the status line."""
+        self._begun_s = None
+        self.status.stop()
 
     def set_status(self, detail: str) -> None:
         """Let the status line end with ``detail`` from now on."""
@@ -214,19 +226,27 @@ class Terminal:
 
     def _draw_status(self) -> float:
         """Draw the status line on the thread; return in how many seconds to do so again."""
-        if not self.status.is_active:
+        is_drawn, begun_s = self.status.is_active, self._begun_s
+        if begun_s is None:
             return NEVER_S
         now_s, (steps, then_s) = time.monotonic(), self._drawn
-        if now_s < then_s + STATUS_S:
-            return then_s + STATUS_S - now_s
+        pause_s = STATUS_S if is_drawn else max(LINE_S, LINE_SHARE * (now_s - begun_s))
+        if now_s < then_s + pause_s:
+            return then_s + pause_s - now_s
         self._drawn = self._steps(), now_s
         rate = (self._drawn[0] - steps) / (now_s - then_s)
-        self.status.show(status_text(self._drawn[0], rate, self._detail, self.console.layout("table").width))
-        return STATUS_S
+        text = status_text(self._drawn[0], rate, self._detail, self.console.layout("table").width)
+        if is_drawn:
+            self.status.show(text)
+        elif rate:
+            self._print_here(f"{text}\n", self.console.stream())
+        return pause_s
 
     def print(self, text: str) -> None:
         """Print ``text`` as it is, now or soon; texts for which there is no room are left out and counted."""
         if self._rank.is_primary():
+            if not self.status.is_active:
+                self._drawn = self._steps(), time.monotonic()
             self._hand_over(text)
 
     def _hand_over(self, text: str) -> None:
@@ -241,14 +261,14 @@ class Terminal:
 
     def _leave_to_thread(self, text: str) -> None:
         """Let the thread print a text that its reader is not ready for."""
-        console, stream = self.console, self.console.stream()
+        stream = self.console.stream()
+        job = partial(self._guard.run, "console", lambda: self._print_here(text, stream))
+        self._refused += not self.thread.put(job, len(text))
 
-        def job() -> None:
-            gives_up = (lambda: self._gives_up) if self.thread.is_current() else None
-            self.status.clear()
-            self._unread += not console.print(text, stream, gives_up)
-
-        self._refused += not self.thread.put(lambda: self._guard.run("console", job), len(text))
+    def _print_here(self, text: str, stream: IO[str] | None) -> None:
+        gives_up = (lambda: self._gives_up) if self.thread.is_current() else None
+        self.status.clear()
+        self._unread += not self.console.print(text, stream, gives_up)
 
     def report(self, sentence: str) -> None:
         """Print one line between reports, and keep it for the final report, on every rank."""
@@ -258,7 +278,7 @@ class Terminal:
     def close(self) -> None:
         """Print no more; what its reader has not read by now is left out."""
         self._gives_up = True
-        self.status.stop()
+        self.stop_status()
         self.thread.stop()
         if not self.thread.join(FORK_S):
             self.console.finish_flush()

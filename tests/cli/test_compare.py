@@ -199,7 +199,7 @@ def test_a_page_is_written_beside_the_text_and_alone_beside_json(runs, capsys):
 
 
 def test_too_few_runs_are_refused(runs, capsys):
-    assert "runs does not exist" in refused(capsys, "compare")
+    assert "No runs in ./runs. Make one" in refused(capsys, "compare")
     write_run(runs, "20261121-142530")
     assert "runs holds 1 run" in refused(capsys, "compare")
     assert "is the newest run itself" in refused(capsys, "compare", "runs/20261121-142530")
@@ -232,9 +232,9 @@ def test_a_list_has_one_line_for_each_run(runs, capsys):
 
 
 def test_a_folder_without_runs_is_refused(runs, capsys):
-    assert "runs does not exist" in refused(capsys, "list")
+    assert "No runs in ./runs. Make one" in refused(capsys, "list")
     runs.mkdir()
-    assert "holds no run folder" in refused(capsys, "list", str(runs))
+    assert f"No runs in {runs}. Make" in refused(capsys, "list", str(runs))
     (runs / "rank0.jsonl").touch()
     assert "is a run folder itself" in refused(capsys, "list", str(runs))
 

@@ -98,7 +98,7 @@ def test_bad_runs_are_errors(runs):
     with pytest.raises(RunFolderError, match="no folder of runs is served"):
         ServedRuns([journal]).findings()
     (runs / "empty").mkdir()
-    with pytest.raises(RunFolderError, match="holds no run"):
+    with pytest.raises(RunFolderError, match="No runs in /"):
         ServedRuns([runs / "empty"]).findings()
 
 

@@ -29,7 +29,7 @@ def no_wait(monkeypatch):
 def test_run_that_does_not_exist_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "neither a folder nor the name of a run" in refused(capsys, "stacks", "nothing")
-    assert "runs does not exist" in refused(capsys, "stacks")
+    assert "No runs in ./runs. Make one with: " in refused(capsys, "stacks")
     assert "is not a run folder" in refused(capsys, "stacks", tmp_path)
 
 

@@ -17,7 +17,7 @@ from training_profiler.base.text import printable_data
 from training_profiler.base.units import ms_number
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
-from training_profiler.storage.run_reader import ListedRun, list_runs
+from training_profiler.storage.run_reader import ListedRun, list_runs, no_runs
 
 HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdict")
 NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530
@@ -49,12 +49,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the list and return 0."""
     folder = arguments.folder or runs_folder()
-    if not folder.is_dir():
-        raise RunFolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a folder of runs")
     runs = list_runs(folder)
     if not runs:
-        what = "is a run folder itself" if list(folder.glob("rank*.jsonl")) else "holds no run folder"
-        raise RunFolderError(f"{folder} {what}; give the folder around folders such as 20261121-142530")
+        if any(folder.glob("rank*.jsonl")):
+            raise RunFolderError(f"{folder} is a run folder itself; give the folder around it")
+        raise no_runs(folder)
     if arguments.sort:
         key = _KEYS[arguments.sort]
         known = sorted((each for each in runs if key(each) is not None), key=key)

@@ -20,7 +20,7 @@ from training_profiler.reports.report_json import as_data, report_schema
 from training_profiler.reports.verdict import saving_text
 from training_profiler.settings.settings import FORMATS
 from training_profiler.storage.run_folder import run_named, typed_path
-from training_profiler.storage.run_reader import newest_run, read_run
+from training_profiler.storage.run_reader import newest_run, no_runs, read_run
 from training_profiler.trials.report import render_results, with_trials
 from training_profiler.trials.results import Results, load
 from training_profiler.trials.results import as_data as trials_data
@@ -94,6 +94,8 @@ def chosen_run(given: Path | None) -> Path:
     else:
         folder, meant = newest_run(given or runs), f"the newest run in {given or runs}"
     if folder is None:
+        if given is None and not any(runs.glob("rank*.jsonl")):
+            raise no_runs(runs)
         return given or runs
     say(f"reporting {meant}: {folder}")
     return folder

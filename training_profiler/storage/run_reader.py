@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable
-from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S, duration_text
+from training_profiler.base.units import BYTES_PER_MIB, NS_PER_S, counted, duration_text
 from training_profiler.model.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.ranks.comparison import all_ranks_stats
@@ -320,11 +320,17 @@ def newest_runs(runs: Path, count: int) -> list[Path]:
         RunFolderError: there are fewer.
     """
     folders = run_folders(runs)[:count]
+    if not folders:
+        raise no_runs(runs)
     if len(folders) < count:
-        held = "no run" if not folders else "1 run" if len(folders) == 1 else f"{len(folders)} runs"
-        what = f"{runs} holds {held}" if runs.is_dir() else f"{runs} does not exist"
-        raise RunFolderError(f"{what}; give a run folder, e.g. training-profiler report runs/20261121-142530")
+        raise RunFolderError(f"{runs} holds {counted(len(folders), 'run')}, and {count} are needed")
     return folders
+
+
+def no_runs(folder: Path) -> RunFolderError:
+    """Return the error that a folder of runs has none, which says how to make one."""
+    shown = folder if folder.is_absolute() else f"./{folder}"
+    return RunFolderError(f"No runs in {shown}. Make one with: RECTIFIED_FLOW_PROFILE=1 python train.py")
 
 
 def journals_of_running(folder: Path, command: str) -> list[JournalFile]:

@@ -68,6 +68,7 @@ def start_training_profiling(
     monitor_s: float | None = None,
     flops: bool | None = None,
     sinks: str | Sequence[str] | None = None,
+    sinks_optional: bool | None = None,
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
@@ -96,6 +97,7 @@ def start_training_profiling(
         monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
         sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default.
+        sinks_optional: whether a tracker whose package is missing is left out; it is an error by default.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.

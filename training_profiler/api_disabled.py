@@ -89,6 +89,7 @@ def start_training_profiling(
     monitor_s: float | None = None,
     flops: bool | None = None,
     sinks: str | Sequence[str] | None = None,
+    sinks_optional: bool | None = None,
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,

@@ -1,14 +1,16 @@
 """A tracker that blocks, fails or is slow loses only its own rows, and the training does not wait for it."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.settings.settings import Settings
 from training_profiler.sinks import trackers
 from training_profiler.sinks.sink import MAX_HELD_ROWS, HeldRows, MetricRow, Sink
-from training_profiler.sinks.trackers import MOST_ROWS, Trackers, require_packages
+from training_profiler.sinks.trackers import MOST_ROWS, Trackers, with_installed_sinks
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
@@ -169,12 +171,16 @@ def test_held_rows_are_thinned_evenly():
     assert len(held) == 0
 
 
-def test_missing_package_is_reported_with_the_install_command(monkeypatch):
+def test_missing_package_is_reported_with_the_install_command(monkeypatch, caplog):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    require_packages(["jsonl", "csv"])
-    with pytest.raises(MissingExtraError) as caught:
-        require_packages(["jsonl", "prometheus"])
-    assert str(caught.value) == (
+    message = (
         "The prometheus sink needs prometheus-client: pip install 'training-profiler[prometheus]', "
         "or pip install prometheus-client"
     )
+    files, chosen = Settings(sinks=("jsonl", "csv")), Settings(sinks=("jsonl", "prometheus"))
+    assert with_installed_sinks(files) is files
+    with pytest.raises(MissingExtraError) as caught:
+        with_installed_sinks(chosen)
+    assert str(caught.value) == message
+    assert with_installed_sinks(replace(chosen, sinks_optional=True)).sinks == ("jsonl",)
+    assert [record.getMessage() for record in caplog.records] == [f"left out: {message}"]

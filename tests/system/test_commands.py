@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,15 @@ def test_version_is_printed_and_a_command_without_its_argument_ends_with_status_
     outcome = command(tmp_path, "benchmark")
     assert (outcome.status, outcome.stdout) == (2, "")
     assert outcome.stderr.startswith("usage: training-profiler benchmark ")
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="mlflow is installed")
+@pytest.mark.parametrize("name", ["mlflow", "mlflov"])
+def test_a_missing_tracker_stops_run_before_the_program_as_a_typo_does(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    outcome = command(tmp_path, "run", "--sinks", name, "train.py")
+    assert (outcome.status, outcome.stdout, outcome.stderr.count("\n")) == (2, "", 1)
+    assert "mlflow" in outcome.stderr
 
 
 @pytest.mark.parametrize("name", ["report", "timeline", "html", "capture", "list", "stacks", "compare"])

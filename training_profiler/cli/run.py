@@ -62,7 +62,7 @@ def launch(words: list[str]) -> int:
     """Replace this process by the program in ``words``; return an exit status only if that fails.
 
     Raises:
-        SettingsError: one of the profiler's variables has an unusable value.
+        SettingsError, MissingExtraError: a variable has an unusable value, or a tracker's package is missing.
     """
     given: dict[str, str] = {}
     if words[:1] and words[0].startswith("--") and words[0] != "--":
@@ -86,7 +86,13 @@ def launch(words: list[str]) -> int:
             read_settings,  # takes longer to import than everything else here
         )
 
-        read_settings(environ=environment)
+        settings = read_settings(environ=environment)
+        interpreter = program if is_python else _first_line(program)[2:].strip()
+        is_here = os.path.dirname(interpreter) == os.path.dirname(sys.executable)
+        if is_here and settings.sinks and not settings.sinks_optional:
+            from training_profiler.sinks.trackers import with_installed_sinks
+
+            with_installed_sinks(settings)
     _warn_if_unprofiled(program, arguments[1:] if is_python else _shebang_options(program))
     return _become(program, arguments, environment)
 

@@ -17,19 +17,17 @@ from training_profiler.sampling.line_sampler import ImportOfTorch, StartupSample
 from training_profiler.sampling.stacks import CallSiteReader
 from training_profiler.sampling.worker_observer import observe_worker
 from training_profiler.settings.settings import Settings, read_settings
-from training_profiler.sinks.trackers import require_packages
+from training_profiler.sinks.trackers import with_installed_sinks
 
 
 def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:
-    """Return the settings after checking that the packages they need are installed.
+    """Return the settings, with the trackers whose packages are installed.
 
     Raises:
         SettingsError: a value cannot be used.
         MissingExtraError: a tracker's package is not installed.
     """
-    settings = read_settings(arguments)
-    require_packages(settings.sinks)
-    return settings
+    return with_installed_sinks(read_settings(arguments))
 
 
 class Process:

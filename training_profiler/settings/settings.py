@@ -235,6 +235,9 @@ class Settings:
     )
     flops: bool = _setting(True, "whether the FLOPs of the model are counted, once", _yes_or_no, 0, "yes")
     sinks: tuple[str, ...] = _setting((), "trackers that receive metrics", _sinks, "jsonl,csv", "none")
+    sinks_optional: bool = _setting(
+        False, "whether a tracker whose package is missing is left out", _yes_or_no, 1, "no"
+    )
     log_scalars_every_n_steps: int | None = _setting(
         None,
         "steps between two rows of a loader's metrics, or none for every step",

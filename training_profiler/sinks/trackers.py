@@ -3,8 +3,9 @@
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,7 +14,7 @@ from typing import Final
 from training_profiler.base.errors import MissingExtraError
 from training_profiler.base.trackers import TRACKERS
 from training_profiler.base.units import NS_PER_S, counted
-from training_profiler.safety.fault_guard import BackgroundThread, Guard
+from training_profiler.safety.fault_guard import BackgroundThread, Guard, warn
 from training_profiler.settings.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
@@ -251,20 +252,27 @@ def _class_of(name: str) -> Callable[[], Sink]:
     return sink
 
 
-def require_packages(names: Iterable[str]) -> None:
-    """Check that the packages of these trackers are installed, without importing them.
+def with_installed_sinks(settings: Settings) -> Settings:
+    """Return the settings with the trackers whose packages are installed; imports none of them.
 
     Raises:
-        MissingExtraError: a package is missing.
+        MissingExtraError: a package is missing, and trackers are not optional.
     """
-    for name in names:
+    kept = []
+    for name in settings.sinks:
         tracker = TRACKERS.get(name)
         try:
             is_missing = tracker is not None and tracker.needs is not None and find_spec(tracker.needs) is None
         except (ImportError, ValueError):  # a module without a spec was imported under this name
-            continue
+            is_missing = False
         if tracker is not None and is_missing:
-            raise MissingExtraError(
+            error = MissingExtraError(
                 f"The {name} sink needs {tracker.package}: pip install 'training-profiler[{tracker.extra}]', "
                 f"or pip install {tracker.package}"
             )
+            if not settings.sinks_optional:
+                raise error
+            warn(f"left out: {error}", has_traceback=False)
+        else:
+            kept.append(name)
+    return settings if len(kept) == len(settings.sinks) else replace(settings, sinks=tuple(kept))

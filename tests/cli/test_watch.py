@@ -168,6 +168,8 @@ def test_once_prints_a_run_without_an_end(tmp_path, monkeypatch, capsys):
     assert "train.py - 30 steps in 3.00 s" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
+    monkeypatch.setenv("LINES", "12")
+    assert len(printed(capsys, "watch", "--once").splitlines()) == 11
 
 
 def test_the_first_run_of_a_folder_is_waited_for(tmp_path, monkeypatch, capsys):

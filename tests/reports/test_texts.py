@@ -767,15 +767,18 @@ def watching() -> dict[str, Any]:
         "state, last steps, findings, ranks and events": watch_lines(full, ["an event"], FILE),
         "a low terminal keeps the begin and the last events": watch_lines(low, events, FILE, height=16),
         "a tall one keeps all events": watch_lines(low, events, FILE, height=60),
-        "an old journal of a running run is said": [
-            watch_lines(seen(state=state, written_s_ago=95.0), [], FILE)[0] for state in ("running", "ended")
+        "how old the figures are of a run that goes on": [
+            watch_lines(seen(state=state, written_s_ago=age_s), [], FILE)[0]
+            for state, age_s in (("running", 0.2), ("running", 3.2), ("unknown", 95.0), ("ended", 95.0))
         ],
         "the line of step times": [
             sparkline(points, Layout(is_unicode=True)) for points in ([], [(1, 1, 0.1), (1, 2, 0.1)], many)
         ],
         "each event is said once": [log.update(each) for each in history],
         "ranks, parts and attempts are events": [others.update(each) for each in ends],
-        "a line of progress fits": [progress_line(replace(full, recent_step_s=0.02), width) for width in (80, 50)],
+        "a line of progress fits": [
+            progress_line(replace(full, written_s_ago=age_s), width) for width, age_s in ((80, 0.2), (50, 7.0))
+        ],
     }
 
 

@@ -13,6 +13,7 @@ line of text.
 """
 
 import argparse
+import shutil
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ from training_profiler.storage.run_folder import META, captures_of, read_program
 from training_profiler.storage.run_reader import ENDED, KILLED, choose_run, run_folders
 
 INTERRUPTED: Final = 130
+LINES: Final = 24  # of files, pipes, and terminals that do not know their own
 LEAST_S, MOST_S = 0.2, 3600.0
 AT_MOST: Final = 0.2  # part of the time that looking may take: a run of many ranks is many files
 GONE_AFTER_S: Final = 60.0  # a process that is gone may be begun again by its launcher
@@ -160,7 +162,8 @@ class Watcher:
     def _print(self, look: Look) -> None:
         run, layout = _watched(look, self._folder), layout_of_stdout()
         self._events.update(run)
-        text = "\n".join(watch_lines(run, tuple(self._events.lines), layout)) + "\n"
+        height = shutil.get_terminal_size((layout.width, LINES)).lines - 1  # the prompt follows
+        text = "\n".join(watch_lines(run, tuple(self._events.lines), layout, height)) + "\n"
         write(printable_lines(text, layout.has_color))
 
 

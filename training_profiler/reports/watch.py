@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from training_profiler.base.units import duration_text, ms_text, time_text
+from training_profiler.base.units import S_PER_MINUTE, duration_text, ms_text, time_text
 from training_profiler.diagnosis.finding import Finding, brief
 from training_profiler.model.snapshot import AllRanksStats, Snapshot
 from training_profiler.recording.section_names import name_of
@@ -18,8 +18,7 @@ from training_profiler.reports.resources import loader_lines, machine_lines
 from training_profiler.reports.sections import largest_shares, status_text
 from training_profiler.reports.verdict import important
 
-RUNNING: Final = "running"
-OLD_AFTER_S: Final = 30.0  # without a new line of the journal: the view says how old it is
+ENDED: Final = "ended"
 MOST_EVENTS: Final = 200
 FEWEST_EVENTS: Final = 3  # that keep their lines on a low terminal
 MOST_RANKS: Final = 8
@@ -86,7 +85,7 @@ def _events(last: WatchedRun | None, run: WatchedRun) -> Iterator[str]:
     yield from (f"switched off: {name}" for name in run.snapshot.health.disabled if name not in off)
     if last is None or run.state != last.state:
         why = f" by {run.snapshot.ended_by}" if run.snapshot.ended_by else ""
-        yield f"the run is {run.state}{why}" if run.state != "ended" else f"the run has ended{why}"
+        yield f"the run is {run.state}{why}" if run.state != ENDED else f"the run has ended{why}"
 
 
 def _of_ranks(last: AllRanksStats | None, ranks: AllRanksStats | None) -> Iterator[str]:
@@ -134,15 +133,22 @@ def watch_lines(run: WatchedRun, events: Sequence[str], layout: Layout, height: 
 
 
 def _now(run: WatchedRun, layout: Layout) -> Iterator[str]:
-    old = run.state == RUNNING and run.written_s_ago >= OLD_AFTER_S
-    age = f", last written {duration_text(run.written_s_ago)} ago" if old else ""
-    yield shortened(f"{run.folder}: {run.state}{age}", layout.width)
+    age = f", figures {_age(run)}" if _age(run) else ""
+    yield f"{shortened(run.folder, layout.width - len(run.state) - len(age) - 2)}: {run.state}{age}"
     if run.recent_step_s is None:
         yield "no step so far"
         return
     shares = largest_shares(run.recent_shares or {})
     yield from layout.wrap(f"last steps: {time_text(run.recent_step_s)} each{f'; {shares}' if shares else ''}")
     yield sparkline(run.over_steps, layout)
+
+
+def _age(run: WatchedRun) -> str:
+    """Return how old the figures of a run are that has not ended: "3 s old"; "" if they are of this second."""
+    seconds = round(run.written_s_ago)
+    if run.state == ENDED or not seconds:
+        return ""
+    return f"{f'{seconds} s' if seconds < S_PER_MINUTE else duration_text(seconds)} old"
 
 
 def sparkline(points: Sequence[tuple[int, float, float]], layout: Layout) -> str:
@@ -184,4 +190,5 @@ def _ranks(snapshot: Snapshot) -> Iterator[str]:
 def progress_line(run: WatchedRun, width: int) -> str:
     """Return one line on the last steps."""
     rate = 1 / run.recent_step_s if run.recent_step_s else None
-    return status_text(run.snapshot.steps, rate, largest_shares(run.recent_shares or {}), width)
+    detail = " | ".join(filter(None, (_age(run), largest_shares(run.recent_shares or {}))))
+    return status_text(run.snapshot.steps, rate, detail, width)

@@ -190,5 +190,5 @@ def _ranks(snapshot: Snapshot) -> Iterator[str]:
 def progress_line(run: WatchedRun, width: int) -> str:
     """Return one line on the last steps."""
     rate = 1 / run.recent_step_s if run.recent_step_s else None
-    detail = " | ".join(filter(None, (_age(run), largest_shares(run.recent_shares or {}))))
+    detail = ", ".join(filter(None, (largest_shares(run.recent_shares or {}), _age(run))))
     return status_text(run.snapshot.steps, rate, detail, width)

@@ -81,8 +81,7 @@ def start_training_profiling(
 ) -> None:
     """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
-    A missing argument is read from its environment variable, such as ``RECTIFIED_FLOW_PROFILE_LOG_EVERY``. Without the
-    variable the default holds.
+    A missing argument is read from its variable, such as ``RECTIFIED_FLOW_PROFILE_LOG_EVERY``; else the default holds.
 
     Args:
         log_every: steps between periodic reports; 50 by default, 0 for the final summary alone.

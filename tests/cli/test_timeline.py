@@ -19,8 +19,8 @@ def test_each_format_is_written_into_the_run_folder(tmp_path, capsys):
     ]
     assert [(each["name"], each["dur"] / 1e6) for each in steps] == [(f"step {n}", n + 0.5) for n in range(1, 5)]
     assert all(each["args"] == {"begins_later_by_at_most_ms": 0.0} for each in steps)
-    assert json.loads(written["speedscope"])["profiles"][0]["endValue"] == 15
-    assert "forward_pass;train.py:7 loss;lib/a.py:3 f;lib/b.py:4 g 8\n" in written["collapsed"]
+    assert json.loads(written["speedscope"])["profiles"][0]["endValue"] == 14_500_000
+    assert "forward_pass;train.py:7 loss;lib/a.py:3 f;lib/b.py:4 g 10000000\n" in written["collapsed"]
 
 
 def test_a_file_or_standard_output_can_be_chosen(tmp_path, capsys):

@@ -39,10 +39,10 @@ def series_of(rank: int, steps: int, name: str = "a", steps_a_block: int = 4) ->
         )
         at_ns = end_ns
     line = Location("train.py", 3, "loss", inside=f"lib/x.py:3 {name}")
-    samples = {each: {line: 40 + at, None: 3} for at, each in enumerate(names)}
+    lines_ns = {each: {line: 400 * MS + at * MS, None: 3 * MS} for at, each in enumerate(names)}
     recorded = (recorded_step(1, "first", 15 * MS, name), recorded_step(LONGEST, "slow", 315 * MS, name))
     epochs = (EpochSpan(0, 0, at_ns),)
-    return RankSeries(rank, f"node{rank // 8}", 0, 0, tuple(stretches), epochs, {}, samples, recorded)
+    return RankSeries(rank, f"node{rank // 8}", 0, 0, tuple(stretches), epochs, {}, lines_ns, recorded)
 
 
 def recorded_step(number: int, why: str, ns: int, name: str) -> StepLanes:

@@ -19,7 +19,7 @@ from training_profiler.base.sections import FORWARD_WITHOUT_GRAD
 from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.diagnosis.finding import Action, Change, Fix, brief
 from training_profiler.model.lines import UnsampledWait
-from training_profiler.model.location import Location
+from training_profiler.model.location import NOT_SAMPLED, Location
 from training_profiler.model.ranks import (
     AllRanksStats,
     AttemptStats,
@@ -793,7 +793,7 @@ def exported() -> dict[str, Any]:
         return Stretch(begin * ms, end * ms, first, times, (), 1, blocks, outside * ms, levels, **begins)
 
     def series(*stretches: Stretch, rank: int = 0, host: str = "node", wall: int = 0, **more: Any) -> RankSeries:
-        details = {"epochs": (), "parents": {}, "samples": {}, **more}
+        details = {"epochs": (), "parents": {}, "lines_ns": {}, **more}
         return RankSeries(rank, host, wall * ms, 0, stretches, **details)
 
     epoch, loop = {"epoch_begin_ns": 100}, {"loop_begin_ns": 20}
@@ -816,11 +816,11 @@ def exported() -> dict[str, Any]:
     machine = series(stretch(0, 100, [30, 50], levels=levels), epochs=(EpochSpan(3, 10 * ms, None),))
     line = Location("train.py", 7, "loss", "item", "lib/a.py:3 f > lib/b.py:4 g", "callback on_step_end")
     sampled = {
-        "samples": {"validation_epoch/forward_pass": {line: 2, None: 1}},
+        "lines_ns": {"validation_epoch/forward_pass": {line: 2000, None: 1000}, "b": {NOT_SAMPLED: 3000}},
         "parents": {"validation_epoch/forward_pass": "validation_epoch"},
     }
-    circle = series(samples={"a": {None: 1}}, parents={"a": "b", "b": "a"})
-    hostile = series(samples={"a;b 3": {Location("x;y.py", 1, "f"): 4}})
+    circle = series(lines_ns={"a": {None: 1000}}, parents={"a": "b", "b": "a"})
+    hostile = series(lines_ns={"a;b 3": {Location("x;y.py", 1, "f"): 4000}})
     ranks = [series(**sampled), series(rank=1, **sampled)]
     return {
         **{f"steps {what}": [str(tuple(each)) for each in placed_steps(series(*of))] for what, of in placed.items()},

@@ -8,7 +8,7 @@ import pytest
 from tests.support.many_ranks import write_rank
 from tests.support.recording import FakeRun
 from training_profiler.model.interval import IntervalRecord
-from training_profiler.model.location import Location
+from training_profiler.model.location import NOT_SAMPLED, Location
 from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.storage.run_reader import read_run
@@ -54,13 +54,38 @@ def test_epochs_and_time_outside_steps_are_there(tmp_path):
     assert sum(stretch.outside_ns for stretch in series.stretches) == 2 * S
 
 
-def test_samples_of_no_section_are_in_steps_or_outside_and_count_once(tmp_path):
+def test_lines_have_the_time_of_their_section_and_one_without_samples_keeps_its_own(tmp_path):
     trained(tmp_path)
     (series,) = read_series(tmp_path)
-    found = {
-        name: {line.line: samples for line, samples in lines.items()} for name, lines in series.samples.items() if lines
-    }
-    assert found == {"forward_pass": {7: 8}, OTHER: {9: 4}, OUTSIDE_STEPS: {11: 3}}
+    found = {name: {line.line: ns / S for line, ns in lines.items()} for name, lines in series.lines_ns.items()}
+    unsampled = {"validation_epoch": {NOT_SAMPLED.line: 2.0}}
+    assert found == {"forward_pass": {7: 10.0}, OTHER: {9: 2.0}, OUTSIDE_STEPS: {11: 0.5}, **unsampled}
+
+
+@pytest.mark.parametrize("flush_s", [1, 10])
+def test_time_of_lines_is_the_reports_at_any_rate_of_samples(flush_s, tmp_path):
+    run = FakeRun(journal=tmp_path / "rank0.jsonl")
+    for _ in range(800):  # a start-up of 8 s, with 100 samples a second
+        run.sample_line(Location("train.py", 1, "setup"))
+        run.clock.advance(0.01)
+    for at in range(4_000):  # of steps, 40 s of them, one in 20 and then one in 100 has some
+        times = at % (20 if at < 1000 else 100) == 0
+        with run.section("data_loading"):
+            run.sample_line(Location("train.py", 2, "load"), 2 * times)
+            run.clock.advance(0.002)
+        with run.section("forward_pass"):
+            run.sample_line(Location("train.py", 3, "early" if at < 2000 else "late"), 8 * times)
+            run.clock.advance(0.008)
+        run.step()
+        if at % (100 * flush_s) == 0:
+            run.flush()
+    run.flush()
+    (series,), report = read_series(tmp_path), read_run(tmp_path)
+    seconds = {name: sum(lines.values()) / S for name, lines in series.lines_ns.items()}
+    assert seconds == pytest.approx({OUTSIDE_STEPS: 8, "data_loading": 8, "forward_pass": 32, OTHER: 0}, abs=0.01)
+    shares = {line.function: ns / S / report.wall_s for line, ns in series.lines_ns["forward_pass"].items()}
+    assert shares == pytest.approx({"early": 16 / 48, "late": 16 / 48}, abs=0.03)
+    assert shares == pytest.approx({line.function: line.share for line in report.lines["forward_pass"]})
 
 
 def test_machine_levels_are_means_of_the_stretch(tmp_path):

@@ -2,8 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tests.support.commands import printed
 from tests.system.scripts import THREE_STEPS, report_command, run_forked, run_without_torch
+from training_profiler.reports.sections import table_label
 from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
@@ -40,8 +45,41 @@ if __name__ == "__main__":
 """
 
 
+TWO_RATES = """
+import time
+from training_profiler import *
+
+def work(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        sum(range(1000))
+
+start_training_profiling(log_every=1000)
+work(1.5)
+for step in range(100):
+    with profile_section("data_loading"):
+        work(0.01)
+    with profile_section("forward_pass"):
+        work(0.01)
+    profile_step()
+"""
+
+
 def share_of(lines: list[dict[str, object]], file: str, function: str) -> float:
     return sum(float(str(line["share"])) for line in lines if (line["file"], line["function"]) == (file, function))
+
+
+def test_stacks_have_the_shares_of_the_report_where_the_start_up_has_most_samples(tmp_path: Path, capsys: Any) -> None:
+    outcome = run_without_torch(tmp_path, TWO_RATES, variables=SWIFT)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    report, folder = outcome.report, outcome.folder
+    shares = {table_label(name): section["share"] for name, section in report["sections"].items() if section["share"]}
+    assert shares["startup & between steps"] > 0.3
+    seen = dict.fromkeys(shares, 0.0)
+    for line in printed(capsys, "timeline", folder, "--format", "collapsed", "--output", "-").splitlines():
+        stack, us = line.rsplit(" ", 1)
+        seen[stack.split(";")[0]] += int(us) / 1e6 / report["wall_s"]
+    assert seen == pytest.approx(shares, abs=0.02)
 
 
 def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def lines_of(
 
     ``times`` are those that the samples stand for; None: each for as much as any other.
     """
-    spent = _spent(samples, times)
+    spent = spent_on(samples, times)
     of_one = share / spent.total()
     seen: Counter[Location] = Counter()
     shares: dict[Location, float] = {}
@@ -140,7 +140,8 @@ def is_known(samples: Counter[Location | None]) -> bool:
     return total >= ENOUGH or 2 * math.sqrt(share * (1 - share) / (total + AGRESTI)) <= KNOWN_TO
 
 
-def _spent(samples: Counter[Location | None], times: Counter[Location | None] | None) -> Counter[Location | None]:
+def spent_on(samples: Counter[Location | None], times: Counter[Location | None] | None) -> Counter[Location | None]:
+    """Return the times of lines in proportion: those that their samples stand for, where these are known."""
     return samples if not times or not times.total() else times
 
 
@@ -162,7 +163,7 @@ def phase_shares(
     for name, samples in counts.items():
         if name not in sections or not samples:
             continue
-        spent = _spent(samples, times.get(name))
+        spent = spent_on(samples, times.get(name))
         of_one = sections[name].share / spent.total()
         for location, count in samples.items():
             if location is not None and location.phase:

@@ -7,7 +7,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS, NO_TIMES, is_known, lines_of, lines_with_loops
+from training_profiler.aggregation.lines import (
+    BEFORE_STEPS,
+    IN_STEPS,
+    NO_TIMES,
+    is_known,
+    lines_of,
+    lines_with_loops,
+    spent_on,
+)
 from training_profiler.aggregation.step_change import explained_by_calls, halves, step_change, work_growth
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
@@ -23,7 +31,7 @@ from training_profiler.base.sections import (
     WITHIN,
 )
 from training_profiler.base.units import NS_PER_S
-from training_profiler.model.location import Location
+from training_profiler.model.location import NOT_SAMPLED, Location
 from training_profiler.model.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -246,6 +254,21 @@ def _by_section(
         if id > 0 or id == other:
             found.setdefault(shown[id] if id > 0 else OTHER, Counter())[location] += number
     return found
+
+
+def divided_ns(
+    sections: Mapping[str, SectionStats], totals: Totals, names: Mapping[int, str]
+) -> dict[str, dict[Location | None, float]]:
+    """Return the exclusive time of each section in ns, divided among its lines; nothing of a run without samples.
+
+    Samples alone would not do: there are more of them a second in a start-up than in steps. A section that no sample
+    fell into has its time at ``NOT_SAMPLED``.
+    """
+    counts, times, divided = line_counts(totals, names), times_of_lines(totals, names), {}
+    for name, section in sections.items() if totals.lines else ():
+        spent = spent_on(counts.get(name, Counter()), times.get(name)) or Counter({NOT_SAMPLED: 1})
+        divided[name] = {line: section.self_s * NS_PER_S * part / spent.total() for line, part in spent.items()}
+    return divided
 
 
 def line_stats(

@@ -1,12 +1,12 @@
-"""Write a run's timeline for Perfetto, or its line samples as stacks.
+"""Write a run's timeline for Perfetto, or its time by lines as stacks.
 
 The chrome format has a process for each rank: its steps, its epochs, the sections of the recorded steps on the
 lanes of their threads, each section's mean time in a step as a counter, and counters for the machine. Open it at
 https://ui.perfetto.dev. Recorded are the first steps, slow ones and the last; training-profiler capture records
 operators.
 
-The formats speedscope and collapsed have the samples of running lines, for https://www.speedscope.app and for
-programs that draw flame graphs.
+The formats speedscope and collapsed have the time of each section, divided among its running lines by their samples,
+in microseconds. They are for https://www.speedscope.app and for programs that draw flame graphs.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = read_series(folder, arguments.attempt)
     if arguments.format == CHROME:
         text = timeline_trace(ranks)
-    elif not any(samples for series in ranks for samples in series.samples.values()):
+    elif not any(series.lines_ns for series in ranks):
         raise RunFolderError(f"{folder} has no samples of lines; is the setting sample_hz 0?")
     elif arguments.format == SPEEDSCOPE:
         text = speedscope(ranks, read_program(folder) or folder.name)

@@ -1,6 +1,6 @@
 """A line of the user's code that was running when a sample was taken."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from training_profiler.model.bounds import Count
 
@@ -25,4 +25,5 @@ class Location(NamedTuple):
         return Location(self.file, self.line, self.function)
 
 
+NOT_SAMPLED: Final = Location("", 0, "")
 Sample = tuple[int, Location | None]  # ns of the clock; None: no user code on the stack

@@ -1,4 +1,4 @@
-"""What a journal has over time, a part of neither reports nor rules: each rank's stretches, steps and line samples."""
+"""What a journal has over time, a part of neither reports nor rules: each rank's stretches, steps and lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class RankSeries:
     stretches: tuple[Stretch, ...]
     epochs: tuple[EpochSpan, ...]
     parents: Mapping[str, str]  # section -> the section around most of its spans
-    samples: Mapping[str, Mapping[Location | None, int]]  # section -> line -> samples; None: no line of the user's
+    lines_ns: Mapping[str, Mapping[Location | None, float]]  # section -> line -> its part of the section's own time
     recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of source files by their names in reports
 

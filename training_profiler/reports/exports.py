@@ -1,4 +1,4 @@
-"""A run for other viewers: line samples as collapsed stacks and for speedscope, and its timeline as a Chrome trace.
+"""A run for other viewers: its time by lines as collapsed stacks and for speedscope, its timeline as a Chrome trace.
 
 Perfetto opens the trace: ranks are processes, and the machine's levels are counters.
 """
@@ -22,21 +22,21 @@ Stack = tuple[str, ...]
 
 
 def stacks_of(series: RankSeries) -> Counter[Stack]:
-    """Return the samples of each stack, outermost first: sections, the line of the user's code, what it called."""
+    """Return the time of each stack in us, outermost first: sections, the line of the user's code, what it called."""
     stacks: Counter[Stack] = Counter()
-    for name, lines in series.samples.items():
+    for name, lines in series.lines_ns.items():
         chain = [name]  # a section and those around it; circles are only in damaged journals
         while (parent := series.parents.get(chain[-1])) and parent not in chain and len(chain) < MOST_DEPTH:
             chain.append(parent)
-        sections = [table_label(each, series.samples) for each in reversed(chain)]
-        for line, samples in lines.items():
-            frames = [NOT_YOURS]
-            if line is not None:
+        sections = [table_label(each, series.lines_ns) for each in reversed(chain)]
+        for line, ns in lines.items():
+            frames = [NOT_YOURS] if line is None else []
+            if line is not None and line.file:
                 frames = [f"{line.file}:{line.line} {line.function}", *_inside(line.inside)]
                 frames += [line.phase] if line.phase and line.phase not in line.inside else []
                 frames += [f"{line.waits_in}() waits for the device"] if line.waits_in else []
-            if samples > 0:
-                stacks[(*sections, *frames)] += samples
+            if us := round(ns / NS_PER_US):
+                stacks[(*sections, *frames)] += us
     return stacks
 
 
@@ -53,13 +53,13 @@ def _inside(calls: str) -> list[str]:
 
 
 def collapsed(ranks: Sequence[RankSeries]) -> str:
-    """Return a line per stack and its samples: "a;b;c 12". With several ranks, the rank is the outermost frame."""
+    """Return a line per stack and its us: "a;b;c 12000". With several ranks, the rank is the outermost frame."""
     lines = []
     for series in ranks:
         own = (f"rank {series.rank}",) if len(ranks) > 1 else ()
-        for stack, samples in sorted(stacks_of(series).items()):
+        for stack, us in sorted(stacks_of(series).items()):
             frames = ";".join(frame.replace(";", ",") for frame in (*own, *stack))
-            lines.append(f"{frames} {samples}\n")
+            lines.append(f"{frames} {us}\n")
     return "".join(lines)
 
 
@@ -69,12 +69,12 @@ def speedscope(ranks: Sequence[RankSeries], name: str) -> str:
     profiles = []
     for series in ranks:
         stacks = sorted(stacks_of(series).items())
-        weights = [samples for _, samples in stacks]
+        weights = [us for _, us in stacks]
         profiles.append(
             {
                 "type": "sampled",
                 "name": f"rank {series.rank}",
-                "unit": "none",
+                "unit": "microseconds",
                 "startValue": 0,
                 "endValue": sum(weights),
                 "samples": [[numbers.setdefault(frame, len(numbers)) for frame in stack] for stack, _ in stacks],

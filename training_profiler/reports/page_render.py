@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table, text
-from training_profiler.base.units import MS_PER_S, duration_text, ms_number, rounded, three_digits
+from training_profiler.base.units import MS_PER_S, US_PER_S, counted, duration_text, ms_number, rounded, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
@@ -222,40 +222,39 @@ def _health(snapshot: Snapshot) -> Html:
     return part("health", "Profiler health", element("ul", *items))
 
 
-SHOWN_FROM: Final = 0.002  # of all samples
+SHOWN_FROM: Final = 0.002  # of the whole
 MOST_DEPTH: Final = 30
 
 
-def flame(stacks: Counter[Stack], label: str = "Flame view of the line samples") -> Html:
-    """Return the boxes; nothing without samples. A screen reader reads the label."""
-    whole = stacks.total()
-    if not whole:
+def flame(stacks: Counter[Stack], of: Callable[[int], str], label: str = "Flame view of the run") -> Html:
+    """Return the boxes; nothing without stacks. ``of`` names a size. A screen reader reads the label."""
+    if not stacks.total():
         return Html("")
-    return element("div", _boxes(stacks, 0, whole), class_="flame", role="group", aria_label=label)
+    return element("div", _boxes(stacks, 0, stacks.total(), of), class_="flame", role="group", aria_label=label)
 
 
-def _boxes(stacks: Counter[Stack], depth: int, whole: int) -> Html:
+def _boxes(stacks: Counter[Stack], depth: int, whole: int, of: Callable[[int], str]) -> Html:
     """Return the boxes of all frames at ``depth``, the widest first, and the room of what is too small."""
     by_frame: dict[str, Counter[Stack]] = {}
-    for stack, samples in stacks.items():
+    for stack, size in stacks.items():
         if len(stack) > depth:
-            by_frame.setdefault(stack[depth], Counter())[stack] += samples
+            by_frame.setdefault(stack[depth], Counter())[stack] += size
     sizes = {frame: inner.total() for frame, inner in by_frame.items() if inner.total() >= SHOWN_FROM * whole}
     shown = sorted(sizes, key=lambda frame: (-sizes[frame], frame))
-    boxes = [_box(frame, by_frame[frame], depth, whole) for frame in shown]
+    boxes = [_box(frame, by_frame[frame], depth, whole, of) for frame in shown]
     room = stacks.total() - sum(sizes[frame] for frame in shown)
     if room and boxes:
         boxes.append(element("div", class_="room", style=f"flex-grow:{room}"))
     return joined(boxes)
 
 
-def _box(frame: str, inner: Counter[Stack], depth: int, whole: int) -> Html:
-    samples = inner.total()
-    label = f"{frame}: {samples} of {whole} samples, {samples / whole:.1%}"
+def _box(frame: str, inner: Counter[Stack], depth: int, whole: int, of: Callable[[int], str]) -> Html:
+    size = inner.total()
+    label = f"{frame}: {of(size)}, {size / whole:.1%}"
     button = element("button", frame, type="button", title=label, aria_label=label)
-    below = _boxes(inner, depth + 1, whole) if depth < MOST_DEPTH else Html("")
+    below = _boxes(inner, depth + 1, whole, of) if depth < MOST_DEPTH else Html("")
     inside = element("div", below, class_="row") if below else Html("")
-    return element("div", button, inside, class_="box", style=f"flex-grow:{samples}")
+    return element("div", button, inside, class_="box", style=f"flex-grow:{size}")
 
 
 DEVICE_NOTE: Final = (
@@ -368,18 +367,20 @@ def _recorded(ranks: Sequence[RankSeries]) -> Html:
 
 
 def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
-    boxes = flame(stacks_of(ranks[0])) if ranks else Html("")
+    boxes = flame(stacks_of(ranks[0]), lambda us: duration_text(us / US_PER_S)) if ranks else Html("")
     of_workers: list[Html] = []
     for loader in snapshot.loaders:
         title = f"Workers of loader {loader_name(loader)}"
-        if loader.workers is not None and (its_boxes := flame(worker_stacks(loader.workers), title)):
+        if loader.workers is not None and (
+            its_boxes := flame(worker_stacks(loader.workers), lambda samples: counted(samples, "sample"), title)
+        ):
             of_workers += [element("h3", title), its_boxes]
     if not boxes and not of_workers:
         return Html("")
     note = element(
         "p",
-        "Samples of the training thread: sections, the line of your code, and what it called in a library; below "
-        "them, where known, those of the loaders' workers, by what they do. "
+        "The time of the training thread: sections, the line of your code, and what it called in a library, by line "
+        "samples; below it, where known, samples of the loaders' workers, by what they do. "
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )

@@ -67,15 +67,19 @@ _UNENDED: Final = {
 class Replay:
     """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out.
 
-    ``on_interval`` gets each interval that was added.
+    ``on_interval`` gets each interval that was added, and ``on_line`` each other line after the begin.
     """
 
-    def __init__(self, on_interval: Callable[[IntervalRecord], None] = lambda record: None) -> None:
-        self._on_interval = on_interval
+    def __init__(
+        self,
+        on_interval: Callable[[IntervalRecord], None] = lambda record: None,
+        on_line: Callable[[Line], None] = lambda record: None,
+    ) -> None:
+        self._on_interval, self._on_line = on_interval, on_line
         self.sums: RunSums | None = None
         self.problem = ""  # of the first unusable line
         self.intervals = 0
-        self._names = SectionNames(limit=MOST_NAMES)
+        self.names = SectionNames(limit=MOST_NAMES)
         self._last: IntervalLine | None = None
         self._pending: PendingLine | None = None  # counts if no interval follows
         self._end: EndLine | None = None
@@ -105,7 +109,7 @@ class Replay:
         sums = self.sums
         if isinstance(record, BeginLine):
             if sums is None:
-                self.sums = RunSums(self._names, record.begin_ns, record.warmup, has_intervals=False)
+                self.sums = RunSums(self.names, record.begin_ns, record.warmup, has_intervals=False)
         elif sums is None:
             raise BadLineError("it comes before the begin of the run")
         elif isinstance(record, PendingLine):
@@ -125,6 +129,8 @@ class Replay:
             self._unsaved = record.dropped
         elif isinstance(record, EndLine):
             self._end = record
+        if not isinstance(record, IntervalLine):
+            self._on_line(record)
 
     def _add_interval(self, sums: RunSums, record: IntervalLine) -> None:
         if record.end_ns < sums.run.end_ns:
@@ -132,7 +138,7 @@ class Replay:
         added = self._added + record.largest_sum()
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
-        sums.add(totals_of(record, self._names, self._spare), record.step_ns)
+        sums.add(totals_of(record, self.names, self._spare), record.step_ns)
         self._on_interval(record)
         self._added, self._last = added, record
         self.intervals += 1
@@ -187,7 +193,7 @@ class Replay:
 
     def _notes(self) -> list[str]:
         lines, unsaved = counted(self._unusable, "line"), counted(self._unsaved, "interval")
-        were, further = "was" if self._unsaved == 1 else "were", len(self._names.further_names)
+        were, further = "was" if self._unsaved == 1 else "were", len(self.names.further_names)
         rows = (
             (self._unusable, f"{lines} of the journal left out, so what they measured is missing ({self.problem})"),
             (self._is_torn, "1 torn line in the journal left out"),

@@ -1,8 +1,7 @@
 """Reads what the journals of a run have over time: steps one by one, sections by blocks of steps, the machine."""
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,35 +9,21 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.summary import divided_ns, section_stats
 from training_profiler.base.errors import RunFolderError
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, WITHIN
 from training_profiler.base.text import printable
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.model.bounds import (
-    MOST_EPOCHS,
-    MOST_NAMES,
-    MOST_SOURCES,
-    MOST_SPANS,
-)
-from training_profiler.model.interval import NO_SECTION, IntervalRecord, LineRow, location_of
+from training_profiler.model.bounds import MOST_EPOCHS, MOST_SOURCES, MOST_SPANS
+from training_profiler.model.interval import NO_SECTION, IntervalRecord
 from training_profiler.model.location import Location
 from training_profiler.model.series import EpochSpan, RankSeries, StepLanes, Stretch
-from training_profiler.model.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
-from training_profiler.recording.section_names import SectionNames
+from training_profiler.model.snapshot import OTHER, PROFILER
 from training_profiler.statistics.run_series import RunSeries, SeriesStretch
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, lines_of_journal, select_attempt
-from training_profiler.storage.journal_lines import (
-    BeginLine,
-    EpochBeginLine,
-    EpochEndLine,
-    IntervalLine,
-    PendingLine,
-    SourcesLine,
-    SpansLine,
-    decode_line,
-)
-from training_profiler.storage.replay import machine_of
+from training_profiler.storage.journal_lines import EpochBeginLine, EpochEndLine, Line, SourcesLine, SpansLine
+from training_profiler.storage.replay import Replay, machine_of
 
 
 class SeriesReader:
@@ -115,8 +100,7 @@ def _read(journal: JournalFile) -> RankSeries | None:
     reading = _Reading(journal.rank or 0, printable(str(begin.get("host", ""))), journal.wall_ns)
     try:
         for line in lines_of_journal(journal.path):
-            if line is not None:
-                reading.add(line)
+            reading.replay.add(line)
     except RunFolderError:
         return None
     return reading.series()
@@ -126,37 +110,18 @@ class _Reading:
     """The lines of one journal so far. Damaged lines are left out."""
 
     def __init__(self, rank: int, host: str, wall_ns: int) -> None:
+        self.replay = Replay(self._add_interval, self._add)
         self._who = (rank, host, wall_ns)
-        self._begin_ns: int | None = None
-        self._end_ns = 0
-        self._names = SectionNames(limit=MOST_NAMES)
         self._stretches: list[Stretch] = []
+        self._end_ns = 0
         self._epochs: list[EpochSpan] = []
         self._epoch_begin_ns: int | None = None  # until the stretch that follows it
-        self._edges: Counter[tuple[str, str]] = Counter()  # (section, parent)
-        self._samples: dict[str, Counter[Location | None]] = {}
-        self._pending: PendingLine | None = None
         self._recorded: dict[int, StepLanes] = {}
         self._spans = 0  # in them
         self._sources: dict[str, str] = {}
 
-    def add(self, line: bytes) -> None:
-        """Add the next line."""
-        try:
-            record = decode_line(line)
-        except ValueError:
-            return
-        if isinstance(record, BeginLine):
-            if self._begin_ns is None:
-                self._begin_ns = self._end_ns = record.begin_ns
-        elif self._begin_ns is None:
-            return
-        elif isinstance(record, PendingLine):
-            self._pending = record
-        elif isinstance(record, IntervalLine):
-            self._pending = None
-            self._add_interval(record)
-        elif isinstance(record, SpansLine):
+    def _add(self, record: Line) -> None:
+        if isinstance(record, SpansLine):
             for step in record.step_lanes(self._name, printable):
                 self._spans += 1 + sum(len(lane.spans) for lane in step.lanes)
                 if self._spans <= MOST_SPANS:
@@ -164,41 +129,35 @@ class _Reading:
         elif isinstance(record, SourcesLine):
             self._sources |= list(record.files.items())[: MOST_SOURCES - len(self._sources)]
         elif isinstance(record, EpochBeginLine) and len(self._epochs) < MOST_EPOCHS:
-            self._epochs.append(EpochSpan(record.number, self._end_ns, None))
             self._epoch_begin_ns = self._end_ns
+            self._epochs.append(EpochSpan(record.number, self._epoch_begin_ns, None))
         elif isinstance(record, EpochEndLine) and self._epochs and self._epochs[-1].end_ns is None:
             last = self._epochs[-1]
             self._epochs[-1] = EpochSpan(last.number, last.begin_ns, self._end_ns)
 
     def series(self) -> RankSeries | None:
         """Return what was read; None of a file without a begin."""
-        if self._pending is not None and self._begin_ns is not None:
-            self._add_interval(self._pending)
-        if self._begin_ns is None:
+        self.replay.end()
+        if self.replay.sums is None:
             return None
-        parents: dict[str, str] = {}
-        for (section, parent), _ in self._edges.most_common():
-            parents.setdefault(section, parent)
-        if OUTSIDE_STEPS in self._samples:
-            self._samples[OUTSIDE_STEPS] -= self._samples.get(OTHER, Counter())
+        run, names = self.replay.sums.run, self.replay.names.names
+        sections = section_stats(run, names)
+        lines_ns = {name: _on_stacks(lines) for name, lines in divided_ns(sections, run, names).items()}
         rank, host, wall_ns = self._who
         return RankSeries(
             rank,
             host,
             wall_ns,
-            self._begin_ns,
+            run.begin_ns,
             tuple(self._stretches),
             tuple(self._epochs),
-            {section: parent for section, parent in parents.items() if parent},
-            self._samples,
+            {name: section.parent for name, section in sections.items() if section.parent},
+            lines_ns,
             tuple(self._recorded[number] for number in sorted(self._recorded)),
             self._sources,
         )
 
-    def _add_interval(self, record: IntervalLine) -> None:
-        if record.end_ns < self._end_ns:
-            return
-        blocks = record.blocks(self._name)
+    def _add_interval(self, record: IntervalRecord) -> None:
         outside_ns = sum(
             section.self_ns
             for given, section in record.sections.items()
@@ -212,7 +171,7 @@ class _Reading:
                 record.first_step,
                 array("q", record.step_ns),
                 tuple(record.slowed_by_capture),
-                *blocks,
+                *record.blocks(self._name),
                 outside_ns,
                 {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
                 record.loop_begin_ns,
@@ -221,24 +180,17 @@ class _Reading:
         )
         self._epoch_begin_ns, self._end_ns = None, record.end_ns
 
-        for parent, section, spans in record.parents:
-            self._edges[self._name(section), self._name(parent) if parent else ""] += spans
-        for name, rows in record.lines.items():
-            # A sample of no section counts twice once its step has ended, maybe in a later line of the journal.
-            shown = OUTSIDE_STEPS if name == NO_SECTION else self._name(name)
-            self._samples.setdefault(shown, Counter()).update(_counted(rows))
-        if record.step_lines:
-            self._samples.setdefault(OTHER, Counter()).update(_counted(record.step_lines))
-
     def _name(self, given: str) -> str:
         if given == NO_SECTION:
             return OTHER
-        return self._names.names[self._names.id_of(given)]
+        names = self.replay.names
+        return names.names[names.id_of(given)]
 
 
-def _counted(rows: Iterable[LineRow]) -> Counter[Location | None]:
-    counts: Counter[Location | None] = Counter()
-    for row in rows:
-        location = location_of(row)
-        counts[None if location is None else Location(*location[:ON_STACK])] += row.samples
-    return counts
+def _on_stacks(lines_ns: Mapping[Location | None, float]) -> dict[Location | None, float]:
+    """Return the times with what stacks show of a line alone."""
+    shown: dict[Location | None, float] = {}
+    for line, ns in lines_ns.items():
+        key = None if line is None else Location(*line[:ON_STACK])
+        shown[key] = shown.get(key, 0.0) + ns
+    return shown

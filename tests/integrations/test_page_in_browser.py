@@ -122,8 +122,14 @@ def test_numbers_stay_beside_their_units_where_there_is_little_room(tmp_path: Pa
     path = tmp_path / "report.html"
     path.write_text(page_of(ranks=2), encoding="utf-8")
     with browser(tmp_path, width=640) as page:
-        page.open(path)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for width in (1280, 768, 640, 360):
+            page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            page.open(path)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert (
+                page.evaluate("document.querySelector('#sections').getBoundingClientRect().bottom") < 1000
+                or width < 1280
+            )
         rows = "[...document.querySelectorAll('#sections tbody tr')].map(r => Math.round(r.offsetHeight))"
         assert len(set(page.evaluate(rows))) == 1
 

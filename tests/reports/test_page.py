@@ -16,7 +16,8 @@ from training_profiler.model.series import Lane, Span
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 from training_profiler.reports.exports import stacks_of
 from training_profiler.reports.page_charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
-from training_profiler.reports.page_render import PageOrigin, _breakable, flame, render_page
+from training_profiler.reports.page_render import PageOrigin, _breakable, answer_of, flame, render_page
+from training_profiler.reports.sections import bar_label
 
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
 EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
@@ -131,9 +132,22 @@ def test_the_longest_step_names_the_section_above_its_mean():
     assert longest["excess"][1] == pytest.approx(300, rel=0.05)
 
 
-def test_a_histogram_counts_every_step_once():
-    spread = chart_data([series_of(0, 400)], None)["histogram"]
+@pytest.mark.parametrize(("every", "is_uneven"), [(80, True), (5, True), (1000, False), (1, False)])
+def test_steps_of_two_kinds_have_logarithmic_charts_and_bars_of_their_own(every, is_uneven):
+    series = series_of(0, 400)
+    for stretch in series.stretches:
+        for at in range(len(stretch.steps_ns)):
+            is_long = (stretch.first_step + at) % every == every - 1
+            stretch.steps_ns[at] = (140 if is_long else 2) * MS + at * MS // 1000
+    data = chart_data([series], None)
+    spread = data["histogram"]
+    assert (data["steps"]["uneven"], spread["log"]) == (is_uneven, is_uneven)
     assert sum(spread["counts"]) + spread["beyond"] == 400
+    kinds = [
+        sum(n for ms, n in zip(spread["ms"], spread["counts"], strict=True) if (ms > 50) is is_long)
+        for is_long in (False, True)
+    ]
+    assert kinds == [400 - 400 // every, 400 // every]
 
 
 def test_ranks_are_rows_of_the_heat_map_and_one_rank_has_none():
@@ -229,11 +243,13 @@ def test_source_lines_stand_below_their_finding_and_the_meant_one_is_marked():
     assert re.search(r"<mark><span class=\"number\">    3 </span>y = &#x27;a&#x27;</mark>", page)
 
 
-def test_the_verdict_and_the_findings_come_first():
-    ids = Parsed(page_of(ranks=2)).ids
-    order = [each for each in ids if each in EXPECTED]
-    assert order[:2] == ["findings", "steps"]
-    assert page_of().index('class="verdict') < page_of().index('id="findings"')
+def test_the_answer_and_its_bars_come_first_and_then_the_sections():
+    page = page_of(ranks=2)
+    marks = ['class="verdict', 'class="bars"', 'id="sections"', 'id="findings"', 'id="steps"']
+    assert sorted(marks, key=page.index) == marks
+    _, bars, _ = answer_of(snapshot(), [])
+    assert {bar_label(bar.name) for bar in bars} <= {*Parsed(page).texts}
+    assert "change a" in page[: page.index('class="bars"')]
 
 
 def test_elements_escape_what_they_get_once():

@@ -44,6 +44,7 @@ from training_profiler.model.snapshot import (
 from training_profiler.statistics.trend import trend
 
 Samples = Counter[Location | None]
+ON_STACK: Final = 6  # fields of a location that stacks show: up to its phase
 
 
 class OutsideSamples(NamedTuple):
@@ -264,10 +265,14 @@ def divided_ns(
     Samples alone would not do: there are more of them a second in a start-up than in steps. A section that no sample
     fell into has its time at ``NOT_SAMPLED``.
     """
-    counts, times, divided = line_counts(totals, names), times_of_lines(totals, names), {}
+    counts, times = line_counts(totals, names), times_of_lines(totals, names)
+    divided: dict[str, dict[Location | None, float]] = {}
     for name, section in sections.items() if totals.lines else ():
-        spent = spent_on(counts.get(name, Counter()), times.get(name)) or Counter({NOT_SAMPLED: 1})
-        divided[name] = {line: section.self_s * NS_PER_S * part / spent.total() for line, part in spent.items()}
+        lines, spent = divided.setdefault(name, {}), spent_on(counts.get(name, Counter()), times.get(name))
+        spent = spent or Counter({NOT_SAMPLED: 1})
+        for line, part in spent.items():
+            shown = line and Location(*line[:ON_STACK])
+            lines[shown] = lines.get(shown, 0.0) + section.self_s * NS_PER_S * part / spent.total()
     return divided
 
 

@@ -56,7 +56,7 @@ def table(caption: str, headers: Sequence[str], rows: Sequence[Sequence[Cell | o
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     kinds = ["words" if any(map(_is_words, column)) else None for column in zip(*cells, strict=True)]
     head = (
-        element("th", element("button", header, type="button"), scope="col", class_=kind)
+        element("th", header and element("button", header, type="button"), scope="col", class_=kind)
         for header, kind in zip(headers, kinds, strict=True)
     )
     body = [

@@ -18,6 +18,7 @@ MOST_LONGEST: Final = 12
 MOST_MOMENTS: Final = 1_000  # of the machine
 MOST_RANKS, MOST_COLUMNS, MOST_METRICS = 256, 100, 5
 MOST_BARS: Final = 60
+UNEVEN: Final = 8  # times the step that one in ten is shorter than: a linear scale would show a flat line
 REST: Final = "(smaller sections)"
 DIGITS: Final = 4
 
@@ -98,6 +99,7 @@ def _steps(series: RankSeries, step: StepStats | None) -> dict[str, Any]:
         "warmup": step.warmup_count if step else 0,
         "median": _ms(step.median_s * NS_PER_S) if step else None,
         "slowed": sorted(slowed)[:MOST_STEPS],
+        "uneven": _is_uneven(sorted(durations[step.warmup_count if step else 0 :])),
     }
 
 
@@ -156,21 +158,33 @@ def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[s
     return longest
 
 
+def _is_uneven(ordered_ns: Sequence[int]) -> bool:
+    """Return whether steps, from the shortest on, are of two kinds, or spread as far."""
+    return bool(ordered_ns) and _most(ordered_ns) > UNEVEN * ordered_ns[len(ordered_ns) // 10]
+
+
+def _most(ordered_ns: Sequence[int]) -> int:
+    """Return the 99th percentile: the longest 1 % would leave the others one bar."""
+    return ordered_ns[min(len(ordered_ns) - 1, math.ceil(0.99 * len(ordered_ns)))]
+
+
 def _histogram(series: RankSeries) -> dict[str, Any] | None:
-    steps = sorted(ns for stretch in series.stretches for ns in stretch.steps_ns)
-    if len(steps) < 2 or steps[-1] == steps[0]:
+    steps_ns = sorted(ns for stretch in series.stretches for ns in stretch.steps_ns if ns)
+    if len(steps_ns) < 2 or steps_ns[-1] == steps_ns[0]:
         return None
-    # The longest 1 % would leave the others one bar.
-    low, high = steps[0], steps[min(len(steps) - 1, math.ceil(0.99 * len(steps)))]
-    bars = min(MOST_BARS, max(5, math.ceil(math.sqrt(len(steps)))))
-    width = max(1.0, (high - low) / bars)
-    counts = [0] * bars
-    for ns in steps:
-        at = int((ns - low) / width)
-        if at < bars or ns <= high:
-            counts[min(at, bars - 1)] += 1
-    beyond = len(steps) - sum(counts)
-    return {"ms": [_ms(low + (at + 0.5) * width) for at in range(bars)], "counts": counts, "beyond": beyond}
+    is_log = _is_uneven(steps_ns)
+    scaled, length = (math.log, math.exp) if is_log else (float, float)
+    low, high = scaled(steps_ns[0]), scaled(steps_ns[-1] if is_log else _most(steps_ns))
+    bars = min(MOST_BARS, max(5, math.ceil(math.sqrt(len(steps_ns)))))
+    width = (high - low) / bars or 1.0
+    places = (int((scaled(ns) - low) / width) for ns in steps_ns if scaled(ns) <= high)
+    counts = Counter(min(at, bars - 1) for at in places)
+    return {
+        "ms": [_ms(length(low + (at + 0.5) * width)) for at in range(bars)],
+        "counts": [counts[at] for at in range(bars)],
+        "beyond": len(steps_ns) - counts.total(),
+        "log": is_log,
+    }
 
 
 def _machine(series: RankSeries) -> list[dict[str, Any]]:

@@ -14,15 +14,19 @@ from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
+from training_profiler.reports.first_screen import Bar
+from training_profiler.reports.first_screen import _bars as bars
+from training_profiler.reports.first_screen import _folded as folded
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
 from training_profiler.reports.resources import loader_name, machine_lines
-from training_profiler.reports.sections import distribution, table_label
-from training_profiler.reports.verdict import REMARKS, checklist, important, saving_text, source_line, verdict
+from training_profiler.reports.sections import bar_label, distribution, percentages, table_label
+from training_profiler.reports.verdict import REMARKS, Verdict, checklist, important, saving_text, source_line, verdict
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
-MOST_LINES = 200
-MOST_EPOCHS = 500
+MOST_LINES: Final = 200
+MOST_EPOCHS: Final = 500
+WAITS_FROM: Final = 0.0005  # of the run: 0.1 %
 
 
 class Excerpt(NamedTuple):
@@ -46,21 +50,41 @@ def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))[:3]
 
 
-def verdict_part(snapshot: Snapshot, findings: Sequence[Finding]) -> Html:
-    """Return the verdict."""
-    headline, detail, saving, color = verdict(snapshot, findings)
+Answer = tuple[Verdict, list[Bar], list[Finding]]
+
+
+def answer_of(snapshot: Snapshot, findings: Sequence[Finding]) -> Answer:
+    """Return what the terminal says first: the verdict, where the time went, and what to change."""
+    return verdict(snapshot, findings), folded(bars(snapshot)), important(snapshot, findings)
+
+
+def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
+    """Return the verdict with the first change, the figures of steps, and the bars of where the time went."""
+    (headline, detail, saving, color), shown_bars, changes = answer
     rest = [element("p", words) for words in (detail, saving) if words]
-    return element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
+    rest += [element("p", "→ ", change.advice) for change in changes[:1]]
+    box = element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
+    said = joined([box, _figures(snapshot)])
+    most_s, whole_s = max((bar.self_s for bar in shown_bars), default=0.0), sum(bar.self_s for bar in shown_bars)
+    if not whole_s:
+        return said
+    rows: list[list[object]] = []
+    for bar, percent in zip(shown_bars, percentages([bar.self_s / whole_s for bar in shown_bars]), strict=True):
+        drawn = element("i", style=f"width:{100 * bar.self_s / most_s:.2f}%", aria_hidden="true")
+        share = Cell(f"{percent:.1f}%", percent)
+        rows.append([bar_label(bar.name, snapshot.sections), drawn, _ms(bar.step_s), share])
+    whole = table("Where the time went", ("where the time went", "", "ms/step", "of run"), rows)
+    return joined([said, element("div", whole, class_="bars")])
 
 
 def findings_part(
     snapshot: Snapshot,
     findings: Sequence[Finding],
+    first: Sequence[Finding],
     sources: Mapping[tuple[str, int], Excerpt],
     missing: Mapping[str, str],
 ) -> Html:
     """Return the findings to act on, each with its lines, then the others, and why files have no lines."""
-    first = important(snapshot, findings)
     others = [finding for finding in findings if finding not in first and (finding.fix or finding.code not in REMARKS)]
     items = [_finding(snapshot, finding, sources) for finding in first]
     more = [_finding(snapshot, finding, sources) for finding in others]
@@ -136,7 +160,7 @@ def _lines(snapshot: Snapshot) -> Html:
     rows: list[list[object]] = []
     for name, line in lines[:MOST_LINES]:
         place = f"{line.place} (called by {line.caller})" if line.caller else line.place
-        waits = f", of this {line.waiting_share:.1%} waits for the device" if line.waiting_share else ""
+        waits = f", of this {line.waiting_share:.1%} waits for the device" if line.waiting_share >= WAITS_FROM else ""
         label = table_label(name, snapshot.sections)
         rows.append([element("code", place), line.what + waits, label, _share(line.share)])
     return part("lines", "Lines of code", table("Sampled lines", ("line", "function", "section", "of the run"), rows))
@@ -226,35 +250,28 @@ SHOWN_FROM: Final = 0.002  # of the whole
 MOST_DEPTH: Final = 30
 
 
-def flame(stacks: Counter[Stack], of: Callable[[int], str], label: str = "Flame view of the run") -> Html:
-    """Return the boxes; nothing without stacks. ``of`` names a size. A screen reader reads the label."""
-    if not stacks.total():
-        return Html("")
-    return element("div", _boxes(stacks, 0, stacks.total(), of), class_="flame", role="group", aria_label=label)
+def flame(stacks: Counter[Stack], shown: Callable[[int], str], label: str = "Flame view of the run") -> Html:
+    """Return the boxes; nothing without stacks. ``shown`` says a size. A screen reader reads the label."""
+    whole = stacks.total()
 
+    def boxes(stacks: Counter[Stack], depth: int) -> list[Html]:
+        """Return the boxes of all frames at ``depth``, the widest first, and the room of what is too small."""
+        by_frame: dict[str, Counter[Stack]] = {}
+        for stack, size in stacks.items():
+            if len(stack) > depth:
+                by_frame.setdefault(stack[depth], Counter())[stack] += size
+        sizes = {frame: inner.total() for frame, inner in by_frame.items() if inner.total() >= SHOWN_FROM * whole}
+        found = []
+        for frame, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+            says = f"{frame}: {shown(size)}, {size / whole:.1%}"
+            button = element("button", frame, type="button", title=says, aria_label=says)
+            below = boxes(by_frame[frame], depth + 1) if depth < MOST_DEPTH else []
+            inside = element("div", *below, class_="row") if below else Html("")
+            found.append(element("div", button, inside, class_="box", style=f"flex-grow:{size}"))
+        room = stacks.total() - sum(sizes.values())
+        return [*found, element("div", class_="room", style=f"flex-grow:{room}")] if room and found else found
 
-def _boxes(stacks: Counter[Stack], depth: int, whole: int, of: Callable[[int], str]) -> Html:
-    """Return the boxes of all frames at ``depth``, the widest first, and the room of what is too small."""
-    by_frame: dict[str, Counter[Stack]] = {}
-    for stack, size in stacks.items():
-        if len(stack) > depth:
-            by_frame.setdefault(stack[depth], Counter())[stack] += size
-    sizes = {frame: inner.total() for frame, inner in by_frame.items() if inner.total() >= SHOWN_FROM * whole}
-    shown = sorted(sizes, key=lambda frame: (-sizes[frame], frame))
-    boxes = [_box(frame, by_frame[frame], depth, whole, of) for frame in shown]
-    room = stacks.total() - sum(sizes[frame] for frame in shown)
-    if room and boxes:
-        boxes.append(element("div", class_="room", style=f"flex-grow:{room}"))
-    return joined(boxes)
-
-
-def _box(frame: str, inner: Counter[Stack], depth: int, whole: int, of: Callable[[int], str]) -> Html:
-    size = inner.total()
-    label = f"{frame}: {of(size)}, {size / whole:.1%}"
-    button = element("button", frame, type="button", title=label, aria_label=label)
-    below = _boxes(inner, depth + 1, whole, of) if depth < MOST_DEPTH else Html("")
-    inside = element("div", below, class_="row") if below else Html("")
-    return element("div", button, inside, class_="box", style=f"flex-grow:{size}")
+    return element("div", *boxes(stacks, 0), class_="flame", role="group", aria_label=label) if whole else Html("")
 
 
 DEVICE_NOTE: Final = (
@@ -298,14 +315,14 @@ def render_page(
         sources: lines of source code by file and line.
         missing: why other files have none.
     """
+    answer = answer_of(snapshot, findings)
     body = joined(
         [
-            verdict_part(snapshot, findings),
-            _figures(snapshot),
-            findings_part(snapshot, findings, sources, missing or {}),
+            answer_part(snapshot, answer),
+            sections_part(snapshot),
+            findings_part(snapshot, findings, answer[2], sources, missing or {}),
             _steps(snapshot),
             _recorded(ranks),
-            sections_part(snapshot),
             _flame(snapshot, ranks),
             _lines(snapshot),
             _epochs(snapshot),

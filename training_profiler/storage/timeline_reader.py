@@ -1,10 +1,8 @@
 """Reads what the journals of a run have over time: steps one by one, sections by blocks of steps, the machine."""
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
 from training_profiler.model.bounds import MOST_EPOCHS, MOST_SOURCES, MOST_SPANS
 from training_profiler.model.interval import NO_SECTION, IntervalRecord
-from training_profiler.model.location import Location
 from training_profiler.model.series import EpochSpan, RankSeries, StepLanes, Stretch
 from training_profiler.model.snapshot import OTHER, PROFILER
 from training_profiler.statistics.run_series import RunSeries, SeriesStretch
@@ -72,9 +69,6 @@ class SeriesReader:
             elif self._first_unknown:
                 self._know_loss(self._stretches[self._first_unknown - 1].lost or 0.0)
         return RunSeries(tuple(self._stretches), warmup, self.rank)
-
-
-ON_STACK: Final = 6  # fields of a location that stacks of samples show: up to its phase
 
 
 def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, ...]:
@@ -142,17 +136,13 @@ class _Reading:
             return None
         run, names = self.replay.sums.run, self.replay.names.names
         sections = section_stats(run, names)
-        lines_ns = {name: _on_stacks(lines) for name, lines in divided_ns(sections, run, names).items()}
-        rank, host, wall_ns = self._who
         return RankSeries(
-            rank,
-            host,
-            wall_ns,
+            *self._who,
             run.begin_ns,
             tuple(self._stretches),
             tuple(self._epochs),
             {name: section.parent for name, section in sections.items() if section.parent},
-            lines_ns,
+            divided_ns(sections, run, names),
             tuple(self._recorded[number] for number in sorted(self._recorded)),
             self._sources,
         )
@@ -185,12 +175,3 @@ class _Reading:
             return OTHER
         names = self.replay.names
         return names.names[names.id_of(given)]
-
-
-def _on_stacks(lines_ns: Mapping[Location | None, float]) -> dict[Location | None, float]:
-    """Return the times with what stacks show of a line alone."""
-    shown: dict[Location | None, float] = {}
-    for line, ns in lines_ns.items():
-        key = None if line is None else Location(*line[:ON_STACK])
-        shown[key] = shown.get(key, 0.0) + ns
-    return shown

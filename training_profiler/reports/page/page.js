@@ -14,24 +14,27 @@
   const color = (at) => COLORS[at % COLORS.length];
   const ms = (value) => (value === null || value === undefined ? "" : `${Number(value.toPrecision(4))} ms`);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const charts = [];
+  const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+  const charts = new Map();  // by the elements that they are in
 
   function axes(xLabel, yLabel) {
     const common = { stroke: () => style("--text"), grid: { stroke: () => style("--grid"), width: 1 },
       ticks: { stroke: () => style("--grid"), width: 1 }, font: "12px system-ui" };
-    return [{ ...common, label: xLabel, labelSize: 22 }, { ...common, label: yLabel, labelSize: 22, size: 62 }];
+    const incrs = xLabel === "step" ? WHOLE : undefined;
+    return [{ ...common, label: xLabel, labelSize: 22, incrs }, { ...common, label: yLabel, labelSize: 22, size: 62 }];
   }
 
   function draw(target, options, values) {
-    const chart = new uPlot({ width: Math.max(280, target.clientWidth), height: 240, ...options }, values, target);
-    charts.push({ chart, target });
+    charts.get(target)?.destroy();
+    const chart = new uPlot({ width: Math.max(240, target.clientWidth), height: 240, ...options }, values, target);
+    charts.set(target, chart);
     return chart;
   }
 
   // --- steps ---------------------------------------------------------------
   const steps = data.steps;
   let stepChart = null, sectionChart = null, chosen = null;
-  const hidden = new Set();
+  const hidden = new Set(), isOn = (id) => byId(id).checked;
 
   function stepNumbers() {
     return steps.ms.map((_, at) => steps.first + at * steps.group + (steps.group - 1) / 2);
@@ -68,6 +71,7 @@
       }
       downAt = null;
     });
+    chart.over.addEventListener("dblclick", () => zoom("all"));
   }
 
   // The longest step within a few pixels is what a person aims at.
@@ -80,13 +84,12 @@
     return best;
   }
 
-  // A few steps that took many times as long would leave the others a flat line.
-  function highest(chart, longest) {
+  // A few values that are many times as large would leave the others a flat line: the scale ends above the 99th percentile.
+  function highest(chart, xs, values) {
     const { min, max } = chart.series[0]; // the scale itself is not yet set
-    const from = Math.max(0, Math.floor((min - steps.first) / steps.group));
-    const shown = steps.ms.slice(from, Math.ceil((max - steps.first) / steps.group) + 1).sort((a, b) => a - b);
-    const most = byId("whole").checked || shown.length < 100 ? Infinity : 3 * shown[Math.floor(0.99 * (shown.length - 1))];
-    return Math.min(longest * 1.05, most) || 1;
+    const shown = values.filter((_, at) => xs[at] <= max && !(xs[at + 1] < min)).sort((a, b) => a - b);
+    const largest = shown[shown.length - 1], most = shown[Math.ceil(0.99 * (shown.length - 1))];
+    return (isOn("whole") || largest <= 2 * most ? 1.05 * largest : 1.2 * most) || 1;
   }
 
   // Steps beyond the upper end have a mark there.
@@ -111,7 +114,7 @@
 
   function drawSteps() {
     const target = byId("step-chart"), numbers = stepNumbers();
-    const isLog = byId("log").checked;
+    const isLog = isOn("log");
     const series = [{ label: "step", value: (_, v) => (v === null ? "" : String(Math.round(v))) },
       { label: steps.group > 1 ? `mean of ${steps.group} steps` : "step time", stroke: color(0), width: 1.2,
         value: (_, v) => ms(v), points: { show: numbers.length < 200, size: 4 } }];
@@ -129,7 +132,7 @@
       values.push(numbers.map(() => steps.median));
     }
     stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: { ...zoomHooks, draw: [markBeyond] },
-      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : (chart, low, high) => [0, highest(chart, high)] } },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (chart, low, high) => (isLog ? [0.8 * low, 1.25 * high] : [0, highest(chart, numbers, steps.max || steps.ms)]) } },
       cursor: { drag: { x: true, y: false } } }, values);
     target.setAttribute("aria-label",
       `Step time over ${steps.count} steps, median ${ms(steps.median)}, longest ${ms(data.longest[0] ? data.longest[0].ms : null)}`
@@ -137,11 +140,12 @@
   }
 
   function stacked() {
-    const blocks = data.blocks, x = blocks.first.slice();
-    x.push(blocks.first[blocks.first.length - 1] + blocks.steps[blocks.steps.length - 1]);
+    const blocks = data.blocks, x = blocks.first.map((first) => first - 0.5);
+    x.push(x[x.length - 1] + blocks.steps[blocks.steps.length - 1]);
+    const whole = blocks.first.map((_, i) => blocks.ms.reduce((sum, column) => sum + column[i], 0));
     const sums = new Array(x.length).fill(0), layers = [];
-    data.sections.forEach((_, at) => {
-      if (!hidden.has(at)) blocks.ms[at].forEach((value, i) => { sums[i] += value; });
+    blocks.ms.forEach((column, at) => {
+      if (!hidden.has(at)) column.forEach((value, i) => { sums[i] += isOn("shares") ? 100 * value / (whole[i] || 1) : value; });
       sums[x.length - 1] = sums[x.length - 2];
       layers.push(sums.slice());
     });
@@ -149,17 +153,17 @@
   }
 
   function drawSections() {
-    const target = byId("section-chart");
-    const series = [{ label: "from step", value: (_, v) => (v === null ? "" : String(Math.round(v))) }];
-    const stepped = uPlot.paths.stepped({ align: 1 });
-    data.sections.forEach((name, at) => series.push({ label: name, stroke: color(at), fill: color(at), width: 0,
-      paths: stepped, points: { show: false },
-      value: (_, v, __, i) => (i === null || i === undefined || i >= data.blocks.ms[at].length ? "" : ms(data.blocks.ms[at][i])) }));
+    const stepped = uPlot.paths.stepped({ align: 1 }), values = stacked(), isShare = isOn("shares");
+    const series = data.sections.map((label, at) => ({ label, stroke: color(at), fill: color(at), width: 0, paths: stepped,
+      points: { show: false } }));
     const bands = data.sections.slice(1).map((_, at) => ({ series: [at + 2, at + 1], fill: color(at + 1) }));
-    sectionChart = draw(target, { series, bands, axes: axes("step", "ms a step"), hooks: zoomHooks, legend: { show: false },
-      scales: { x: { time: false }, y: { range: (chart, low, high) => [0, highest(chart, high)] } },
-      cursor: { drag: { x: true, y: false } } }, stacked());
-    const legend = byId("legend");
+    sectionChart = draw(byId("section-chart"), { series: [{}, ...series], bands, hooks: zoomHooks, legend: { show: false },
+      axes: axes("step", isShare ? "% of the step" : "ms a step"), cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { range: (chart) =>
+        [0, isShare ? 100 : highest(chart, values[0], chart.data[chart.data.length - 1])] } } }, values);
+  }
+
+  function drawLegend() {
     data.sections.forEach((name, at) => {
       const button = make("button", name, { type: "button", "aria-pressed": "true" });
       const swatch = make("span", undefined, { class: "swatch" });
@@ -168,12 +172,17 @@
       button.addEventListener("click", () => {
         hidden.has(at) ? hidden.delete(at) : hidden.add(at);
         button.setAttribute("aria-pressed", String(!hidden.has(at)));
-        const { min, max } = sectionChart.scales.x;
-        sectionChart.setData(stacked(), true);
-        sectionChart.setScale("x", { min, max });
+        redraw();
       });
-      legend.append(button);
+      byId("legend").append(button);
     });
+  }
+
+  function redraw() {
+    const { min, max } = stepChart.scales.x;
+    drawSteps();
+    if (data.sections.length) drawSections();
+    stepChart.setScale("x", { min, max });
   }
 
   function bars(target, values) {
@@ -223,7 +232,7 @@
   }
 
   function zoom(kind) {
-    const whole = [stepChart.data[0][0], stepChart.data[0][stepChart.data[0].length - 1]];
+    const whole = [steps.first - 0.5, steps.first + steps.count - 0.5];
     let { min, max } = stepChart.scales.x;
     if (kind === "all") [min, max] = whole;
     else {
@@ -231,7 +240,7 @@
       const half = ((max - min) / 2) * (kind === "in" ? 0.5 : 2);
       [min, max] = [Math.max(whole[0], middle - half), Math.min(whole[1], middle + half)];
     }
-    if (max > min) stepChart.setScale("x", { min, max });
+    stepChart.setScale("x", { min, max });
   }
 
   function drawLongest() {
@@ -256,11 +265,14 @@
   function drawHistogram() {
     const spread = data.histogram, target = byId("histogram");
     if (!spread) { target.textContent = "All steps took the same time, or there was only one."; return; }
+    const distr = spread.log ? 3 : 1, half = (spread.ms[1] - spread.ms[0]) / 2;
     draw(target, { series: [{ label: "ms", value: (_, v) => ms(v) },
-      { label: "steps", stroke: color(0), fill: color(0), paths: uPlot.paths.bars({ size: [1, 100] }), points: { show: false } }],
-    axes: axes("ms", "steps"), scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
-    cursor: { drag: { x: false, y: false } } }, [spread.ms, spread.counts]);
-    if (spread.beyond) byId("beyond").textContent = `${spread.beyond} longer steps are beyond the right end.`;
+      { label: "steps", stroke: color(0), fill: color(0), paths: uPlot.paths.bars({ size: [1, 100] }), value: (_, v) => v ?? "", points: { show: false } }],
+    axes: axes(spread.log ? "ms (logarithmic)" : "ms", spread.log ? "steps (logarithmic)" : "steps"),
+    scales: { x: { time: false, distr, range: (_, low, high) => (spread.log ? [0.8 * low, 1.25 * high] : [low - half, high + half]) },
+      y: { distr, range: (_, low, high) => [spread.log ? 0.5 : 0, high * 1.05 || 1] } },
+    cursor: { drag: { x: false, y: false } } }, [spread.ms, spread.counts.map((count) => count || null)]);
+    if (spread.beyond) byId("beyond").textContent = `${spread.beyond} longer ${spread.beyond > 1 ? "steps are" : "step is"} beyond the right end.`;
   }
 
   // --- steps span by span ------------------------------------------------------
@@ -372,6 +384,7 @@
     const rows = map.ranks.length, columns = map.ms[0][0].length, high = rows > 40 ? 6 : 14;
     canvas.width = columns * 8;
     canvas.height = rows * high;
+    canvas.style.height = `${canvas.height}px`;
     const paint = () => {
       const values = map.ms[Number(choice.value)], context = canvas.getContext("2d");
       const known = values.flat().filter((value) => value !== null).sort((a, b) => a - b);
@@ -480,7 +493,7 @@
     const root = document.documentElement;
     const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = isDark ? "light" : "dark";
-    charts.forEach(({ chart }) => chart.redraw());
+    charts.forEach((chart) => chart.redraw());
   }
 
   function keys(event) {
@@ -493,27 +506,20 @@
   }
 
   if (steps && steps.count && byId("step-chart")) {
+    for (const id of ["log", "shares"]) byId(id).checked = steps.uneven;
     drawSteps();
     if (data.sections.length) drawSections();
+    drawLegend();
     drawLongest();
     drawHistogram();
     // Warm-up steps would leave the others a flat line; "Everything" shows them.
-    if (steps.warmup && steps.warmup < steps.count - 1) {
-      stepChart.setScale("x", { min: steps.first + steps.warmup, max: steps.first + steps.count - 1 });
-    }
+    const from = steps.warmup < steps.count - 1 ? steps.warmup : 0;
+    stepChart.setScale("x", { min: steps.first + from - 0.5, max: steps.first + steps.count - 0.5 });
     byId("step-chart").addEventListener("keydown", keys);
     document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
     byId("goto").addEventListener("change", (event) => choose(Number(event.target.value)));
     byId("goto").max = String(steps.first + steps.count - 1);
-    byId("whole").addEventListener("change", () => {
-      for (const chart of [stepChart, sectionChart]) if (chart) chart.setScale("x", { ...chart.scales.x });
-    });
-    byId("log").addEventListener("change", () => {
-      const at = charts.findIndex(({ chart }) => chart === stepChart);
-      stepChart.destroy();
-      charts.splice(at, 1);
-      drawSteps();
-    });
+    for (const id of ["whole", "log", "shares"]) byId(id).addEventListener("change", redraw);
   }
   if (recorded && recorded.steps.length && byId("lanes")) drawRecorded();
   if (data.machine && byId("machine-charts")) drawMachine();
@@ -523,18 +529,25 @@
   sortable();
   byId("search").addEventListener("input", search);
   byId("theme").addEventListener("click", theme);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(({ chart }) => chart.redraw()));
-  const fit = (most) => charts.forEach(({ chart, target }) =>
-    chart.setSize({ width: Math.min(most, Math.max(280, target.clientWidth)), height: chart.height }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.redraw()));
+  const fit = (most) => charts.forEach((chart, target) =>
+    chart.setSize({ width: Math.min(most, Math.max(240, target.clientWidth)), height: chart.height }));
+  let screen;
   addEventListener("beforeprint", () => {
+    screen = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light"; // as paper is
     document.querySelectorAll("details").forEach((each) => { each.open = true; });
     fit(640); // A page of paper has less room than the window, and only the window is known here.
   });
-  addEventListener("afterprint", () => fit(Infinity));
+  addEventListener("afterprint", () => {
+    if (screen) document.documentElement.dataset.theme = screen;
+    else delete document.documentElement.dataset.theme;
+    fit(Infinity);
+  });
   let waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);
     waiting = setTimeout(() => fit(Infinity), 100);
   });
-  document.documentElement.dataset.drawn = String(charts.length);
+  document.documentElement.dataset.drawn = String(charts.size);
 })();

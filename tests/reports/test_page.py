@@ -12,11 +12,12 @@ import pytest
 from tests.reports.page_runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
 from tests.support.recording import snapshot_of
 from training_profiler.base.html import Cell, element, table, text
+from training_profiler.diagnosis import Finding
 from training_profiler.model.series import Lane, Span
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot, Throughput
 from training_profiler.reports.exports import stacks_of
 from training_profiler.reports.page_charts import MOST_BLOCKS, MOST_STEPS, chart_data, recorded_data, rows_of
-from training_profiler.reports.page_render import PageOrigin, _breakable, answer_of, flame, render_page
+from training_profiler.reports.page_render import PageOrigin, _breakable, answer_of, flame, places, render_page
 from training_profiler.reports.sections import bar_label
 
 VOID = {"meta", "link", "input", "img", "br", "hr", "wbr"}
@@ -241,6 +242,15 @@ def test_a_run_without_steps_has_a_page():
 def test_source_lines_stand_below_their_finding_and_the_meant_one_is_marked():
     page = page_of()
     assert re.search(r"<mark><span class=\"number\">    3 </span>y = &#x27;a&#x27;</mark>", page)
+
+
+def test_the_lines_of_a_library_that_a_finding_lies_in_are_shown_beside_its_caller():
+    line = LineStats("train.py", 3, "main", 0.3, 100, inside="lib/loop.py:9 fit > lib/log.py:4 flush")
+    run = replace(snapshot(), lines={"data_loading": (line,)}, loaders=())
+    finding = Finding("data-loading-bound", "waits", {"share": 0.3}, 20.0, "change it")
+    assert places(run, [finding]) == {("lib/loop.py", 9), ("lib/log.py", 4), ("train.py", 3)}
+    named = replace(finding, message="waits, above all in data.py:7 __getitem__ > resize (9% of it)")
+    assert ("PIL/Image.py", 9) in places(snapshot(), [named])
 
 
 def test_the_answer_and_its_bars_come_first_and_then_the_sections():

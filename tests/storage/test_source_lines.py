@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
 from tests.support.recording import FakeRun
@@ -154,7 +155,8 @@ def test_meta_may_have_any_content(tmp_path):
 
 def test_the_journal_has_the_digests_of_the_files_that_it_names(tmp_path):
     run = FakeRun()
-    run.sample_line(Location("train.py", 7, "loss", held_by="load.py:3 get"))
+    inside = "callback on_step_end > numpy/__init__.py:9 f > missing/x.py:4 g"
+    run.sample_line(Location("train.py", 7, "loss", held_by="load.py:3 get", inside=inside))
     run.sample_line(Location("<stdin>", 1, "main"))
     run.clock.advance(1)
     run.step()
@@ -164,7 +166,10 @@ def test_the_journal_has_the_digests_of_the_files_that_it_names(tmp_path):
         run.totals(), [], Health(), [], program=ProgramFacts(calls=(loader,), repeats=None, slices=slices)
     )
     plain = {SourceFile(name) for name in ("train.py", "load.py", "loop.py")}
-    assert line.files == {*plain, SourceFile("data.py", "/src/pkg/data.py")}
+    library = SourceFile("numpy/__init__.py", np.__file__)
+    assert line.files == {*plain, library, SourceFile("data.py", "/src/pkg/data.py")}
+    digests = DigestBook(str(tmp_path), (), NOW).new([library])
+    assert read(tmp_path, [("numpy/__init__.py", 5)], digests).lines
 
 
 def test_run_files_write_the_digests_once(tmp_path, monkeypatch):

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table, text
-from training_profiler.base.units import MS_PER_S, US_PER_S, counted, duration_text, ms_number, rounded, three_digits
+from training_profiler.base.units import (
+    MS_PER_S,
+    US_PER_S,
+    counted,
+    duration_text,
+    ms_column,
+    ms_number,
+    rounded,
+    three_digits,
+)
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
@@ -24,6 +33,7 @@ from training_profiler.reports.sections import bar_label, distribution, percenta
 from training_profiler.reports.verdict import REMARKS, Verdict, checklist, important, saving_text, source_line, verdict
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
+MOST_PLACES: Final = 4  # of a finding
 MOST_LINES: Final = 200
 MOST_EPOCHS: Final = 500
 WAITS_FROM: Final = 0.0005  # of the run: 0.1 %
@@ -43,11 +53,12 @@ def places(snapshot: Snapshot, findings: Sequence[Finding]) -> set[tuple[str, in
 
 
 def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
-    found = [(file, int(line)) for file, line in PLACE.findall(finding.message)]
     hottest = source_line(snapshot, finding)
-    if hottest is not None:
-        found.append((hottest[0].file, hottest[0].line))
-    return list(dict.fromkeys(found))[:3]
+    # In a library, the place and what ran there are the library's, and the caller is the user's line.
+    lines = "" if hottest is None else f"{hottest[0].place} {hottest[0].what} {hottest[0].caller}"
+    workers = [line.inside for line in snapshot.lines_in_workers()[:MOST_PLACES] if f"{line.place} " in finding.message]
+    found = [(file, int(line)) for file, line in PLACE.findall(" ".join([finding.message, lines, *workers]))]
+    return list(dict.fromkeys(found))[:MOST_PLACES]
 
 
 Answer = tuple[Verdict, list[Bar], list[Finding]]
@@ -69,10 +80,14 @@ def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
     if not whole_s:
         return said
     rows: list[list[object]] = []
-    for bar, percent in zip(shown_bars, percentages([bar.self_s / whole_s for bar in shown_bars]), strict=True):
+    shares, times = (
+        percentages([bar.self_s / whole_s for bar in shown_bars]),
+        ms_column([bar.step_s for bar in shown_bars], 3),
+    )
+    for bar, percent, time in zip(shown_bars, shares, times, strict=True):
         drawn = element("i", style=f"width:{100 * bar.self_s / most_s:.2f}%", aria_hidden="true")
         share = Cell(f"{percent:.1f}%", percent)
-        rows.append([bar_label(bar.name, snapshot.sections), drawn, _ms(bar.step_s), share])
+        rows.append([bar_label(bar.name, snapshot.sections), drawn, Cell(time, bar.step_s), share])
     whole = table("Where the time went", ("where the time went", "", "ms/step", "of run"), rows)
     return joined([said, element("div", whole, class_="bars")])
 

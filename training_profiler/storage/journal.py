@@ -23,7 +23,7 @@ from training_profiler.model.interval import (
     StretchFigures,
 )
 from training_profiler.model.program import ProgramFacts
-from training_profiler.model.snapshot import DeviceTimingStats, Health
+from training_profiler.model.snapshot import BETWEEN, DeviceTimingStats, Health
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import OwnFile
@@ -40,7 +40,7 @@ from training_profiler.storage.journal_lines import (
     SourcesLine,
     spans_line,
 )
-from training_profiler.storage.source_lines import SourceFile
+from training_profiler.storage.source_lines import SourceFile, library_file
 
 MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
@@ -239,15 +239,21 @@ class Journal:
 def _files_named(
     totals: Totals, loaders: Sequence[LoaderCounts], program: ProgramFacts | None
 ) -> frozenset[SourceFile]:
-    """Return the files of the lines that reports may point to."""
-    places = [place for _, line in totals.lines if line is not None for place in (line.file, line.held_by)]
+    """Return the files of the lines that reports may point to: the user's, and those of libraries that these called."""
+    lines = [line for _, line in totals.lines if line is not None]
+    seen = [(line.file, line.inside) for line in lines]
+    seen += [(line.file, line.inside) for counts in loaders if counts.workers for line in counts.workers.lines]
+    places = [line.held_by for line in lines] + [file for file, _ in seen]
     places += [counts.arguments.made_at for counts in loaders if counts.arguments is not None]
     known = set()
     if program is not None:
         known = {SourceFile(call.site.file, call.site.path) for call in program.calls if call.site.path}
         places += [getattr(facts, name, "") for facts in program for name in ("place", "backward")]
     names = {place.partition(":")[0] for place in places} - {file.name for file in known}
-    return frozenset(file for file in known | {SourceFile(name) for name in names} if file.name.endswith(".py"))
+    called = {frame.partition(":")[0] for _, inside in seen for frame in inside.split(BETWEEN)} - names
+    libraries = {file for name in called if name.endswith(".py") and (file := library_file(name)).path}
+    found = known | libraries | {SourceFile(name) for name in names}
+    return frozenset(file for file in found if file.name.endswith(".py"))
 
 
 def _health(health: Health) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""Reads lines of the program's source code, as long as the files are those that ran.
+"""Reads lines of source code, of the program and of libraries, as long as the files are those that ran.
 
-A run folder may come from another user, and name any file of the reader's. So the journal has the digests of the
-program's files, and lines are shown of a file with the same digest alone: who knows the digest knows the file.
+A run folder may come from another user, and name any file of the reader's. So the journal has the digests of
+the files that it names, and lines are shown of a file with the same digest alone: who knows the digest knows the file.
 """
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
@@ -29,7 +31,7 @@ OF_OTHERS: Final = "the run folder is another user's"
 
 
 class SourceFile(NamedTuple):
-    """A file of the user's source code."""
+    """A file of source code."""
 
     name: str  # in reports
     path: str = ""  # if it is known
@@ -70,6 +72,17 @@ class DigestBook:
         return digests
 
 
+@lru_cache(maxsize=MOST_SOURCES)
+def library_file(name: str) -> SourceFile:
+    """Return a file of a library by its name in reports; its path is "" where it cannot be imported here."""
+    paths = filter(os.path.isfile, _paths(name, _import_folders()))
+    return SourceFile(name, str(next(paths, "")))
+
+
+def _import_folders() -> list[Path]:
+    return [Path(entry) for entry in sys.path if isinstance(entry, str)]
+
+
 def digest_of(content: bytes) -> str:
     """Return the digest of a file's content."""
     import hashlib  # here, as no program without torch needs it at its start
@@ -94,6 +107,7 @@ def read_lines(
         words = shlex.split(str(meta.get("command", ""))[:MOST_COMMAND])
     folders = list(_folders(folder_given, words)) if isinstance(folder_given, str) else []
     why = "" if is_of_this_user(folder) else OF_OTHERS
+    folders += _import_folders()
     texts: dict[str, list[str] | None] = {}
     for file, line in sorted(places):
         if why or file not in digests:

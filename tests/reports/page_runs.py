@@ -11,7 +11,7 @@ from training_profiler.model.location import Location
 from training_profiler.model.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.model.series import EpochSpan, Lane, RankSeries, Span, StepLanes, Stretch
 from training_profiler.model.snapshot import EpochStats, Health, LineStats, LoaderStats, Snapshot
-from training_profiler.reports.page_render import Excerpt, PageOrigin, render_page
+from training_profiler.reports.page_render import PageOrigin, render_page
 
 HOSTILE = '</script><img src=x onerror="window.harmed=1">\'&{{data}}<!--'
 NAMES = ("data_loading", "forward_pass", "backward_pass", "optimizer_step", "a", "b", "c", "d", "e", "f")
@@ -85,7 +85,7 @@ def page_of(ranks: int = 1, steps: int = 400, name: str = "a", has_source: bool 
     """Return a page on which each text of the run contains ``name``; with the source code of a line, or why not."""
     of_run = snapshot(ranks, steps, name)
     finding = Finding("data-loading-bound", f"waits for {name} at train.py:3", {"share": 0.3}, 20.0, f"change {name}")
-    sources = {("train.py", 3): Excerpt(2, ("x = 1", f"y = {name!r}", ""), 3)} if has_source else {}
+    sources = {("train.py", 3): (2, ("x = 1", f"y = {name!r}", ""))} if has_source else {}
     missing = {} if has_source else {"train.py": f"changed by {name}"}
     origin = PageOrigin(name, name, name, name, {name: name}, {name: name, f"{name} 2": ""})
     return render_page(

@@ -16,7 +16,7 @@ from training_profiler.base.units import BYTES_PER_MIB
 from training_profiler.cli.common import add_attempt, add_run, write_file
 from training_profiler.cli.report import chosen_run, findings_of
 from training_profiler.cli.trace import summary_of
-from training_profiler.reports.page_render import Excerpt, PageOrigin, places, render_page
+from training_profiler.reports.page_render import PageOrigin, places, render_page
 from training_profiler.storage.run_folder import PAGE, captures_of, read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     meta = read_meta(folder)
     wanted = [] if arguments.no_source else places(snapshot, findings)
     found = read_lines(folder, meta, wanted, ranks[0].sources if ranks and ranks[0].rank == 0 else {})
-    sources = {place: Excerpt(first, shown, place[1]) for place, (first, shown) in found.lines.items()}
     versions = meta.get("versions")
     origin = PageOrigin(
         read_program(folder) or "",
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
         _captures(folder),
     )
-    page = render_page(snapshot, findings, ranks, origin, sources, found.missing)
+    page = render_page(snapshot, findings, ranks, origin, found.lines, found.missing)
     write_file(page, arguments.output, folder / PAGE)
     return 0
 

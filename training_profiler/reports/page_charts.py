@@ -143,8 +143,7 @@ def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[s
         if block is None:
             continue
         above = [ns - mean * block.steps for ns, mean in zip(_sums(block, names), means, strict=True)]
-        largest = max(range(len(above)), key=above.__getitem__, default=None)
-        has_excess = largest is not None and above[largest] > 0
+        most_ns, at = max(((ns, at) for at, ns in enumerate(above)), default=(0.0, 0))
         longest.append(
             {
                 "step": number,
@@ -152,7 +151,7 @@ def _longest(series: RankSeries, blocks: Sequence[ChartBlock], names: Sequence[s
                 "of": block.steps,
                 "first": block.first,
                 "sections": _means(block, names),
-                "excess": (largest, _ms(above[largest])) if largest is not None and has_excess else None,
+                "excess": (at, _ms(most_ns)) if most_ns > 0 else None,
             }
         )
     return longest

@@ -4,28 +4,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table, text
-from training_profiler.base.units import (
-    MS_PER_S,
-    US_PER_S,
-    counted,
-    duration_text,
-    ms_column,
-    ms_number,
-    rounded,
-    three_digits,
-)
+from training_profiler.base.units import MS_PER_S, US_PER_S, duration_text, ms_column, ms_text, rounded, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.section_names import name_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
-from training_profiler.reports.first_screen import Bar
-from training_profiler.reports.first_screen import _bars as bars
-from training_profiler.reports.first_screen import _folded as folded
+from training_profiler.reports.first_screen import Bar, _bars, _folded
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
 from training_profiler.reports.resources import loader_name, machine_lines
@@ -39,12 +28,8 @@ MOST_EPOCHS: Final = 500
 WAITS_FROM: Final = 0.0005  # of the run: 0.1 %
 
 
-class Excerpt(NamedTuple):
-    """Lines of a source file around one of them."""
-
-    first: int  # number of the first line
-    lines: tuple[str, ...]
-    marked: int
+# Lines of source files around one of them: by file and line, the number of the first, and all of them.
+Sources = Mapping[tuple[str, int], tuple[int, Sequence[str]]]
 
 
 def places(snapshot: Snapshot, findings: Sequence[Finding]) -> set[tuple[str, int]]:
@@ -66,7 +51,7 @@ Answer = tuple[Verdict, list[Bar], list[Finding]]
 
 def answer_of(snapshot: Snapshot, findings: Sequence[Finding]) -> Answer:
     """Return what the terminal says first: the verdict, where the time went, and what to change."""
-    return verdict(snapshot, findings), folded(bars(snapshot)), important(snapshot, findings)
+    return verdict(snapshot, findings), _folded(_bars(snapshot)), important(snapshot, findings)
 
 
 def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
@@ -80,10 +65,8 @@ def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
     if not whole_s:
         return said
     rows: list[list[object]] = []
-    shares, times = (
-        percentages([bar.self_s / whole_s for bar in shown_bars]),
-        ms_column([bar.step_s for bar in shown_bars], 3),
-    )
+    shares = percentages([bar.self_s / whole_s for bar in shown_bars])
+    times = ms_column([bar.step_s for bar in shown_bars], digits=3)
     for bar, percent, time in zip(shown_bars, shares, times, strict=True):
         drawn = element("i", style=f"width:{100 * bar.self_s / most_s:.2f}%", aria_hidden="true")
         share = Cell(f"{percent:.1f}%", percent)
@@ -96,7 +79,7 @@ def findings_part(
     snapshot: Snapshot,
     findings: Sequence[Finding],
     first: Sequence[Finding],
-    sources: Mapping[tuple[str, int], Excerpt],
+    sources: Sources,
     missing: Mapping[str, str],
 ) -> Html:
     """Return the findings to act on, each with its lines, then the others, and why files have no lines."""
@@ -113,19 +96,17 @@ def findings_part(
     return part("findings", "What to change", *parts)
 
 
-def _finding(snapshot: Snapshot, finding: Finding, sources: Mapping[tuple[str, int], Excerpt]) -> Html:
+def _finding(snapshot: Snapshot, finding: Finding, sources: Sources) -> Html:
     content: list[object] = [element("p", finding.message, class_="message")]
     if finding.potential_saving_s:
         content.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
     if finding.fix:
         content.append(element("p", "→ ", finding.advice, class_="fix"))
-    for place in _places(snapshot, finding):
-        excerpt, rows = sources.get(place), []
-        if excerpt is None:
-            continue
-        for number, line in enumerate(excerpt.lines, start=excerpt.first):
+    for place in filter(sources.__contains__, _places(snapshot, finding)):
+        (first, lines), rows = sources[place], []
+        for number, line in enumerate(lines, start=first):
             shown = joined([element("span", f"{number:>5} ", class_="number"), line.expandtabs(4) or " "])
-            rows.append(element("mark" if number == excerpt.marked else "span", shown))
+            rows.append(element("mark" if number == place[1] else "span", shown))
         title = element("figcaption", f"{place[0]}:{place[1]}")
         content.append(element("figure", title, element("pre", *rows, tabindex="0"), class_="source"))
     content.append(element("p", element("code", finding.code), class_="code"))
@@ -317,7 +298,7 @@ def render_page(
     findings: Sequence[Finding],
     ranks: Sequence[RankSeries],
     origin: PageOrigin,
-    sources: Mapping[tuple[str, int], Excerpt],
+    sources: Sources,
     missing: Mapping[str, str] | None = None,
 ) -> str:
     """Return the page as one HTML document that loads nothing.
@@ -366,18 +347,13 @@ def _figures(snapshot: Snapshot) -> Html:
     step, rates = snapshot.step, snapshot.throughput
     figures: list[tuple[str, str]] = []
     if step is not None and step.settled_count:
-        figures.append(("mean step", f"{ms_number(step.avg_s)} ms"))
-        figures.append(("median", f"{ms_number(step.median_s)} ms"))
-        if step.p95_s is not None:
-            figures.append(("95th percentile", f"{ms_number(step.p95_s)} ms"))
         longest = "longest after warm-up" if step.warmup_count else "longest"
-        figures.append((f"{longest}, step {step.max_step}", f"{ms_number(step.max_s)} ms"))
+        times = {"mean step": step.avg_s, "median": step.median_s, "95th percentile": step.p95_s}
+        times[f"{longest}, step {step.max_step}"] = step.max_s
+        figures += [(name, ms_text(seconds)) for name, seconds in times.items() if seconds is not None]
     if rates is not None:
-        figures.append(("steps a second", three_digits(rates.steps_per_s)))
-        if rates.samples_per_s is not None:
-            figures.append(("samples a second", three_digits(rates.samples_per_s)))
-        if rates.tokens_per_s is not None:
-            figures.append(("tokens a second", three_digits(rates.tokens_per_s)))
+        counts = {"steps": rates.steps_per_s, "samples": rates.samples_per_s, "tokens": rates.tokens_per_s}
+        figures += [(f"{what} a second", three_digits(rate)) for what, rate in counts.items() if rate is not None]
         if rates.mfu is not None:
             figures.append(("MFU", f"{rates.mfu:.1%}"))
     boxes = [element("div", element("dt", name), element("dd", value)) for name, value in figures]
@@ -403,10 +379,8 @@ def _flame(snapshot: Snapshot, ranks: Sequence[RankSeries]) -> Html:
     of_workers: list[Html] = []
     for loader in snapshot.loaders:
         title = f"Workers of loader {loader_name(loader)}"
-        if loader.workers is not None and (
-            its_boxes := flame(worker_stacks(loader.workers), lambda samples: counted(samples, "sample"), title)
-        ):
-            of_workers += [element("h3", title), its_boxes]
+        stacks = Counter[Stack]() if loader.workers is None else worker_stacks(loader.workers)
+        of_workers += [element("h3", title), flame(stacks, "{} samples".format, title)] if stacks else []
     if not boxes and not of_workers:
         return Html("")
     note = element(

@@ -351,11 +351,6 @@ class LineSampler:
         place = self._place(frame)
         return self._stacks.function_of_thread(frame) if place is None else place.users
 
-    def locate(self, frame: FrameType | None) -> Location | None:
-        """Return the innermost line of user code on the stack of ``frame``; None without user code."""
-        place = self._place(frame)
-        return None if place is None else self._location(place)
-
     def _place(self, frame: FrameType | None) -> Place | None:
         assert self._stacks is not None
         return self._stacks.place(frame)

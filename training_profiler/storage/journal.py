@@ -40,7 +40,7 @@ from training_profiler.storage.journal_lines import (
     SourcesLine,
     spans_line,
 )
-from training_profiler.storage.source_lines import SourceFile, library_file
+from training_profiler.storage.source_lines import SourceFile, library_path
 
 MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
@@ -251,7 +251,7 @@ def _files_named(
         places += [getattr(facts, name, "") for facts in program for name in ("place", "backward")]
     names = {place.partition(":")[0] for place in places} - {file.name for file in known}
     called = {frame.partition(":")[0] for _, inside in seen for frame in inside.split(BETWEEN)} - names
-    libraries = {file for name in called if name.endswith(".py") and (file := library_file(name)).path}
+    libraries = {SourceFile(name, path) for name in called if (path := library_path(name))}
     found = known | libraries | {SourceFile(name) for name in names}
     return frozenset(file for file in found if file.name.endswith(".py"))
 

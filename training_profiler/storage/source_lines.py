@@ -73,14 +73,9 @@ class DigestBook:
 
 
 @lru_cache(maxsize=MOST_SOURCES)
-def library_file(name: str) -> SourceFile:
-    """Return a file of a library by its name in reports; its path is "" where it cannot be imported here."""
-    paths = filter(os.path.isfile, _paths(name, _import_folders()))
-    return SourceFile(name, str(next(paths, "")))
-
-
-def _import_folders() -> list[Path]:
-    return [Path(entry) for entry in sys.path if isinstance(entry, str)]
+def library_path(name: str) -> str:
+    """Return the path of a file of a library, by its name in reports; "" where it cannot be imported here."""
+    return str(next(filter(os.path.isfile, _paths(name, map(Path, map(str, sys.path)))), ""))
 
 
 def digest_of(content: bytes) -> str:
@@ -107,7 +102,7 @@ def read_lines(
         words = shlex.split(str(meta.get("command", ""))[:MOST_COMMAND])
     folders = list(_folders(folder_given, words)) if isinstance(folder_given, str) else []
     why = "" if is_of_this_user(folder) else OF_OTHERS
-    folders += _import_folders()
+    folders += map(Path, map(str, sys.path))
     texts: dict[str, list[str] | None] = {}
     for file, line in sorted(places):
         if why or file not in digests:

@@ -126,8 +126,9 @@ def test_report_names_the_slow_loader_and_the_mix(tmp_path, kind):
     path = written(tmp_path, data__train__schedule__kind=kind, data__train__loaders__aux__delay_ms=1, **weights)
     done = run(path)
     assert done.returncode == 0, done.stderr
-    assert "Loader aux is slow: " in done.stdout
-    assert "as asked" in done.stdout
+    (slow,) = (finding for finding in report(path)["findings"] if finding["code"] == "loader-slow")
+    assert slow["finding"].startswith("Loader aux is slow: ")
+    assert "loader-mix" not in [finding["code"] for finding in report(path)["findings"]]
     main, aux, held_out = report(path)["loaders"]
     assert (main["name"], aux["name"], held_out["name"], held_out["phase"]) == ("main", "aux", "held_out", "val")
     assert main["batches"] + aux["batches"] == 3 * 188

@@ -88,8 +88,8 @@ def _blocks(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -> l
             continue
         for action in change.actions:
             lines += _action_lines(snapshot, change, action, layout)
-        losses = worst_losses([each for action in change.actions for each in action.changes])
-        texts = [f"losses: {losses}"] if losses and change.code != MACHINE_BUSY else []
+        losses = worst_losses_of(change)
+        texts = [f"losses: {losses}"] if losses else []
         texts += [f"Tried: {change.tried}"] if change.tried else []
         lines += [line for text in texts for line in _cut(layout, text, "      ", "      ")]
         lines[begin] = first + lines[begin][len(first) :]
@@ -130,9 +130,7 @@ def _where(snapshot: Snapshot, finding: Finding) -> str:
 
 def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: Layout) -> list[str]:
     """Return an action with what it alone saves: right of it, or below it where there is little room."""
-    call = str(finding.evidence.get("call", "")).partition(": ")[0]
-    is_call = call and "(" in action.text
-    text = f"{action.text}  at {call}" if is_call and call not in action.text else action.text
+    text = action_text(finding, action)
     saving = saving_cell(snapshot, finding, action.part)
     is_beside = layout.width >= SAVING_FROM
     room = layout.width - (len(saving) + 2 if saving and is_beside else 0)
@@ -143,6 +141,19 @@ def _action_lines(snapshot: Snapshot, finding: Finding, action: Action, layout: 
         return [*lines, "      " + layout.color(saving, "green")]
     space = " " * (layout.width - len(lines[0]) - len(saving))
     return [lines[0] + space + layout.color(saving, "green"), *lines[1:]]
+
+
+def action_text(finding: Finding, action: Action) -> str:
+    """Return what to type, with the place of the call that it is about, where it is one and the place is known."""
+    call = str(finding.evidence.get("call", "")).partition(": ")[0]
+    is_call = call and "(" in action.text and call not in action.text
+    return f"{action.text}  at {call}" if is_call else action.text
+
+
+def worst_losses_of(finding: Finding) -> str:
+    """Return what the actions of a finding do to the losses at most; "" where that is not known."""
+    changes = [change for action in finding.actions for change in action.changes]
+    return "" if finding.code == MACHINE_BUSY else worst_losses(changes)
 
 
 def saving_cell(snapshot: Snapshot, finding: Finding, part: float = 1.0) -> str:

@@ -50,12 +50,10 @@ from training_profiler.reports.resources import (
 )
 from training_profiler.reports.sections import (
     INDENT,
-    LABELS,
     OF_EPOCHS,
-    WITHOUT_START,
-    WITHOUT_STEPS,
     distribution,
     in_tree_order,
+    labels_of,
     lines_under,
     percentages,
     table_label,
@@ -141,8 +139,7 @@ def share_rows(
     rows = [row for row in training_rows(snapshot) if row.percent or row.section.count or row.section.name == OTHER]
     if not rows:
         return []
-    width, is_apart = min(layout.width, WIDEST), snapshot.training_s < snapshot.wall_s
-    names = WITHOUT_STEPS if not snapshot.steps else WITHOUT_START if is_apart else LABELS
+    width, (names, of) = min(layout.width, WIDEST), labels_of(snapshot)
     labels = [INDENT * row.depth + table_label(row.section.name, snapshot.sections, names) for row in rows]
     times = ms_column([row.step_s for row in rows], digits=3)
     time_width = TIME_WIDTH if any(times) else 0
@@ -152,7 +149,6 @@ def share_rows(
     bar_width = room - label_width - 1
     bar_width = 0 if bar_width < FEWEST_OF_BAR else bar_width
     left, largest = label_width + bar_width + bool(bar_width), max(row.percent for row in rows)
-    of = "of training" if is_apart else "of run"
     text = [f"{TITLE:<{left}}{'ms/step' * bool(time_width):>{time_width}}{of:>{SHARE_WIDTH}}"]
     for row, label, time, mark in zip(rows, labels, times, marks, strict=True):
         bar = layout.color(_bar(row.percent / largest, bar_width, layout), "cyan")

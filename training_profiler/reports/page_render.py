@@ -13,12 +13,12 @@ from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.section_names import name_of
+from training_profiler.reports.answer import action_text, saving_cell, worst_losses_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
-from training_profiler.reports.first_screen import Bar, _bars, _folded
 from training_profiler.reports.page_charts import chart_data, has_device
 from training_profiler.reports.page_document import document, part_file
 from training_profiler.reports.resources import loader_name, machine_lines
-from training_profiler.reports.sections import bar_label, distribution, percentages, table_label
+from training_profiler.reports.sections import ShareRow, distribution, labels_of, table_label, training_rows
 from training_profiler.reports.verdict import REMARKS, Verdict, checklist, important, saving_text, source_line, verdict
 
 PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
@@ -46,33 +46,43 @@ def _places(snapshot: Snapshot, finding: Finding) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))[:MOST_PLACES]
 
 
-Answer = tuple[Verdict, list[Bar], list[Finding]]
+Answer = tuple[Verdict, list[ShareRow], list[Finding]]
 
 
 def answer_of(snapshot: Snapshot, findings: Sequence[Finding]) -> Answer:
     """Return what the terminal says first: the verdict, where the time went, and what to change."""
-    return verdict(snapshot, findings), _folded(_bars(snapshot)), important(snapshot, findings)
+    return verdict(snapshot, findings), training_rows(snapshot), important(snapshot, findings)
 
 
 def answer_part(snapshot: Snapshot, answer: Answer) -> Html:
     """Return the verdict with the first change, the figures of steps, and the bars of where the time went."""
-    (headline, detail, saving, color), shown_bars, changes = answer
+    (headline, detail, saving, color), shares, changes = answer
     rest = [element("p", words) for words in (detail, saving) if words]
-    rest += [element("p", "→ ", change.advice) for change in changes[:1]]
+    rest += [_actions(snapshot, change) for change in changes[:1]]
     box = element("div", element("p", headline, class_="headline"), *rest, class_=f"verdict {color}", role="status")
     said = joined([box, _figures(snapshot)])
-    most_s, whole_s = max((bar.self_s for bar in shown_bars), default=0.0), sum(bar.self_s for bar in shown_bars)
-    if not whole_s:
+    if not shares:
         return said
     rows: list[list[object]] = []
-    shares = percentages([bar.self_s / whole_s for bar in shown_bars])
-    times = ms_column([bar.step_s for bar in shown_bars], digits=3)
-    for bar, percent, time in zip(shown_bars, shares, times, strict=True):
-        drawn = element("i", style=f"width:{100 * bar.self_s / most_s:.2f}%", aria_hidden="true")
-        share = Cell(f"{percent:.1f}%", percent)
-        rows.append([bar_label(bar.name, snapshot.sections), drawn, Cell(time, bar.step_s), share])
-    whole = table("Where the time went", ("where the time went", "", "ms/step", "of run"), rows)
+    labels, of = labels_of(snapshot)
+    largest, times = max(row.percent for row in shares), ms_column([row.step_s for row in shares], digits=3)
+    for row, time in zip(shares, times, strict=True):
+        label = table_label(row.section.name, snapshot.sections, labels)
+        drawn = element("i", style=f"width:{100 * row.percent / largest:.2f}%", aria_hidden="true")
+        name = element("span", label, style=f"padding-left:{row.depth}em")
+        rows.append([name, drawn, Cell(time, row.step_s), Cell(f"{row.percent:.1f}%", row.percent)])
+    whole = table("Time distribution", ("section", "", "ms/step", of), rows)
     return joined([said, element("div", whole, class_="bars")])
+
+
+def _actions(snapshot: Snapshot, finding: Finding) -> Html:
+    """Return what to do about a finding, each action with its own saving, and what that does to the losses."""
+    lines = [
+        element("p", "→ ", action_text(finding, action), " ", element("b", saving_cell(snapshot, finding, action.part)))
+        for action in finding.actions
+    ]
+    losses = worst_losses_of(finding)
+    return element("div", *lines, *([element("p", f"losses: {losses}")] if losses else []), class_="actions")
 
 
 def findings_part(
@@ -101,7 +111,7 @@ def _finding(snapshot: Snapshot, finding: Finding, sources: Sources) -> Html:
     if finding.potential_saving_s:
         content.append(element("p", f"could save {saving_text(snapshot, finding)}", class_="saving"))
     if finding.fix:
-        content.append(element("p", "→ ", finding.advice, class_="fix"))
+        content += [_actions(snapshot, finding), element("p", finding.advice, class_="fix")]
     for place in filter(sources.__contains__, _places(snapshot, finding)):
         (first, lines), rows = sources[place], []
         for number, line in enumerate(lines, start=first):

@@ -133,6 +133,13 @@ def training_rows(snapshot: Snapshot) -> list[ShareRow]:
     ]
 
 
+def labels_of(snapshot: Snapshot) -> tuple[Mapping[str, str], str]:
+    """Return the names of what is no section, and what time ``training_rows`` divides, in words."""
+    if snapshot.training_s < snapshot.wall_s:
+        return WITHOUT_START, "of training"
+    return LABELS if snapshot.steps else WITHOUT_STEPS, "of run"
+
+
 def _before_training(snapshot: Snapshot) -> dict[str, float]:
     """Return what sections have of the time before the first step, in s: by samples, the rest in no section."""
     left_s = snapshot.wall_s - snapshot.training_s

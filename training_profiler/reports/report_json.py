@@ -11,7 +11,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from training_profiler.base.sections import LINES_IN_WORKERS
 from training_profiler.base.text import printable_data
 from training_profiler.diagnosis import Finding
-from training_profiler.diagnosis.finding import Check
+from training_profiler.diagnosis.finding import Check, losses_text
 from training_profiler.diagnosis.pauses import pauses
 from training_profiler.model import snapshot as stats
 from training_profiler.model.machine import Pause
@@ -21,7 +21,8 @@ from training_profiler.model.snapshot import (
     LineStats,
     Snapshot,
 )
-from training_profiler.reports.verdict import checklist, verdict
+from training_profiler.reports.answer import action_text
+from training_profiler.reports.verdict import checklist, saved_share, verdict
 
 SCHEMA: Final = 2
 # The line that a program which reads schema 1 meets beside the number; docs/reference/json.md has every key.
@@ -46,6 +47,7 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
             "verdict": verdict(snapshot, findings).headline,
             "steps": snapshot.steps,
             "wall_s": snapshot.wall_s,
+            "training_s": snapshot.training_s,
             "sections": {section.name: _without(asdict(section), "name") for section in sections},
             "lines": {
                 name: [_without(asdict(line), "lines", "parts") for line in lines]
@@ -143,12 +145,21 @@ def _finding(snapshot: Snapshot, finding: Finding) -> dict[str, Any]:
         "finding": finding.message,
         "evidence": finding.evidence,
         "saving_s": finding.potential_saving_s,
-        "saving_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+        "saving_share": saved_share(snapshot, finding),
         "saving_range_s": finding.saving_range_s,
         "saving_cost": _cost(snapshot, finding.potential_saving_s),
         "step_s": finding.step_s,
         "step_if_fixed_s": finding.step_if_fixed_s,
         "fix": finding.fix,
+        "actions": [
+            {
+                "text": action_text(finding, action),
+                "saving_s": action.part * finding.potential_saving_s,
+                "saving_share": saved_share(snapshot, finding, action.part),
+                "losses": losses_text(action.changes),
+            }
+            for action in finding.actions
+        ],
         "losses": finding.losses,
         "tried": finding.tried,
     }
@@ -193,6 +204,7 @@ def report_schema(trials: type) -> Schema:
     call = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
     texts = dict.fromkeys(("code", "finding", "fix", "losses", "tried"), _TEXT)
     numbers = dict.fromkeys(("saving_s", "saving_share", "saving_cost", "step_s", "step_if_fixed_s"), _NUMBER)
+    action = _object({"text": _TEXT, "saving_s": _NUMBER, "saving_share": _or_null(_NUMBER), "losses": _TEXT})
     ranges = {"saving_range_s": {"type": ["array", "null"], "items": _NUMBER}, "evidence": {"type": "object"}}
     cost = {"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER}
     properties = {
@@ -201,6 +213,7 @@ def report_schema(trials: type) -> Schema:
         "verdict": _TEXT,
         "steps": _COUNT,
         "wall_s": _NUMBER,
+        "training_s": _NUMBER,
         "sections": _by_name(_object_of(stats.SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
         "phases": _by_name(_NUMBER),
@@ -220,7 +233,7 @@ def report_schema(trials: type) -> Schema:
         "ranks": _or_null(ranks),
         "gradient_sync": _schema_of(stats.GradientSyncStats | None),
         "attempts": _schema_of(tuple[stats.AttemptStats, ...]),
-        "findings": _list_of(_object({**texts, **numbers, **ranges})),
+        "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
         "checklist": _list_of(_object_of(Check)),
         "cost": _or_null(_object(cost)),
         "health": _schema_of(stats.Health),

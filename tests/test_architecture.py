@@ -117,7 +117,6 @@ MAY_BE_ASSIGNED = {
 # Records with nearly the same fields: what a file or a message has, with bounds of what is read, and what it becomes.
 ALIKE = {
     ("EndLine", "Health"),  # a line of the journal has no count of dropped events
-    ("HostPieces", "PathSpan"),  # columns, and one row
     ("Message", "ReceivedMessage"),  # its sequence becomes its age
     ("StepLanes", "StepRow"),
     ("WorkerLine", "WorkerLineStats"),  # samples of a worker, shares of all of them

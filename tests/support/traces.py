@@ -72,7 +72,8 @@ class Trace:
 
     def columns(self) -> Columns:
         """Return the columns of these events, without a file."""
-        return columns_of([RawTrace(msgspec.convert(self.events, list[TraceEvent]), [], {})], "a trace")
+        events = msgspec.json.decode(json.dumps(self.events), type=list[TraceEvent])
+        return columns_of([RawTrace(events, [], {})], "a trace")
 
     def analysed(self, folder: Path) -> AnalysedTrace:
         return analyse(self.write(folder))

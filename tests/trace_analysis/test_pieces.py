@@ -103,11 +103,8 @@ def event(kind, phase, ts, args):
 
 
 def in_pieces_and_at_once(events, path):
-    """Check that a file is read the same in pieces and at once; return how many pieces have spans and arrows alone."""
     path.write_text(json.dumps({"traceEvents": events}))
-    parts = list(read_parts(path))
-    assert_same(columns_of(parts, "a"), columns_of([read_events(path)], "a"))
-    return sum(not part.has_others for part in parts), len(parts)
+    assert_same(columns_of(read_parts(path), "a"), columns_of([read_events(path)], "a"))
 
 
 @given(
@@ -128,22 +125,6 @@ def test_events_of_any_category_are_the_same_in_pieces(kinds):
         patch.setattr(reader, "_CHUNK", 1000)
         patch.setattr(reader, "_NEAR_END", 500)
         in_pieces_and_at_once(events, Path(folder, "a.json"))
-
-
-def test_spans_of_known_categories_and_arrows_are_decoded_by_category(small, tmp_path):
-    known = [event(category, "X", i, ARGUMENTS) for i in range(20) for category in ("cpu_op", "kernel", "cuda_runtime")]
-    arrows = [event("ac2g", "s", i, None) for i in range(20)]
-    by_category, of = in_pieces_and_at_once(known + arrows, tmp_path / "a.json")
-    assert by_category == of > 10
-
-
-def test_few_pieces_are_decoded_twice(small, monkeypatch, tmp_path):
-    tried = []
-    decode = reader._of_categories
-    monkeypatch.setattr(reader, "_of_categories", lambda piece: tried.append(piece) or decode(piece))
-    by_category, of = in_pieces_and_at_once([event("new", "X", i, ARGUMENTS) for i in range(200)], tmp_path / "a.json")
-    assert by_category == 0
-    assert len(tried) <= reader.MOST_REFUSED + 1 + of // reader.PIECES_A_REFUSAL
 
 
 def test_an_arrow_that_is_a_span_is_one(small, tmp_path):

@@ -91,7 +91,7 @@ BAD = {
     ),
     "an invalid time among exact ones": (
         single_event(ts=1, dur=1).replace(b'"ts": 1', b'"ts": 1623143000123456.5').replace(b'"dur": 1', b'"dur": null'),
-        "PATH has an event without a usable time: 'a' with ts 1623143000123456.5, dur null",
+        "PATH has an event without a usable time: 'a' with ts 1623143000123456.5, dur None",
     ),
     "B without a time": (
         b'{"traceEvents": [{"ph": "B", "name": "a"}]}',

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.base.sections import CLOCK_MARK
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, numbered, ranked, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, numbered, summed
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.gaps import Gap
 from training_profiler.trace_analysis.launches import Launches, is_section, nesting_of, with_children
-from training_profiler.trace_analysis.timeline import Timeline, bounds_of, covered, main_thread, timeline_of, union
+from training_profiler.trace_analysis.timeline import bounds_of, covered, main_thread, timeline_of, union
 
 _LIBRARY: Final = re.compile(r"(^|/)(?:torch|training_profiler)/")
 _STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
@@ -99,7 +99,7 @@ def code_places(events: TracedEvents, gaps: Sequence[Gap], is_counted: Bools) ->
     columns, launches = events.columns, events.launches
     ns = np.zeros(len(columns.begin_ns), np.int64)
     works = columns.is_gpu()
-    for device in distinct(columns.device[works]).tolist():
+    for device in np.unique(columns.device[works]).tolist():
         np.add.at(ns, *timeline_of(columns, works & (columns.device == device)).spent())
     device_ns = ns
 
@@ -208,8 +208,11 @@ def _places(
     rows = np.flatnonzero(which)
     outer = rows[nesting.is_outermost[rows]]
     of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps, is_counted)
+    own_places, spent_ns = (
+        np.concatenate(both) for both in zip(*(line.spent() for line in stacks.timelines.values()), strict=True)
+    )
     sums = (
-        stacks.self_ns(size),
+        summed(columns.name[own_places], spent_ns, size),
         *(
             summed(columns.name[of], values[of], size)
             for of, values in ((outer, columns.length_ns), (rows, own_ns), (outer, total_ns))
@@ -228,36 +231,25 @@ def _places(
 
 class _Stacks:
     def __init__(self, columns: Columns, which: Bools) -> None:
-        self._columns = columns
         self._main = main_thread(columns)
-        self._timelines = {
+        self.timelines = {
             thread: timeline_of(columns, which & (columns.thread == thread))
-            for thread in distinct(columns.thread[which]).tolist()
+            for thread in {self._main, *columns.thread[which].tolist()}
         }
 
     def at(self, threads: Ints, at_ns: Ints) -> Ints:
         """Return the row of the place, else of that on the thread of the loop, which waits for others; -1 for none."""
-        row = self._timeline(self._main).at(at_ns)
-        for thread, timeline in self._timelines.items():
+        row = self.timelines[self._main].at(at_ns)
+        for thread, timeline in self.timelines.items():
             is_on = threads == thread
             inner = timeline.at(at_ns[is_on])
             row[is_on] = np.where(inner != NONE, inner, row[is_on])
         return row
 
-    def self_ns(self, size: int) -> Ints:
-        """Return for each name the time in which its place is the innermost."""
-        total = np.zeros(size, np.int64)
-        for timeline in self._timelines.values():
-            row, ns = timeline.spent()
-            np.add.at(total, self._columns.name[row], ns)
-        return total
-
     def changes_ns(self, thread: int) -> Ints:
         """Return when the place may change on that thread or on the thread of the loop."""
-        return np.concatenate([self._timeline(number).begin_ns for number in (thread, self._main)])
-
-    def _timeline(self, thread: int) -> Timeline:
-        return self._timelines.get(thread, Timeline(np.empty(0, np.int64), np.empty(0, np.int64)))
+        timelines = (self.timelines.get(number) for number in (thread, self._main))
+        return np.concatenate([timeline.begin_ns for timeline in timelines if timeline is not None])
 
 
 def _idle(
@@ -272,7 +264,7 @@ def _idle(
     gap, row, ns = _pieces(columns, stacks, launches, gaps)
     label = np.where(row == NONE, NONE, columns.name[row])
     idle_ns = summed(label, np.where(is_counted[gap], ns, 0), size + 1)  # the last is of no place
-    cells, cell = ranked(gap * (size + 1) + label + 1)
+    cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
     cell_ns = summed(cell, ns, len(cells))
     order = np.lexsort((cell_ns, cells // (size + 1)))  # of each gap, the longest comes last
     part = cell_ns / np.maximum(1, np.bincount(gap, ns, len(gaps))[cells // (size + 1)])
@@ -296,7 +288,7 @@ def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequenc
     for on_thread, on_device in sorted(set(zip(thread.tolist(), device.tolist(), strict=True))):
         which = np.flatnonzero((thread == on_thread) & (device == on_device))  # these do not overlap
         begins, ends = begin_ns[which], launched_ns[which]
-        cuts = distinct(np.concatenate([stacks.changes_ns(on_thread), begins, ends]))
+        cuts = np.unique(np.concatenate([stacks.changes_ns(on_thread), begins, ends]))
         cut_ns, length_ns = cuts[:-1], np.diff(cuts)
         inside = np.searchsorted(begins, cut_ns, side="right") - 1
         is_idle = (inside >= 0) & (cut_ns < ends[inside])

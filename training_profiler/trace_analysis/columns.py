@@ -92,36 +92,6 @@ def _is_name_of_step(name: str) -> bool:
     return name.startswith(STEP_NAME)
 
 
-def distinct(values: Ints) -> Ints:
-    """Return the different values, ascending. The first call of numpy.unique would import numpy.ma for 15 ms."""
-    if not len(values):
-        return values
-    least, most = int(values.min()), int(values.max())
-    ascending: Ints
-    if most - least < len(values):
-        ascending = np.flatnonzero(np.bincount(values - least)) + least
-    else:
-        ordered = np.sort(values, kind="stable")  # many values are nearly in order
-        ascending = ordered[np.append(True, ordered[1:] != ordered[:-1])]
-    return ascending
-
-
-def order_of(numbers: Ints, count: int) -> Ints:
-    """Return the order of ``count`` different numbers from 0 on, stable. Those of 16 bits take a third of the time."""
-    return np.argsort(numbers.astype(np.uint16) if count <= MOST_16_BITS else numbers, kind="stable")
-
-
-def ranked(values: Ints) -> tuple[Ints, Ints]:
-    """Return the different values, ascending, and the index of each value among them."""
-    ascending = distinct(values)
-    if not len(values) or int(ascending[-1]) - int(ascending[0]) >= 2 * len(values):
-        return ascending, np.searchsorted(ascending, values)
-    least = ascending[0]
-    index = np.empty(ascending[-1] - least + 1, np.int64)
-    index[ascending - least] = np.arange(len(ascending))
-    return ascending, index[values - least]
-
-
 def summed(group: Ints, values: Ints, size: int) -> Ints:
     """Return the exact sum of the values of each group from 0 to ``size``."""
     sums = np.zeros(size, np.int64)
@@ -210,7 +180,6 @@ class Columns:
     notes: tuple[str, ...]  # what of the file could not be read
     # What was asked of the same columns before; arrays are not to be changed.
     _of_categories: dict[tuple[str, ...], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _of_names: dict[Callable[[str], Any], Bools] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def length_ns(self) -> Ints:
@@ -247,14 +216,11 @@ class Columns:
         """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true, asked once a name."""
         rows = np.arange(len(self.name)) if among is None else np.flatnonzero(among)
         names = self.name[rows]
-        # The last is of events without a name.
-        table, is_decided = self._of_names.setdefault(is_wanted, np.zeros((2, len(self.names) + 1), np.bool_))
-        is_decided[NONE] = True
-        is_new = np.zeros(len(is_decided), np.bool_)
-        is_new[names] = True
-        for i in np.flatnonzero(is_new & ~is_decided).tolist():
+        table = np.zeros(len(self.names) + 1, np.bool_)  # the last is of events without a name
+        table[names] = True
+        for i in np.flatnonzero(table[:-1]).tolist():
             table[i] = bool(is_wanted(self.names[i]))
-        is_decided |= is_new
+        table[NONE] = False
         has_name = np.zeros(len(self.name), np.bool_)
         has_name[rows] = table[names]
         return has_name

@@ -11,7 +11,7 @@ import numpy as np
 
 from training_profiler.base.peaks import DeviceLink, link_of
 from training_profiler.base.units import NS_PER_S
-from training_profiler.trace_analysis.columns import NONE, Columns, Ints, distinct
+from training_profiler.trace_analysis.columns import NONE, Columns, Ints
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS, OPTIMIZER
 from training_profiler.trace_analysis.launches import nearest
@@ -149,7 +149,7 @@ def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective
 
 def _matched(runs: Sequence[Runs]) -> Ints | None:
     numbers = [run.sequence for run in runs]
-    if all((number != NONE).all() and len(distinct(number)) == len(number) for number in numbers):
+    if all((number != NONE).all() and len(np.unique(number)) == len(number) for number in numbers):
         common = reduce(np.intersect1d, numbers)
         if len(common):
             return np.stack([np.argsort(number)[np.searchsorted(np.sort(number), common)] for number in numbers])
@@ -227,10 +227,15 @@ class BusBandwidth:
         return self._gb_s(self.shortest_ns)
 
     @property
+    def link_gb_s(self) -> float | None:
+        """What the link can do, in 1e9 bytes per second."""
+        return None if self.link is None else self.link.gb_s
+
+    @property
     def share_of_link(self) -> float | None:
         """The best as a share of what the link can do; None if that is unknown, or less than the best."""
-        best = self.best_gb_s
-        return None if best is None or self.link is None or self.is_above_link else best / self.link.gb_s
+        best, link = self.best_gb_s, self.link_gb_s
+        return None if best is None or link is None or self.is_above_link else best / link
 
     @property
     def is_above_link(self) -> bool:
@@ -342,7 +347,7 @@ def parallelism_of(events: TracedEvents, collectives: Sequence[Collective]) -> t
     columns = events.columns
     kinds = {collective.kind for collective in collectives}
     is_host = columns.is_of("cpu_op", "user_annotation")
-    names = [columns.names[i] for i in distinct(columns.name[is_host]).tolist()] if events.communicates.any() else []
+    names = [columns.names[i] for i in np.unique(columns.name[is_host]).tolist()] if events.communicates.any() else []
     seen = [kind for kind, pattern in _NAMES.items() if any(map(pattern.search, names))]
     if FSDP not in seen and kinds >= _SHARDED:
         seen.append(FSDP)

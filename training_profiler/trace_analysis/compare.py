@@ -18,7 +18,6 @@ from training_profiler.trace_analysis.columns import (
     Ints,
     Numbers,
     numbered,
-    ranked,
 )
 from training_profiler.trace_analysis.events import StepParts, TracedEvents
 from training_profiler.trace_analysis.host_activity import step_of_each
@@ -77,9 +76,9 @@ def _means_by_group(step: Ints, steps: int, group: Ints, labels: Sequence[Key], 
     if not len(step):
         return {}
     keys, number = numbered(labels)  # names that were cut can be the same
-    cells, cell = ranked(number[group] * steps + step)
+    cells, cell = np.unique(number[group] * steps + step, return_inverse=True)
     in_step_ns = np.bincount(cell, values_ns)
-    of, which = ranked(cells // steps)
+    of, which = np.unique(cells // steps, return_inverse=True)
     counts = np.bincount(which, np.bincount(cell)) / steps
     mean_ns = np.bincount(which, in_step_ns) / steps
     errors: list[float | None] = [None] * len(of)

@@ -7,8 +7,8 @@ import numpy as np
 
 from training_profiler.base.units import NS_PER_MS, NS_PER_S, counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, distinct
-from training_profiler.trace_analysis.events import Scope, TracedEvents
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.events import Scope, TracedEvents, beside
 from training_profiler.trace_analysis.host_activity import TO_HOST
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, is_launched_before, without_work
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, gaps, together, union
@@ -27,9 +27,7 @@ def unseen_work(events: TracedEvents) -> Intervals:
     if not len(rows):
         return NOTHING
     idle = gaps(events.device.busy)
-    following = rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
-    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
-    preceding = by_end[np.searchsorted(columns.end_ns[by_end], idle.begin_ns, side="right") - 1]
+    preceding, following = beside(columns, rows, idle)
     call = launches.call[following]
     is_earlier = (call == NONE) & is_launched_before(columns, launches.call[rows], following)
     launched_ns = np.where(is_earlier, idle.begin_ns, np.maximum(idle.begin_ns, columns.end_ns[call]))
@@ -189,7 +187,7 @@ def _excerpt(columns: Columns) -> str:
     number = columns.external[columns.is_of("cpu_op") & (columns.external > 0)]
     if len(number) < 2 or (np.diff(number) > 0).mean() < LEAST_ASCENDING:
         return ""
-    kept, numbered = len(distinct(number)), int(number.max() - number.min()) + 1
+    kept, numbered = len(np.unique(number)), int(number.max() - number.min()) + 1
     if numbered - kept < LEAST_LEFT_OUT or kept >= LEAST_KEPT * numbered:
         return ""
     return f"{kept:,} operators are left of {numbered:,} events that torch numbered: the others are not in this file"
@@ -218,7 +216,7 @@ def _is_around(columns: Columns) -> Bools:
     rows = np.flatnonzero(columns.is_of("user_annotation"))
     is_around = columns.is_step()
     host = ~columns.is_gpu()
-    for thread in distinct(columns.thread[rows]).tolist():
+    for thread in np.unique(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]
         begun_ns = columns.begin_ns[host & (columns.thread == thread)]  # ascending, as all rows are
         first = np.searchsorted(begun_ns, columns.begin_ns[of_thread], side="right")

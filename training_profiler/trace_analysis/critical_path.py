@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from training_profiler.trace_analysis.columns import NONE, Bools, Ints, distinct
+from training_profiler.trace_analysis.columns import NONE, Bools, Ints
 from training_profiler.trace_analysis.gaps import IN_GRAPH
 from training_profiler.trace_analysis.host_activity import PHASES
 from training_profiler.trace_analysis.path_graph import (
@@ -23,19 +23,21 @@ from training_profiler.trace_analysis.path_graph import (
 )
 from training_profiler.trace_analysis.path_links import (
     ALLOCATION,
+    COMMUNICATION,
     DATA_LOADING,
+    KERNEL,
     KINDS,
     LONG_AGO,
     OPERATOR,
     OUTSIDE,
     SYNCHRONIZE,
+    HostPieces,
+    Works,
 )
+from training_profiler.trace_analysis.timeline import Intervals, covered, covered_before
 
 K = TypeVar("K", bound=Hashable)
 
-KERNEL: Final = "kernel"
-COMMUNICATION: Final = "communication"
-COPY: Final = "copy"
 _BEFORE: Final = ("earlier_ns", "recording_ns")
 
 
@@ -133,7 +135,7 @@ def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSp
     last, over ranks too, until the begin of the first step of the rank that it has come to.
     """
     last = replay(graph, graph.own_ns, graph.length_ns)[1]
-    at_ns = graph.at_ns
+    at_ns, kinds, names = graph.at_ns, graph.works.kind.tolist(), graph.works.name.tolist()
     item = max(graph.ends, key=lambda end: at_ns[end])
     until, collective = at_ns[item], ""
     while until > (begin_ns := graph.sides[side := int(graph.side[item])].begin_ns):
@@ -142,10 +144,10 @@ def _walk(graph: Graph, jumps: Counter[tuple[str, int, int]]) -> Iterator[PathSp
             begin = max(begin_ns, min(until, at_ns[item] - graph.length_ns[item]))
             if begin < until:
                 work = item - graph.points
-                yield PathSpan(side, begin, until, work_kind(graph, work), graph.names[graph.work_name[work]], NONE)
+                yield PathSpan(side, begin, until, kinds[work], graph.names[names[work]], NONE)
             until = begin
         if item in graph.waiting:
-            collective = graph.names[graph.work_name[item - graph.points]]
+            collective = graph.names[names[item - graph.points]]
         earlier, why = _waited_for(graph, item, last[item])
         if earlier == NONE:  # nothing is known to come before it
             if begin_ns < until:
@@ -191,11 +193,6 @@ def _waited_for(graph: Graph, item: int, edge: int) -> tuple[int, str]:
         return earlier, ""
     is_in_graph = points <= min(earlier, item) and max(earlier, item) < points + len(graph.works.row)
     return earlier, IN_GRAPH if is_in_graph and graph.works.is_in_graph(earlier - points, item - points) else STREAM
-
-
-def work_kind(graph: Graph, work: int) -> str:
-    """Return what a work is."""
-    return COMMUNICATION if graph.communicates[work] else COPY if graph.is_copy[work] else KERNEL
 
 
 MOST_EACH: Final = 3  # operators and kernels that changes are computed for
@@ -259,7 +256,8 @@ def changes_for(graph: Graph, path: Path) -> list[TimeChange]:
 
 def _changes_of_ranks(graph: Graph, path: Path) -> list[TimeChange]:
     changes = [TimeChange("the ranks are in perfect balance", is_balanced=True)]
-    phases = [name for i, name in enumerate(PHASES) if (graph.phase == i).any()]
+    parts = graph.pieces, graph.works
+    phases = [name for i, name in enumerate(PHASES) if any((part.phase == i).any() for part in parts)]
     for rank, ns in list(path.ranks_ns.items())[:MOST_EACH]:
         if ns < LEAST_OF_PATH * path.wall_ns:
             continue
@@ -306,18 +304,19 @@ def _host(graph: Graph, change: TimeChange) -> tuple[list[int], list[tuple[Edge,
     own, edges = np.array(graph.own_ns, np.int64), list(graph.edges)
     at = np.array(graph.at_ns[: graph.points], np.int64)
     pieces = graph.pieces
-    is_changed = _chosen_pieces(graph, change)
-    for thread in distinct(graph.thread).tolist():
+    is_kind = pieces.kind == KINDS.index(change.host_kind) if change.host_kind else np.full(len(pieces.kind), True)
+    is_changed = _chosen(graph, change, pieces, graph.side_of_thread[pieces.thread], is_kind)
+    for thread in np.unique(graph.thread).tolist():
         of = pieces.of(thread)
         points = np.flatnonzero(graph.thread == thread)
         if not is_changed[of].any():
             continue
-        saved = np.where(is_changed[of], pieces.end_ns[of] - pieces.begin_ns[of], 0)
-        before = np.diff(_passed(pieces.begin_ns[of], saved, at[points]), prepend=0)
+        begins_ns = pieces.begin_ns[of]
+        saved = Intervals(begins_ns, np.where(is_changed[of], pieces.end_ns[of], begins_ns))
+        before = np.diff(covered_before(saved, at[points]), prepend=0)
         own[points] -= (before * change.host_saved).astype(np.int64)
-        items, places, begins_ns, ends_ns = np.array(_launch_waits(graph, thread), np.int64).reshape(-1, 4).T
-        of_call = _passed(pieces.begin_ns[of], saved, ends_ns) - _passed(pieces.begin_ns[of], saved, begins_ns)
-        shorter_ns = (of_call * change.host_saved).astype(np.int64).tolist()
+        items, places, *waited = np.array(_launch_waits(graph, thread), np.int64).reshape(-1, 4).T
+        shorter_ns = (covered(saved, *waited) * change.host_saved).astype(np.int64).tolist()
         for item, place, ns in zip(items.tolist(), places.tolist(), shorter_ns, strict=True):
             point, delay, why = edges[item][place]
             edges[item] = (*edges[item][:place], (point, delay - ns, why), *edges[item][place + 1 :])
@@ -340,47 +339,24 @@ def _launch_waits(graph: Graph, thread: int) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def _passed(begin_ns: Ints, length_ns: Ints, at_ns: Ints) -> Ints:
-    """Return how much of the pieces that begin at ``begin_ns`` lies before each time."""
-    sums = np.concatenate([[0], np.cumsum(length_ns)])
-    place = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
-    into = np.clip(at_ns - begin_ns[place], 0, length_ns[place])
-    passed: Ints = sums[place] + into
-    return passed
-
-
-def _chosen_pieces(graph: Graph, change: TimeChange) -> Bools:
-    pieces = graph.pieces
-    side = graph.side_of_thread[pieces.thread]
-    chosen: Bools = pieces.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side]
-    chosen &= _is_chosen(graph, change, side, graph.phase[: len(pieces.thread)])
-    if change.host_kind:
-        chosen &= pieces.kind == KINDS.index(change.host_kind)
-    if change.name and not change.phase:
-        chosen &= (pieces.name != NONE) & (np.array(graph.names, object)[pieces.name] == change.name)
-    return chosen
-
-
-def _is_chosen(graph: Graph, change: TimeChange, side: Ints, phase: Ints) -> Bools:
-    chosen = np.full(len(side), True)
+def _chosen(graph: Graph, change: TimeChange, part: HostPieces | Works, side: Ints, is_kind: Bools) -> Bools:
+    """Return which pieces or works of this kind, each on a side of the graph, a change is of."""
+    chosen: Bools = is_kind & (part.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side])
     if change.rank != NONE:
         chosen &= np.array([of.rank for of in graph.sides])[side] == change.rank
     if change.phase:
-        chosen &= phase == PHASES.index(change.phase)
+        chosen &= part.phase == PHASES.index(change.phase)
+    elif change.name:
+        chosen &= (part.name != NONE) & (np.array(graph.names, object)[part.name] == change.name)
     return chosen
 
 
 def _lengths(graph: Graph, change: TimeChange) -> list[int]:
     if not change.device_saved:
         return graph.length_ns
-    lengths = list(graph.length_ns)
-    count = len(graph.works.row)
-    side = graph.side[graph.points : graph.points + count]
-    chosen = graph.works.begin_ns >= np.array([of.begin_ns for of in graph.sides])[side]
-    chosen &= _is_chosen(graph, change, side, graph.phase[len(graph.pieces.thread) :])
-    for work in np.flatnonzero(chosen).tolist():
-        is_kind = not change.device_kind or work_kind(graph, work) == change.device_kind
-        if is_kind and (change.phase or change.name in ("", graph.names[graph.work_name[work]])):
-            item = graph.points + work
-            lengths[item] -= int(lengths[item] * change.device_saved)
-    return lengths
+    works, lengths = graph.works, np.array(graph.length_ns, np.int64)
+    items = slice(graph.points, graph.points + len(works.row))
+    is_kind = (works.kind == change.device_kind) | (not change.device_kind)
+    chosen = _chosen(graph, change, works, graph.side[items], is_kind)
+    lengths[items] -= np.where(chosen, (lengths[items] * change.device_saved).astype(np.int64), 0)
+    return [int(ns) for ns in lengths]

@@ -1,14 +1,13 @@
 """Turns decoded events into columns. Of each event only the fields of its category are read."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from training_profiler.base.errors import TraceError
 from training_profiler.base.sections import SAMPLED_LINE
@@ -27,17 +26,15 @@ from training_profiler.trace_analysis.columns import (
     Numbers,
     Recorded,
     Samples,
-    distinct,
     is_of,
     numbered,
 )
 from training_profiler.trace_analysis.event_arguments import (
     MTIA_WORK,
     Categories,
-    EventRows,
-    InexactTimeError,
     Rows,
     TimeProblemError,
+    argument_rows,
     integer_or_none,
     integers,
     joined,
@@ -55,6 +52,7 @@ from training_profiler.trace_analysis.reader import (
 
 _NO_ARGS: Final = Args()
 _OTHER_PHASES: Final = ("B", "E", "i")  # halves of events, and instants
+_OF_MEMORY: Final = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
 MOST_STACK: Final = 20_000
 NO_NAME: Final = "(no name)"
@@ -90,16 +88,9 @@ def read_columns(path: Path) -> Columns:
         TraceError: The file cannot be read or is not a trace. The message has one line.
     """
     try:
-        return _read(path, as_written=False)
-    except InexactTimeError:
-        return _read(path, as_written=True)
-
-
-def _read(path: Path, *, as_written: bool) -> Columns:
-    try:
-        return columns_of(read_parts(path, as_written=as_written), str(path))
+        return columns_of(read_parts(path), str(path))
     except (TraceError, NoPiecesError):  # read at once: it may lack its end, or what is wrong is said of all
-        return columns_of([read_events(path, as_written=as_written)], str(path))
+        return columns_of([read_events(path)], str(path))
 
 
 def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:
@@ -107,7 +98,6 @@ def columns_of(parts: Iterable[RawTrace], where: str) -> Columns:
 
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
-        InexactTimeError: The parts have to be read with their times as written.
     """
     table = _Table(where)
     for part in parts:
@@ -123,17 +113,16 @@ class _Table:
         self._count = 0
         self._names = Numbers()
         self._tracks = Numbers()  # (category, pid, tid)
-        self._categories = Categories(self._names, self._tracks)
+        self._categories = Categories()
         self._texts: dict[str, Numbers] = defaultdict(Numbers)
-        self._spans = EventRows(self._texts)
-        self._halves = EventRows(self._texts)
+        self._spans: list[Rows] = []
+        self._halves: list[Rows] = []
         self._memory: list[Rows] = []
         self._samples: list[Rows] = []
         self._lines = Numbers()
         self._devices: list[dict[str, Any]] = []
         self._distributed: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
-        self._has_mtia = False
 
     def add(self, part: RawTrace) -> None:
         """Add the events of a part; a TraceError says that a time is missing, no number or negative."""
@@ -142,17 +131,15 @@ class _Table:
         self._distributed = part.distributed or self._distributed
         self._notes += part.notes
         spans = [event for event in part.events if event.ph == "X"]
-        begin_ns = self._times(spans, [event.ts for event in spans])
-        duration_ns = self._times(spans, [event.dur for event in spans])
+        begin_ns, duration_ns = self._times(spans), self._times(spans, "dur")
         if spans and duration_ns.min() < 0:
             at = _described(spans[int(np.argmin(duration_ns))])
             raise TraceError(f"{self._where} has a negative duration: {at}")
-        self._add_to(self._spans, spans, {"begin_ns": begin_ns, "duration_ns": duration_ns})
-        if part.has_others and len(spans) < len(part.events):
-            rest = [event for event in part.events if event.ph != "X"]  # mostly arrows, and names of threads
-            others = [event for event in rest if event.ph in _OTHER_PHASES]
-            self._add_halves([event for event in others if event.ph != "i"])
-            self._add_instants([event for event in others if event.ph == "i"])
+        self._spans.append(self._rows(spans, {"begin_ns": begin_ns, "duration_ns": duration_ns}))
+        rest = part.events if len(spans) < len(part.events) else []
+        others = [event for event in rest if event.ph != "X" and event.ph in _OTHER_PHASES]
+        self._add_halves([event for event in others if event.ph != "i"])
+        self._add_instants([event for event in others if event.ph == "i"])
 
     def _add_halves(self, halves: Sequence[TraceEvent]) -> None:
         if not halves:
@@ -162,42 +149,35 @@ class _Table:
         except TimeProblemError:
             raise TraceError(f'{self._where} has an event of ph "B" or "E" without a usable time') from None
         is_begin = np.array([event.ph == "B" for event in halves], np.bool_)
-        self._add_to(self._halves, halves, {"begin_ns": at_ns, "is_begin": is_begin})
+        self._halves.append(self._rows(halves, {"begin_ns": at_ns, "is_begin": is_begin}))
 
     def _add_instants(self, instants: Sequence[TraceEvent]) -> None:
-        if not instants:
-            return
         changes = [event for event in instants if event.name == "[memory]"]
         args = [event.args or _NO_ARGS for event in changes]
-        fields = ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
         self._memory.append(
-            {"at_ns": self._times(changes, [event.ts for event in changes])}
-            | {field: integers(list(map(attrgetter(field), args))) for field in fields}
+            {"at_ns": self._times(changes)}
+            | {field: integers(list(map(attrgetter(field), args))) for field in _OF_MEMORY}
         )
         lines = [event for event in instants if event.cat == SAMPLED_LINE]
-        self._samples.append(
-            {
-                "at_ns": self._times(lines, [event.ts for event in lines]),
-                "line": self._lines.of([event.name for event in lines]),
-            }
-        )
+        line = self._lines.of([event.name for event in lines])
+        self._samples.append({"at_ns": self._times(lines), "line": line})
 
-    def _add_to(self, table: EventRows, events: Sequence[TraceEvent], times: Rows) -> None:
-        name = self._names.of([event.name for event in events])
+    def _rows(self, events: Sequence[TraceEvent], times: Rows) -> Rows:
+        names, given = [event.name for event in events], [event.cat for event in events]
         # zip takes two thirds of the time of a tuple for each event.
-        parts = [event.cat for event in events], [event.pid for event in events], [event.tid for event in events]
-        track = self._tracks.of(zip(*parts, strict=True))
-        category = self._categories.of(name, track)
-        self._has_mtia = self._has_mtia or any(each[0] == MTIA_WORK for each in self._tracks)
-        args = [event.args or _NO_ARGS for event in events]
-        table.add(
-            _of_mtia(events, args, category) if self._has_mtia else args,
-            times | {"name": name, "track": track, "category": category},
+        track = self._tracks.of(
+            zip(given, [event.pid for event in events], [event.tid for event in events], strict=True)
         )
+        category = self._categories.of(zip(given, names, strict=True))
+        args = [event.args or _NO_ARGS for event in events]
+        if any(each[0] == MTIA_WORK for each in self._tracks):
+            args = list(map(_of_mtia, events, args))
+        rows = times | {"name": self._names.of(names), "track": track, "category": category}
+        return rows | argument_rows(category, args, self._texts)
 
-    def _times(self, events: Sequence[TraceEvent], times_us: Sequence[Any]) -> Ints:
+    def _times(self, events: Sequence[TraceEvent], field: str = "ts") -> Ints:
         try:
-            return times_ns(times_us)
+            return times_ns(list(map(attrgetter(field), events)))
         except TimeProblemError as problem:
             at = _described(events[problem.index])
             raise TraceError(f"{self._where} has an event without a usable time: {at}") from None
@@ -214,11 +194,11 @@ class _Table:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
         names, name, nameless = self._shown_names(rows["name"])
         threads, thread = self._threads(rows["track"])
-        _check_number(len(distinct(rows["device"])), "devices", MOST_DEVICES, self._where)
+        _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
         inputs, input_texts = _inputs((shapes, types, values))
         sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(self._devices))
-        number = {name: i for i, name in enumerate(names)}
+        number, samples = {name: i for i, name in enumerate(names)}, joined(self._samples, "at_ns")
         found = [
             NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE)
             for text in self._texts["kernel"]
@@ -249,8 +229,10 @@ class _Table:
             script_modules=self._recorded(rows, "module", _string),
             occupancy=rows["occupancy"],
             blocks_per_sm=rows["blocks_per_sm"],
-            memory=self._memory_events(),
-            samples=self._sampled_lines(),
+            memory=Memory(*joined(self._memory, "at_ns").values()),
+            samples=Samples(
+                samples["at_ns"], samples["line"], tuple(printable(str(line), MOST_NAME) for line in self._lines)
+            ),
             device_names=tuple(printable(str(device.get("name") or "")) for device in self._devices),
             device_bytes={i: size for i, size in sizes if size is not None and size > 0},
             world_size=integer_or_none(self._distributed.get("world_size")),
@@ -261,17 +243,16 @@ class _Table:
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
-        if self._halves.count == 0:
-            return self._spans.rows_in_order(), 0
-        spans, halves = self._spans.rows(), self._halves.rows()
+        if not self._halves:
+            return joined(self._spans, "begin_ns"), 0
+        halves = joined(self._halves)
         is_begin = halves.pop("is_begin")
         _, thread = self._threads(halves["track"])
         begins, ends, alone = pairs_of(halves["begin_ns"], is_begin, thread)
         lost = int(is_of(halves["category"][alone], *GPU_CATEGORIES).sum())
-        paired = _taken(halves, begins)
+        paired = {key: values[begins] for key, values in halves.items()}
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
-        rows = joined([spans, paired])
-        return _taken(rows, np.argsort(rows["begin_ns"], kind="stable")), lost
+        return joined([*self._spans, paired], "begin_ns"), lost
 
     def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
         names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
@@ -306,16 +287,6 @@ class _Table:
             rows["sequence"],
         )
 
-    def _memory_events(self) -> Memory:
-        rows = _in_order_of_time(self._memory) or dict.fromkeys(
-            ("at_ns", "memory_bytes", "device_type", "device_id", "allocated", "reserved"), np.empty(0, np.int64)
-        )
-        return Memory(*rows.values())
-
-    def _sampled_lines(self) -> Samples:
-        rows = _in_order_of_time(self._samples) or dict.fromkeys(("at_ns", "line"), np.empty(0, np.int64))
-        return Samples(rows["at_ns"], rows["line"], tuple(printable(str(text), MOST_NAME) for text in self._lines))
-
 
 def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
     """Return a note where a good part of the events has a category that is not known; ``tracks`` are these by track."""
@@ -329,39 +300,33 @@ def _unread(rows: Rows, tracks: Sequence[str]) -> tuple[str, ...]:
     return (f"{count} of {all_of_them} events with a duration have {which}, and are not read",)
 
 
-def _taken(rows: Mapping[str, NDArray[Any]], order: Ints) -> Rows:
-    return {key: values[order] for key, values in rows.items()}
-
-
-def _in_order_of_time(parts: Sequence[Rows]) -> Rows:
-    rows = joined(parts)
-    return _taken(rows, np.argsort(rows["at_ns"], kind="stable")) if rows else {}
-
-
 def _check_number(count: int, what: str, most: int, where: str) -> None:
     if count > most:
         raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
 
 
 def _described(event: TraceEvent) -> str:
-    times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
-             for time in (event.ts, event.dur))  # fmt: skip
-    ts, dur = times
-    return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
+    ts, dur = (_as_read(time)[:40] for time in (event.ts, event.dur))
+    return f"{str(event.name)[:60]!r} with ts {ts}, dur {dur}"
 
 
-def _of_mtia(events: Sequence[TraceEvent], args: Sequence[Args], category: Ints) -> list[Args]:
-    changed = list(args)
-    for i in np.flatnonzero(is_of(category, *GPU_CATEGORIES)).tolist():
-        event, given = events[i], changed[i]
-        if event.cat == MTIA_WORK:
-            changed[i] = msgspec.structs.replace(
-                given,
-                device=event.pid if given.device == NONE else given.device,
-                stream=event.tid if given.stream == NONE else given.stream,
-                bytes=given.size if given.bytes == NONE else given.bytes,
-            )
-    return changed
+def _as_read(time: msgspec.Raw) -> str:
+    try:
+        return str(msgspec.json.decode(time))
+    except ValueError:  # missing, or a number that no float can be
+        return bytes(time).decode() or "None"
+
+
+def _of_mtia(event: TraceEvent, given: Args) -> Args:
+    """Return the arguments of an event with the device, the stream and the size that those of MTIA have elsewhere."""
+    if event.cat != MTIA_WORK:
+        return given
+    return msgspec.structs.replace(
+        given,
+        device=event.pid if given.device == NONE else given.device,
+        stream=event.tid if given.stream == NONE else given.stream,
+        bytes=given.size if given.bytes == NONE else given.bytes,
+    )
 
 
 def _text(value: str | bytes | None) -> str:

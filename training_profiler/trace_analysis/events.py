@@ -13,7 +13,7 @@ import numpy as np
 from training_profiler.base.sections import DATA_LOADING, OPTIMIZER_STEP
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
 from training_profiler.trace_analysis.launches import launches_of, lost_launches, nesting_of
 from training_profiler.trace_analysis.timeline import (
     Intervals,
@@ -93,7 +93,7 @@ def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = 
 def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
     """Return each active device of the file, by index; ``everything`` is all of them together."""
     is_gpu = columns.is_gpu()
-    used = distinct(columns.device[is_gpu]).tolist()
+    used = np.unique(columns.device[is_gpu]).tolist()
     devices = []
     for index in used:
         device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
@@ -114,6 +114,13 @@ def parts_of(device: Device, labels: Sequence[str], begin_ns: Ints, end_ns: Ints
     ends_of_parts = [covered(claimed, begin_ns, end_ns) for claimed in (device.compute, both, device.busy)]
     numbers = np.stack([begin_ns, end_ns, *np.diff([*ends_of_parts, end_ns - begin_ns], axis=0, prepend=0)])
     return tuple(StepParts(label, *row) for label, row in zip(labels, numbers.T.tolist(), strict=True))
+
+
+def beside(columns: Columns, rows: Ints, idle: Intervals) -> tuple[Ints, Ints]:
+    """Return the work of ``rows``, which are in order of time, that ends last before each idle time, and the next."""
+    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
+    preceding = by_end[np.searchsorted(columns.end_ns[by_end], idle.begin_ns, side="right") - 1]
+    return preceding, rows[np.searchsorted(columns.begin_ns[rows], idle.end_ns)]
 
 
 OPTIMIZER_MARK: Final = "Optimizer.step#"
@@ -186,7 +193,7 @@ def _repetition(columns: Columns) -> Repetition | None:
     rows = np.flatnonzero(columns.is_of("user_annotation") & (columns.thread == main_thread(columns)))
     counts = np.bincount(columns.name[rows], minlength=len(columns.names))
     lengths = summed(columns.name[rows], columns.length_ns[rows], len(columns.names))
-    often = [i for i in distinct(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
+    often = [i for i in np.unique(columns.name[rows]).tolist() if counts[i] >= LEAST_RUNS]
     if not often:
         return None
 

@@ -1,16 +1,17 @@
 """Why a device was idle: every gap of at least 30 us, with the activity of the host during it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 
 from training_profiler.base.sections import CLOCK_MARK, DATA_LOADING, PROFILER
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints, distinct
-from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents
+from training_profiler.trace_analysis.columns import NONE, STEP_NAME, Bools, Columns, Ints
+from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, OneDevice, TracedEvents, beside
 from training_profiler.trace_analysis.launches import is_graph_launch, is_launched_before
 from training_profiler.trace_analysis.timeline import (
     NOTHING,
@@ -61,7 +62,7 @@ def cut(idle: Intervals, recording: Intervals, least_ns: int) -> tuple[Intervals
     What would be shorter than ``least_ns`` stays with the piece beside it.
     """
     is_long = recording.end_ns - recording.begin_ns >= least_ns
-    cuts = distinct(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
+    cuts = np.unique(np.concatenate([recording.begin_ns[is_long], recording.end_ns[is_long]]))
     pieces: list[tuple[int, int, int]] = []
     for i, (begin_ns, end_ns) in enumerate(zip(idle.begin_ns.tolist(), idle.end_ns.tolist(), strict=True)):
         for cut_ns in cuts[(cuts >= begin_ns + least_ns) & (cuts <= end_ns - least_ns)].tolist():
@@ -158,8 +159,9 @@ class HostTime:
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._main = main_thread(columns)
-        self._claims: dict[tuple[int, ...], tuple[Intervals, ...]] = {}
-        self._recording: dict[tuple[int, ...], Intervals] = {}
+        self._claims: Callable[[tuple[int, ...]], list[Intervals]] = cache(lambda of: list(self._claims_of(of)))
+        # When the recording held up some threads.
+        self.recording: Callable[[tuple[int, ...]], Intervals] = cache(lambda of: recording_time(columns, of))
 
     def parts(self, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
         """Return the time of each cause in ``_IN_ORDER`` within each gap; shape (causes, gaps), ns.
@@ -168,27 +170,15 @@ class HostTime:
         runs the loop counts as well.
         """
         parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
-        for thread in distinct(threads).tolist():
+        for thread in np.unique(threads).tolist():
             relevant = tuple(number for number in dict.fromkeys((thread, self._main)) if number != NONE)
             which = threads == thread
             if relevant:
-                parts[:, which] = self._parts_of(relevant, begin_ns[which], end_ns[which])
+                claimed_ns = [covered(claimed, begin_ns[which], end_ns[which]) for claimed in self._claims(relevant)]
+                parts[:, which] = np.diff([*claimed_ns, (end_ns - begin_ns)[which]], axis=0, prepend=0)
             else:
                 parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
         return parts
-
-    def recording(self, threads: tuple[int, ...]) -> Intervals:
-        """Return when the recording held up these threads."""
-        if threads not in self._recording:
-            self._recording[threads] = recording_time(self._columns, threads)
-        return self._recording[threads]
-
-    def _parts_of(self, threads: tuple[int, ...], begin_ns: Ints, end_ns: Ints) -> Ints:
-        if threads not in self._claims:
-            self._claims[threads] = tuple(self._claims_of(threads))
-        claims = self._claims[threads]
-        claimed_ns = np.stack([covered(claimed, begin_ns, end_ns) for claimed in claims] + [end_ns - begin_ns])
-        return np.diff(claimed_ns, axis=0, prepend=0)
 
     def _claims_of(self, threads: tuple[int, ...]) -> Iterator[Intervals]:
         """Yield for each cause but the last, which is unknown, what it and those before it claim of all time."""
@@ -239,17 +229,15 @@ def long_gaps(around: Around, device: OneDevice) -> list[Gap]:
     events, columns = around.events, around.events.columns
     between = gaps(device.device.busy)
     is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
-    begin_ns, end_ns = between.begin_ns[is_long], between.end_ns[is_long]
-    if not len(begin_ns):
+    idle = Intervals(between.begin_ns[is_long], between.end_ns[is_long])
+    if not len(idle.begin_ns):
         return []
     rows = np.flatnonzero(columns.is_gpu() & (columns.device == device.index))
-    following = rows[np.searchsorted(columns.begin_ns[rows], end_ns)]
-    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
-    preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
+    preceding, following = beside(columns, rows, idle)
     near = events.communicates[following] | events.communicates[preceding]
     call = events.launches.call[following]
     in_graph = (call == events.launches.call[preceding]) & (call != NONE) & is_graph_launch(columns)[call]
-    return _with_causes(around, _idle(events, device.index, Intervals(begin_ns, end_ns), following, near, in_graph))
+    return _with_causes(around, _idle(events, device.index, idle, following, near, in_graph))
 
 
 def edge_gaps(around: Around, device: OneDevice) -> list[Gap]:
@@ -284,7 +272,7 @@ def _cut(around: Around, edges: Intervals, following: Ints) -> tuple[Intervals, 
     """Return idle times, cut where the recording holds up the host and at unseen work, and of which each piece is."""
     thread = around.events.columns.thread
     calls = around.events.launches.calls_of(following)
-    threads = tuple(distinct(np.append(thread[calls[calls != NONE]], main_thread(around.events.columns))).tolist())
+    threads = tuple(np.unique(np.append(thread[calls[calls != NONE]], main_thread(around.events.columns))).tolist())
     held_up = around.host.recording(threads)
     begin_ns, end_ns = (np.concatenate(ends) for ends in zip(held_up, around.unseen, strict=True))
     return cut(edges, Intervals(begin_ns, end_ns), LEAST_GAP_NS)
@@ -354,7 +342,7 @@ def _is_stall(columns: Columns, host: HostTime, idle: _Idle) -> Bools:
     known = calls != NONE
     if (made != NONE).any() and 2 * (made != NONE).sum() < len(made):
         return np.zeros(len(calls), np.bool_)
-    ends_ns = np.sort(columns.end_ns[distinct(made[made != NONE])], kind="stable")  # nearly in order
+    ends_ns = np.sort(columns.end_ns[np.unique(made[made != NONE])], kind="stable")  # nearly in order
     earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
     since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
     threads = np.where(known, columns.thread[calls], NONE)
@@ -371,11 +359,11 @@ def _is_slow_call(columns: Columns, idle: _Idle) -> Bools:
     """
     begin_ns, end_ns = idle.times
     rows = idle.made[idle.made != NONE]
-    rows = distinct(rows[columns.length_ns[rows] >= LEAST_SLOW_CALL_NS])
+    rows = np.unique(rows[columns.length_ns[rows] >= LEAST_SLOW_CALL_NS])
     rows = rows[~is_graph_launch(columns)[rows]]
     is_slow = np.zeros(len(idle.calls), np.bool_)
     threads = np.where(idle.calls != NONE, columns.thread[idle.calls], NONE)
-    for thread in distinct(columns.thread[rows]).tolist():
+    for thread in np.unique(columns.thread[rows]).tolist():
         of_thread = rows[columns.thread[rows] == thread]  # one after another
         middle_ns = (begin_ns + end_ns) // 2  # what takes most of a gap is in its middle
         at = of_thread[np.maximum(np.searchsorted(columns.begin_ns[of_thread], middle_ns, side="right") - 1, 0)]

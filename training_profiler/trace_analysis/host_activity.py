@@ -9,7 +9,7 @@ import numpy as np
 
 from training_profiler.base.sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
 from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
 from training_profiler.trace_analysis.launches import captures_of, is_graph_launch, nearest
 from training_profiler.trace_analysis.timeline import NOTHING, Intervals, covered, span_of, step_at, together, union
@@ -139,7 +139,7 @@ def device_reads(events: TracedEvents) -> Ints:
     for rows in nesting.levels[1:]:
         above = outermost[nesting.parent[rows]]
         outermost[rows] = np.where(above != NONE, above, outermost[rows])
-    return distinct(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
+    return np.unique(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
 
 
 _WITHOUT_HOST: Final = re.compile(r"DtoD|PtoP|DeviceToDevice|PeerToPeer|D2D\b|HtoH|HostToHost")
@@ -401,4 +401,4 @@ def _wall_ns(events: TracedEvents) -> int:
 
 def _device_ns(events: TracedEvents, rows: Ints) -> int:
     devices = events.columns.device[rows]
-    return sum(span_of(events.columns, rows[devices == device]).total_ns for device in distinct(devices))
+    return sum(span_of(events.columns, rows[devices == device]).total_ns for device in np.unique(devices))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -49,7 +50,11 @@ def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
     main = main_thread(columns)
     sections = np.flatnonzero(is_section(columns) & is_long & (columns.thread == main))
     is_first_run = _is_first_run(events)
-    active: dict[tuple[int, ...], Intervals] = {}
+
+    @cache
+    def active(threads: tuple[int, ...]) -> Intervals:
+        return span_of(columns, columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads))
+
     found = []
     for gap in gaps:
         if gap.cause != HOST_STALL:
@@ -61,10 +66,7 @@ def stalls_of(events: TracedEvents, gaps: list[Gap]) -> list[Stall]:
         section = columns.name_of(_innermost(columns, sections, gap))
         row = _innermost(columns, on_threads, gap)
         if row == NONE:  # without an operator, nothing shows that a kernel was loaded
-            if threads not in active:
-                is_active = columns.is_of("cpu_op", "cuda_runtime") & np.isin(columns.thread, threads)
-                active[threads] = span_of(columns, is_active)
-            found.append(_of_several(columns, on_threads, active[threads], gap, section))
+            found.append(_of_several(columns, on_threads, active(threads), gap, section))
             continue
         is_first = (
             call != NONE

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints, distinct, order_of
+from training_profiler.trace_analysis.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.timeline import covered_before, main_thread, timeline_of, union
 
 LEAST_MATCHED: Final = 0.95  # of a replay's work, by name and order; a capture that matches less is another graph's
@@ -60,7 +60,7 @@ def captured_calls(columns: Columns, call: Ints) -> Ints:
         for begin, end in zip(begin_ns.tolist(), end_ns.tolist(), strict=True)
     ]
     works = np.flatnonzero(np.isin(call, replays) & columns.is_gpu())
-    for replay in distinct(call[works]).tolist():
+    for replay in np.unique(call[works]).tolist():
         of_replay = works[call[works] == replay]  # in order of time
         pairs = _captured_of(columns, captured, of_replay)
         if pairs is not None:
@@ -135,7 +135,7 @@ def _in_order(columns: Columns, rows: Ints) -> Ints:
     """Return rows thread by thread, in order of their begin; an event comes before those that it may have within."""
     inner = np.zeros(max(CATEGORY_IDS.values()) + 1, np.int64)
     inner[[CATEGORY_IDS[category] for category in _OUTER_FIRST]] = range(len(_OUTER_FIRST))
-    rows = rows[order_of(columns.thread[rows], len(columns.threads))]  # all are in order of their begin
+    rows = rows[np.argsort(columns.thread[rows], kind="stable")]  # all are in order of their begin
     begins, threads = columns.begin_ns[rows], columns.thread[rows]
     is_same = (begins[1:] == begins[:-1]) & (threads[1:] == threads[:-1])
     tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
@@ -157,7 +157,7 @@ def _walked(columns: Columns, rows: Ints) -> tuple[Ints, Ints]:
     ends_late = np.flatnonzero((parents != NONE) & (ends > ends[parents]))
     if len(ends_late):
         outermost = np.append(np.flatnonzero(depths == 0), len(rows))
-        for group in distinct(np.searchsorted(outermost, ends_late, side="right")).tolist():
+        for group in np.unique(np.searchsorted(outermost, ends_late, side="right")).tolist():
             _walk(begins, ends, parents, depths, range(*outermost[group - 1 : group + 1].tolist()))
     return parents, depths
 

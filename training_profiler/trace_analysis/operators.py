@@ -9,7 +9,7 @@ import numpy as np
 from training_profiler.base.peaks import peak_memory_of, peak_of
 from training_profiler.base.units import FLOPS_PER_TFLOP, NS_PER_S
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct, ranked, summed
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, summed
 from training_profiler.trace_analysis.events import TracedEvents
 from training_profiler.trace_analysis.launches import is_graph_launch, is_outermost_of_group, with_children
 from training_profiler.trace_analysis.work_formulas import ELEMENTWISE, FORMULAS, REDUCTION, Inputs, call_work
@@ -62,7 +62,7 @@ def operators(events: TracedEvents) -> tuple[tuple[Operator, ...], tuple[Operato
         return by_name, ()
     # One number for each pair of name and shapes.
     width = len(columns.shape_texts) + 1
-    pairs, group = ranked(names * width + shapes + 1)
+    pairs, group = np.unique(names * width + shapes + 1, return_inverse=True)
     texts = ("", *columns.shape_texts)
     labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs.tolist()]
     # An operator may call itself with other shapes.
@@ -101,12 +101,7 @@ def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> 
     names = np.where(sections == NONE, NONE, columns.name[sections])
     width = len(columns.names) + 1
     pair_of = group * width + names + 1
-    if size * width <= len(group):  # then counting takes less time than sorting
-        counts = np.bincount(pair_of)
-        pairs = np.flatnonzero(counts)
-        counts = counts[pairs]
-    else:
-        pairs, counts = np.unique(pair_of, return_counts=True)
+    pairs, counts = np.unique(pair_of, return_counts=True)
     section_names = [""] * size
     most = [0] * size
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
@@ -333,14 +328,14 @@ def roofline_of(events: TracedEvents) -> Roofline:
     operator = launches.operator[works]
     inputs, devices = len(columns.input_texts) + 1, int(columns.device.max(initial=0)) + 2
     given, device = columns.inputs[operator] + 1, columns.device[works] + 1
-    keys, group = ranked((columns.name[operator] * inputs + given) * devices + device)
+    keys, group = np.unique((columns.name[operator] * inputs + given) * devices + device, return_inverse=True)
     groups = [(key // devices // inputs, key // devices % inputs - 1, key % devices - 1) for key in keys.tolist()]
     size = len(groups)
     call = launches.call[works]
     is_graph = is_graph_launch(columns)
     replay = np.where((call != NONE) & is_graph[call], call, NONE)
-    _, run = ranked(launches.operator[works] * (len(is_graph) + 1) + replay + 1)
-    runs = np.bincount(distinct(run * size + group) % size, minlength=size)
+    _, run = np.unique(launches.operator[works] * (len(is_graph) + 1) + replay + 1, return_inverse=True)
+    runs = np.bincount(np.unique(run * size + group) % size, minlength=size)
     total_ns = np.bincount(group, length_ns[works], len(groups))
     uses_tensor_cores = columns.named(known_names.uses_tensor_cores, columns.is_of("kernel"))[works]
     tensor_ns = np.bincount(group, np.where(uses_tensor_cores, length_ns[works], 0), len(groups))

@@ -11,16 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.columns import NONE, Columns, Ints
 from training_profiler.trace_analysis.completeness import Doubt, not_recorded
 from training_profiler.trace_analysis.events import Scope, TracedEvents
 from training_profiler.trace_analysis.gaps import IN_GRAPH, started_ns
-from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, PHASES, phase_of
 from training_profiler.trace_analysis.path_links import (
     LONG_AGO,
-    Handover,
     HostPieces,
-    Wait,
     Works,
     device_links,
     event_waits,
@@ -65,9 +62,6 @@ class Graph:
     names: tuple[str, ...]
     pieces: HostPieces
     works: Works
-    communicates: Bools  # of the works
-    work_name: Ints  # index into names
-    is_copy: Bools  # of the works
     thread: Ints  # of the points
     at_ns: list[int]  # the end of each item
     length_ns: list[int]  # of each work; 0 for points
@@ -80,7 +74,6 @@ class Graph:
     order: list[int]  # no item precedes what it waits for
     ends: list[int]  # items: the last of them ends the steps and the work that they launched
     steps: int  # 0: none is marked, and the graph is of the whole recording
-    phase: Ints  # of the pieces, then of the works: index into PHASES; -1 for none
     sides: tuple[Side, ...]
     side: Ints  # of each item: index into sides
     side_of_thread: Ints
@@ -107,17 +100,15 @@ def graph_of(events: TracedEvents, doubts: Sequence[Doubt]) -> Graph | str:
     missing = _missing(columns, main, rows, calls, doubts, scope)
     if missing:
         return missing
-    pieces = host_pieces(columns, events.nesting)
+    pieces = host_pieces(events)
     if not len(pieces.thread[pieces.of(main)]):
         return "nothing on the thread of the training loop takes time"
-    works = works_of(columns, rows, calls, events.communicates)
+    works = works_of(events, rows, calls)
     bounds = _bounds(columns, pieces, main, scope)
     since_ns = _since(works, *bounds)
     if isinstance(since_ns, str):
         return since_ns
-    waits = waits_of(columns, works, calls)
-    handovers = handovers_of(columns, events.nesting, pieces, main)
-    graph = _Builder(events, pieces, works, waits, handovers, main=main, bounds=bounds).graph(calls, since_ns)
+    graph = _Builder(events, pieces, works, calls, bounds).graph(since_ns)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
 
@@ -126,7 +117,7 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
         return doubts[0].message
     if main == NONE:
         return "it has no events of the host"
-    if len(distinct(columns.device[rows])) > 1:
+    if len(np.unique(columns.device[rows])) > 1:
         return "it has work of several devices: record each rank in a file of its own"
     # What runs before all work with a known launch was launched before the recording began.
     known = np.flatnonzero(calls != NONE)
@@ -158,14 +149,6 @@ def _since(works: Works, begin_ns: int, end_ns: int) -> int | str:
     return not_recorded(later_ns) if later_ns > MOST_BEHIND * (last_ns - since_ns) else since_ns
 
 
-def _phases(events: TracedEvents, rows: Ints) -> Ints:
-    """Return the phase of host events; -1 for none. A forward pass without a mark is what operators and calls do."""
-    phase = phase_of(events, rows)
-    is_active = events.columns.is_of("cpu_op", "cuda_runtime")[rows] | (phase != PHASES.index(FORWARD))
-    has_backward = (phase[rows != NONE] == PHASES.index(BACKWARD)).any()
-    return np.where(is_active & (rows != NONE) & has_backward, phase, NONE)
-
-
 def _bounds(columns: Columns, pieces: HostPieces, main: int, scope: Scope) -> tuple[int, int]:
     """Return begin and end of the steps, or of what the thread of the loop recorded.
 
@@ -178,27 +161,21 @@ def _bounds(columns: Columns, pieces: HostPieces, main: int, scope: Scope) -> tu
 
 
 class _Builder:
+    """Builds the graph of works that ``calls`` launched, for a path within ``bounds``."""
+
     def __init__(
-        self,
-        events: TracedEvents,
-        pieces: HostPieces,
-        works: Works,
-        waits: Sequence[Wait],
-        handovers: Sequence[Handover],
-        *,
-        main: int,
-        bounds: tuple[int, int],
+        self, events: TracedEvents, pieces: HostPieces, works: Works, calls: Ints, bounds: tuple[int, int]
     ) -> None:
         self._events, self._columns, self._pieces, self._works = events, events.columns, pieces, works
-        self._waits, self._handovers, self._main, self._bounds = waits, handovers, main, bounds
+        self._main, self._bounds = main_thread(events.columns), bounds
+        self._waits = waits_of(events.columns, works, calls)
+        self._handovers = handovers_of(events.columns, events.nesting, pieces, self._main)
         self._thread, self._at = self._points()
         self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
 
-    def graph(self, calls: Ints, since_ns: int) -> Graph:
-        """Return the graph of a path that begins at ``since_ns``; ``calls`` launched the works."""
-        scope = self._events.scope
-        works, rows = self._works, self._works.row
-        points = len(self._thread)
+    def graph(self, since_ns: int) -> Graph:
+        """Return the graph of a path that begins at ``since_ns``."""
+        scope, works, points = self._events.scope, self._works, len(self._thread)
         follows = np.diff(self._thread, prepend=NONE) == 0
         before = np.where(follows, np.arange(points) - 1, NONE)
         own = np.where(follows, np.diff(self._at, prepend=0), 0)
@@ -207,7 +184,7 @@ class _Builder:
         links_before, links_own = self._add_device()
         at = np.concatenate([self._at, works.end_ns])
         is_work = np.arange(len(at)) >= points
-        order = np.lexsort((np.arange(len(at)), np.concatenate([rank, np.zeros(len(rows), np.int64)]), is_work, at))
+        order = np.lexsort((np.arange(len(at)), np.append(rank, np.zeros(len(at) - points, np.int64)), is_work, at))
         begin, end = self._bounds
         launched = (works.called_ns >= begin) & (works.called_ns < end)
         recording_ns = begin - scope.parts[0].begin_ns if scope.is_steps else 0
@@ -215,9 +192,6 @@ class _Builder:
             self._columns.names,
             self._pieces,
             works,
-            self._events.communicates[rows],
-            self._columns.name[rows],
-            ~self._columns.is_of("kernel")[rows],
             self._thread,
             at.tolist(),
             [0] * points + (works.end_ns - works.begin_ns).tolist(),
@@ -230,7 +204,6 @@ class _Builder:
             order.tolist(),
             [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
             len(self._events.steps),
-            np.concatenate([_phases(self._events, of) for of in (self._pieces.row, calls)]),
             (Side(NONE, since_ns, self._main, since_ns - begin, recording_ns),),
             np.zeros(len(at), np.int64),
             np.zeros(len(self._columns.threads), np.int64),
@@ -288,8 +261,8 @@ class _Builder:
     def _add_device(self) -> tuple[list[int], list[int]]:
         """Add what works wait for; return the work before each on its stream, and the delay after it."""
         works, points = self._works, len(self._thread)
-        links = device_links(works, ~self._columns.is_of("kernel")[works.row])
-        for thread in distinct(works.thread[works.thread != NONE]).tolist():
+        links = device_links(works)
+        for thread in np.unique(works.thread[works.thread != NONE]).tolist():
             launched = np.flatnonzero(works.thread == thread)
             called = self._points_of(thread, works.called_ns[launched])
             delays = links.launch_delay_ns[launched].tolist()

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training_profiler.trace_analysis import known_names
-from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints, distinct
+from training_profiler.trace_analysis.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.completeness import LEAST_UNSEEN_NS
-from training_profiler.trace_analysis.events import WAITS_FOR_BATCH
-from training_profiler.trace_analysis.host_activity import BACKWARD, MARKS
+from training_profiler.trace_analysis.events import WAITS_FOR_BATCH, TracedEvents
+from training_profiler.trace_analysis.host_activity import BACKWARD, FORWARD, MARKS, PHASES, phase_of
 from training_profiler.trace_analysis.launches import Nesting, is_graph_launch, nearest
 from training_profiler.trace_analysis.timeline import covered, union
 
@@ -19,6 +20,9 @@ BUSY: Final = 0.5  # of the time between its launch and its begin, for work to w
 SLIGHTLY_LATE_NS: Final = 50_000  # a blocking copy may end on the device after its call has returned
 SLIGHTLY_LATE: Final = 0.2  # of the copy
 LONG_AGO: Final = -(2**62)
+KERNEL: Final = "kernel"
+COMMUNICATION: Final = "communication"
+COPY: Final = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,15 @@ class Works:
     thread: Ints  # of the call; -1 unknown
     replay: Ints  # the row of the call that replayed the graph with it; -1 for none
     unseen_ns: Ints  # waited after its launch, though nothing recorded runs; 0 below 1 ms
+    communicates: Bools
+    is_copy: Bools
+    name: Ints  # index into the names of the trace
+    phase: Ints  # of its launch: index into PHASES; -1 for none
+
+    @property
+    def kind(self) -> NDArray[np.str_]:
+        """What each work is."""
+        return np.select([self.communicates, self.is_copy], [COMMUNICATION, COPY], KERNEL)
 
     def is_in_graph(self, one: int, other: int) -> bool:
         """Return whether both works belong to one replay of a graph."""
@@ -45,8 +58,9 @@ class Works:
         return np.split(order, np.cumsum(np.bincount(self.stream))[:-1]) if len(order) else []
 
 
-def works_of(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> Works:
+def works_of(events: TracedEvents, rows: Ints, calls: Ints) -> Works:
     """Return the device work of these rows, in order of its begin, which these calls launched."""
+    columns, communicates = events.columns, events.communicates[rows]
     begin_ns, end_ns = columns.begin_ns[rows], columns.end_ns[rows]
     call_begin_ns, call_end_ns = columns.begin_ns[calls], columns.end_ns[calls]
     is_launched = (calls != NONE) & (call_begin_ns <= begin_ns)
@@ -55,7 +69,7 @@ def works_of(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> 
     # what a graph waits for between its works need not be device work.
     before_ns = np.append(LONG_AGO, np.maximum.accumulate(end_ns)[:-1]) if len(end_ns) else end_ns
     waits_ns = np.where(is_launched, begin_ns - np.maximum(call_end_ns, before_ns), 0)
-    is_other = communicates[rows] | np.append(False, communicates[rows][:-1])[: len(rows)]
+    is_other = communicates | np.append(False, communicates[:-1])[: len(rows)]
     is_other |= (replay != NONE) & (np.append(NONE, replay[:-1])[: len(replay)] == replay)
     works = Works(
         rows,
@@ -67,8 +81,20 @@ def works_of(columns: Columns, rows: Ints, calls: Ints, communicates: Bools) -> 
         np.where(is_launched, columns.thread[calls], NONE),
         replay,
         np.where(is_other | (waits_ns < LEAST_UNSEEN_NS), 0, waits_ns),
+        communicates,
+        ~columns.is_of("kernel")[rows],
+        columns.name[rows],
+        _phases(events, calls),
     )
     return _with_fitted_ends(works, call_begin_ns, call_end_ns, columns.is_of("gpu_memcpy")[rows])
+
+
+def _phases(events: TracedEvents, rows: Ints) -> Ints:
+    """Return the phase of host events; -1 for none. A forward pass without a mark is what operators and calls do."""
+    phase = phase_of(events, rows)
+    is_active = events.columns.is_of("cpu_op", "cuda_runtime")[rows] | (phase != PHASES.index(FORWARD))
+    has_backward = (phase[rows != NONE] == PHASES.index(BACKWARD)).any()
+    return np.where(is_active & (rows != NONE) & has_backward, phase, NONE)
 
 
 def _with_fitted_ends(works: Works, call_begin_ns: Ints, call_end_ns: Ints, is_copy: Bools) -> Works:
@@ -104,7 +130,7 @@ class DeviceLinks:
     is_crowded: Bools  # late, while kernels of other streams that end after it keep the device busy
 
 
-def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
+def device_links(works: Works) -> DeviceLinks:
     """Return the links of all works: the latest of what a work waits for, with its delay, is exactly its begin.
 
     A work that began late, right after work of another stream had ended, waited for that stream. So did a kernel that
@@ -129,10 +155,10 @@ def device_links(works: Works, is_copy: Bools) -> DeviceLinks:
     ready = np.maximum(by_launch, by_stream)
     other = _other(works, ready)
     other = np.where((other == NONE) & (works.end_ns[in_graph] > before_end), in_graph, other)
-    late = np.flatnonzero((other == NONE) & ~is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
+    late = np.flatnonzero((other == NONE) & ~works.is_copy & (ready != LONG_AGO) & (works.begin_ns - ready > NEAR_NS))
     begin_ns = ready[late]
     end_ns = works.begin_ns[late]
-    busy = union(works.begin_ns[~is_copy], works.end_ns[~is_copy])
+    busy = union(works.begin_ns[~works.is_copy], works.end_ns[~works.is_copy])
     is_busy: Bools = covered(busy, begin_ns, end_ns) >= BUSY * (end_ns - begin_ns)
     late = late[is_busy]
     # It may begin while the last blocks of another kernel run.
@@ -222,7 +248,7 @@ def event_waits(columns: Columns, works: Works) -> list[tuple[int, int]]:
     call = columns.named(known_names.WAIT_FOR_EVENT.search, columns.is_of("cuda_runtime"))
     thread, at_ns = columns.thread[call], columns.begin_ns[call]
     streams = [(of[0], of, np.maximum.accumulate(works.called_ns[of])) for of in works.streams()]
-    for one in distinct(thread).tolist():
+    for one in np.unique(thread).tolist():
         launched = np.flatnonzero((works.thread == one) & (works.called_ns != LONG_AGO))
         launched = launched[np.argsort(works.called_ns[launched], kind="stable")]
         times = at_ns[thread == one]
@@ -260,6 +286,7 @@ class HostPieces:
     row: Ints  # the innermost event; -1 for none
     kind: Ints  # index into KINDS
     name: Ints  # index into the names of the trace: of the operator, call or section; -1 for none
+    phase: Ints  # index into PHASES; -1 for none
 
     def of(self, thread: int) -> slice:
         """Return where the pieces of a thread are."""
@@ -267,8 +294,9 @@ class HostPieces:
         return slice(first, last)
 
 
-def host_pieces(columns: Columns, nesting: Nesting) -> HostPieces:
+def host_pieces(events: TracedEvents) -> HostPieces:
     """Return the pieces of all threads, from the first to the last event of each."""
+    columns, nesting = events.columns, events.nesting
     depth = np.zeros(len(columns.begin_ns), np.int64)
     for number, level in enumerate(nesting.levels):
         depth[level] = number
@@ -289,7 +317,9 @@ def host_pieces(columns: Columns, nesting: Nesting) -> HostPieces:
     thread, at_ns, row = thread[is_last], at_ns[is_last], row[is_last]
     has_next = np.diff(thread, append=NONE) == 0
     begin = np.flatnonzero(has_next)
-    return HostPieces(thread[begin], at_ns[begin], at_ns[begin + 1], row[begin], *_labels(columns, nesting, row[begin]))
+    row = row[begin]
+    labels = *_labels(columns, nesting, row), _phases(events, row)
+    return HostPieces(thread[begin], at_ns[begin], at_ns[begin + 1], row, *labels)
 
 
 def _labels(columns: Columns, nesting: Nesting, row: Ints) -> tuple[Ints, Ints]:
@@ -384,7 +414,7 @@ def _awaited(columns: Columns, works: Works, of_stream: Ints, rows: Ints) -> Int
 
 
 def _full_queue(columns: Columns, works: Works, calls: Ints) -> list[tuple[int, int]]:
-    rows = distinct(calls[calls != NONE])
+    rows = np.unique(calls[calls != NONE])
     begins = columns.begin_ns[rows]
     by_end = np.argsort(works.end_ns, kind="stable")
     ends = works.end_ns[by_end]
@@ -407,7 +437,7 @@ def handovers_of(columns: Columns, nesting: Nesting, pieces: HostPieces, main: i
     outermost = nesting.levels[0]
     outermost = outermost[columns.end_ns[outermost] > columns.begin_ns[outermost]]
     found = []
-    for thread in distinct(columns.thread[is_backward]).tolist():
+    for thread in np.unique(columns.thread[is_backward]).tolist():
         if thread == main:
             continue
         on_thread = is_host & (columns.thread == thread)

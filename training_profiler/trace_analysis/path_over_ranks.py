@@ -6,12 +6,13 @@ Schulz and Geimer, "Scalable critical-path based performance analysis", IPDPS 20
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from training_profiler.trace_analysis.columns import NONE, Ints, distinct
+from training_profiler.trace_analysis.columns import NONE, Ints
 from training_profiler.trace_analysis.communication import Runs, RunsOf, matched_runs
 from training_profiler.trace_analysis.path_graph import OTHER_RANK, Edge, Graph, replayed_exactly
 from training_profiler.trace_analysis.path_links import LONG_AGO, HostPieces, Works
@@ -105,87 +106,88 @@ def _times(graphs: Sequence[Graph], shift: Sequence[int], meeting: Meeting) -> t
     return np.array(begins, np.int64), np.array(ends, np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A point, a work or a meeting as lists of a graph have it; items at one time are in order of ``rank``."""
+
+    at_ns: int
+    side: int
+    rank: tuple[int, int]
+    length_ns: int = 0
+    before: int = NONE
+    own_ns: int = 0
+    edges: tuple[Edge, ...] = ()
+
+
 class _Join:
     def __init__(self, ranks: Sequence[int], graphs: Sequence[Graph], shift: Sequence[int]) -> None:
         self._ranks, self._graphs, self._shift = ranks, graphs, shift
         points, works = [graph.points for graph in graphs], [len(graph.works.row) for graph in graphs]
-        firsts = zip(np.cumsum([0, *points]).tolist(), np.cumsum([sum(points), *works]).tolist(), strict=True)
+        firsts = zip(_firsts(points), _firsts([sum(points), *works])[1:], strict=True)
         self._places = [  # of the items of each graph
             [*range(point, point + points[side]), *range(work, work + works[side])]
-            for side, (point, work) in zip(range(len(graphs)), firsts, strict=False)
+            for side, (point, work) in enumerate(firsts)
         ]
-        count = sum(points) + sum(works)
-        self._at, self._length, self._before, self._own = ([0] * count for _ in range(4))
-        self._edges: list[tuple[Edge, ...]] = [()] * count
-        self._side = [0] * count
-        # Items at one time are in this order: kind of item, then place in the order of their own graph.
-        self._rank_at_once = [(0, 0)] * count
+        items = {}
+        for side, (graph, places) in enumerate(zip(graphs, self._places, strict=True)):
+            for place, item in enumerate(graph.order):
+                before = graph.before[item]
+                items[places[item]] = _Item(
+                    graph.at_ns[item] + shift[side],
+                    side,
+                    (int(item >= graph.points), place),
+                    graph.length_ns[item],
+                    NONE if before == NONE else places[before],
+                    graph.own_ns[item],
+                    tuple((places[other], delay, why) for other, delay, why in graph.edges[item]),
+                )
+        self._items = [items[place] for place in range(len(items))]
         self._waiting: set[int] = set()
 
     def graph(self, meetings: Sequence[Meeting]) -> Graph:
-        for side in range(len(self._graphs)):
-            self._add(side)
         for meeting in meetings:
             self._meet(meeting)
-        graphs, shift = self._graphs, self._shift
-        threads = np.cumsum([0, *(len(graph.side_of_thread) for graph in graphs)]).tolist()
-        names = np.cumsum([0, *(len(graph.names) for graph in graphs)]).tolist()
-        items = range(len(self._at))
+        graphs, shift, items = self._graphs, self._shift, self._items
+        threads = _firsts([len(graph.side_of_thread) for graph in graphs])
+        moves = {"begin_ns": shift, "end_ns": shift, "called_ns": shift, "thread": threads}
+        moves["name"] = _firsts([len(graph.names) for graph in graphs])
+        moves["stream"] = _firsts([int(graph.works.stream.max(initial=-1)) + 1 for graph in graphs])
         return Graph(
             tuple(name for graph in graphs for name in graph.names),
-            HostPieces(
-                _joined([graph.pieces.thread + first for graph, first in zip(graphs, threads, strict=False)]),
-                _joined([graph.pieces.begin_ns + ns for graph, ns in zip(graphs, shift, strict=True)]),
-                _joined([graph.pieces.end_ns + ns for graph, ns in zip(graphs, shift, strict=True)]),
-                _joined([graph.pieces.row for graph in graphs]),
-                _joined([graph.pieces.kind for graph in graphs]),
-                _joined([_moved(graph.pieces.name, first) for graph, first in zip(graphs, names, strict=False)]),
+            _joined([graph.pieces for graph in graphs], moves),
+            _joined([graph.works for graph in graphs], moves),
+            np.concatenate([graph.thread + first for graph, first in zip(graphs, threads, strict=True)]),
+            [item.at_ns for item in items],
+            [item.length_ns for item in items],
+            [item.before for item in items],
+            [item.own_ns for item in items],
+            [item.edges for item in items],
+            dict(
+                zip(
+                    self._moved("call_names"),
+                    (name for graph in graphs for name in graph.call_names.values()),
+                    strict=True,
+                )
             ),
-            self._joined_works(threads),
-            np.concatenate([graph.communicates for graph in graphs]),
-            _joined([graph.work_name + first for graph, first in zip(graphs, names, strict=False)]),
-            np.concatenate([graph.is_copy for graph in graphs]),
-            _joined([graph.thread + first for graph, first in zip(graphs, threads, strict=False)]),
-            self._at,
-            self._length,
-            self._before,
-            self._own,
-            self._edges,
-            {
-                self._places[side][item]: name
-                for side, graph in enumerate(graphs)
-                for item, name in graph.call_names.items()
-            },
-            frozenset(self._places[side][item] for side, graph in enumerate(graphs) for item in graph.removable),
-            frozenset(self._places[side][item] for side, graph in enumerate(graphs) for item in graph.fixed),
-            sorted(items, key=lambda item: (self._at[item], self._rank_at_once[item])),
-            [self._places[side][item] for side, graph in enumerate(graphs) for item in graph.ends],
+            frozenset(self._moved("removable")),
+            frozenset(self._moved("fixed")),
+            sorted(range(len(items)), key=lambda item: (items[item].at_ns, items[item].rank)),
+            self._moved("ends"),
             graphs[0].steps,
-            _joined(
-                [graph.phase[: len(graph.pieces.thread)] for graph in graphs]
-                + [graph.phase[len(graph.pieces.thread) :] for graph in graphs]
-            ),
             tuple(
                 replace(side, rank=rank, begin_ns=side.begin_ns + ns, main=side.main + first)
-                for rank, graph, ns, first in zip(self._ranks, graphs, shift, threads, strict=False)
+                for rank, graph, ns, first in zip(self._ranks, graphs, shift, threads, strict=True)
                 for side in graph.sides
             ),
-            np.array(self._side, np.int64),
+            np.array([item.side for item in items], np.int64),
             np.repeat(np.arange(len(graphs)), [len(graph.side_of_thread) for graph in graphs]),
             frozenset(self._waiting),
         )
 
-    def _add(self, side: int) -> None:
-        graph, shift, places = self._graphs[side], self._shift[side], self._places[side]
-        for place, item in enumerate(graph.order):
-            to = places[item]
-            self._at[to], self._length[to] = graph.at_ns[item] + shift, graph.length_ns[item]
-            before = graph.before[item]
-            self._before[to] = NONE if before == NONE else places[before]
-            self._own[to] = graph.own_ns[item]
-            self._edges[to] = tuple((places[other], delay, why) for other, delay, why in graph.edges[item])
-            self._side[to] = side
-            self._rank_at_once[to] = (int(item >= graph.points), place)
+    def _moved(self, field: str) -> list[int]:
+        """Return where the items are that a field of each graph lists."""
+        both = zip(self._graphs, self._places, strict=True)
+        return [places[item] for graph, places in both for item in getattr(graph, field)]
 
     def _meet(self, meeting: Meeting) -> None:
         """Let the works of a meeting begin when the last side has reached it.
@@ -200,49 +202,43 @@ class _Join:
         taking = np.flatnonzero(ends > begins)  # a work without a length cannot wait
         arrivals = {}
         for i in taking.tolist():  # the begin of each work is a new item, which waits for what the work waited for
-            arrivals[i] = at = self._new(int(begins[i]), self._side[works[i]], 2)
-            for values in (self._before, self._own, self._edges):
-                values[at] = values[works[i]]
+            work = self._items[works[i]]
+            arrivals[i] = self._new(
+                int(begins[i]), work.side, 2, before=work.before, own_ns=work.own_ns, edges=work.edges
+            )
         sorted_ns = np.sort(begins[taking])
         latest_ns = sorted_ns[np.searchsorted(sorted_ns, ends[taking]) - 1]
-        for met_ns in distinct(latest_ns).tolist():
+        for met_ns in np.unique(latest_ns).tolist():
             came = [i for i in taking.tolist() if begins[i] <= met_ns]
-            met = self._new(met_ns, self._side[works[came[int(np.argmax(begins[came]))]]], 3)
-            self._edges[met] = tuple((arrivals[i], 0, OTHER_RANK) for i in came)
+            last = self._items[works[came[int(np.argmax(begins[came]))]]]
+            met = self._new(met_ns, last.side, 3, edges=tuple((arrivals[i], 0, OTHER_RANK) for i in came))
             for i in taking[latest_ns == met_ns].tolist():
                 self._waiting.add(works[i])
-                self._before[works[i]], self._own[works[i]] = NONE, 0
-                self._length[works[i]] = int(ends[i]) - met_ns
-                self._edges[works[i]] = ((arrivals[i], 0, OTHER_RANK), (met, 0, OTHER_RANK))
+                edges = (arrivals[i], 0, OTHER_RANK), (met, 0, OTHER_RANK)
+                work = self._items[works[i]]
+                self._items[works[i]] = _Item(work.at_ns, work.side, work.rank, int(ends[i]) - met_ns, edges=edges)
 
-    def _new(self, at_ns: int, side: int, kind: int) -> int:
-        for values, value in ((self._at, at_ns), (self._length, 0), (self._before, NONE), (self._own, 0)):
-            values.append(value)
-        self._edges.append(())
-        self._side.append(side)
-        self._rank_at_once.append((kind, len(self._at)))
-        return len(self._at) - 1
-
-    def _joined_works(self, threads: Sequence[int]) -> Works:
-        sides = list(zip((graph.works for graph in self._graphs), self._shift, threads, strict=False))
-        streams = np.cumsum([0, *(int(works.stream.max(initial=-1)) + 1 for works, _, _ in sides)]).tolist()
-        return Works(
-            _joined([works.row for works, _, _ in sides]),
-            _joined([works.begin_ns + ns for works, ns, _ in sides]),
-            _joined([works.end_ns + ns for works, ns, _ in sides]),
-            _joined([works.stream + first for (works, _, _), first in zip(sides, streams, strict=False)]),
-            _joined([np.where(works.called_ns == LONG_AGO, LONG_AGO, works.called_ns + ns) for works, ns, _ in sides]),
-            _joined([works.call_ns for works, _, _ in sides]),
-            _joined([_moved(works.thread, first) for works, _, first in sides]),
-            _joined([works.replay for works, _, _ in sides]),
-            _joined([works.unseen_ns for works, _, _ in sides]),
-        )
+    def _new(self, at_ns: int, side: int, kind: int, **waits: Any) -> int:
+        self._items.append(_Item(at_ns, side, (kind, len(self._items)), **waits))
+        return len(self._items) - 1
 
 
-def _joined(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate(parts)
+def _firsts(counts: Sequence[int]) -> list[int]:
+    """Return where each of several parts begins, if they have so many items and follow one another."""
+    return list(accumulate(counts[:-1], initial=0))
 
 
-def _moved(index: Ints, by: int) -> Ints:
-    """Return indices into a longer list; -1 stays."""
-    return np.where(index == NONE, NONE, index + by)
+Part = TypeVar("Part", HostPieces, Works)
+
+
+def _joined(parts: Sequence[Part], moves: Mapping[str, Sequence[int]]) -> Part:
+    """Return the columns of all parts, with what has to be added to those of each part; what is missing stays so."""
+
+    def column(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if name in moves:
+            missing = LONG_AGO if name.endswith("_ns") else NONE
+            values = [np.where(of == missing, of, of + by) for of, by in zip(values, moves[name], strict=True)]
+        return np.concatenate(values)
+
+    return type(parts[0])(**{field.name: column(field.name) for field in fields(parts[0])})

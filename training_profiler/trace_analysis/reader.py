@@ -7,10 +7,8 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -18,7 +16,7 @@ from training_profiler.base.errors import TraceError
 from training_profiler.base.text import one_line
 from training_profiler.base.units import BYTES_PER_GIB, BYTES_PER_MIB
 from training_profiler.safety.files import NotRegularFileError, open_file
-from training_profiler.trace_analysis.columns import CATEGORIES, NONE
+from training_profiler.trace_analysis.columns import NONE
 
 M_TRIM_THRESHOLD: Final = -1  # these two of mallopt(3)
 M_MMAP_MAX: Final = -4
@@ -201,13 +199,6 @@ def _is_json(text: bytes) -> bool:
 LEAST_OBJECT_BYTES: Final = 12
 MOST_SMALL_OBJECTS: Final = 100_000
 MOST_DEVICES_BYTES: Final = BYTES_PER_MIB
-# Pieces with events of other categories, such as the names of threads at the begin and at the end: so many and one of
-# so many others are decoded twice.
-MOST_REFUSED: Final = 3
-PIECES_A_REFUSAL: Final = 8
-_SNIFFED: Final = 1 << 13
-# Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
-_LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 _BEGINS_LIST: Final = re.compile(rb"\s*\[")
 
 Number = int | float | str | None
@@ -218,8 +209,8 @@ class CallArgs(msgspec.Struct, gc=False):
     """The arguments of calls of a runtime that the analysis uses."""
 
     correlation: Number = NONE
-    external_id: Number = msgspec.field(default=NONE, name="External id")
-    external_id_old: Number = msgspec.field(default=NONE, name="external id")
+    external: Number = msgspec.field(default=NONE, name="External id")
+    external_old: Number = msgspec.field(default=NONE, name="external id")
     kernel: Number = None  # that a call of HIP launches
 
 
@@ -258,84 +249,22 @@ class Args(OperatorArgs, gc=False):
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """One event of the file; times in us."""
+    """One event of the file; times are us as the file has them: as floats, large ones would not be exact."""
 
     ph: Number = ""
     cat: Number = ""
     name: Number = ""
     pid: Number = None
     tid: Number = None
-    ts: Number | bool = None
-    dur: Number | bool = None
+    ts: msgspec.Raw = MISSING
+    dur: msgspec.Raw = MISSING
     args: Args | None = None
-
-
-class _EventAsWritten(TraceEvent, gc=False):
-    """An event whose times are the bytes of the file."""
-
-    ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
-    dur: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
-
-
-# By category, where the analysis reads arguments of its events.
-_ARGS: Final = {
-    "kernel": Args,
-    "gpu_memcpy": Args,
-    "gpu_memset": Args,
-    "cuda_runtime": CallArgs,
-    "cpu_op": OperatorArgs,
-    "user_annotation": OperatorArgs,
-}
-
-
-class _Span(msgspec.Struct, gc=False):
-    """An event as ``TraceEvent``, of a category that is known; of its arguments only those of the category are read."""
-
-    ph: Literal["X"]
-    name: Number = ""
-    pid: Number = None
-    tid: Number = None
-    ts: Number | bool = None
-    dur: Number | bool = None
-
-
-class _Arrow(msgspec.Struct, gc=False):
-    """An event that connects two others; nothing of it is read."""
-
-    ph: Literal["s", "t", "f"]
-
-
-def _of_category(category: str, base: type[msgspec.Struct], args: type[msgspec.Struct] | None = None) -> Any:
-    fields = [] if args is None else [("args", args | None, None)]
-    own = {"cat": category} if args else {"cat": category, "args": None}
-    name = f"_{category.title()}"
-    return msgspec.defstruct(name, fields, bases=(base,), namespace=own, tag_field="cat", tag=category, gc=False)
-
-
-_OLD_NAMES: Final = {category.capitalize() for category in CATEGORIES if "_" not in category}
-_NOT_ANALYSED: Final = {"Trace", "cuda_sync", "cuda_profiler_range"}
-_SPANS: Final = [
-    _of_category(each, _Span, _ARGS.get(CATEGORIES.get(each.lower(), "")))
-    for each in sorted({*CATEGORIES, *_OLD_NAMES, *_NOT_ANALYSED})
-]
-_ARROWS: Final = [_of_category(each, _Arrow) for each in ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd")]
-_OF_CATEGORIES: Final = reduce(or_, [*_SPANS, *_ARROWS])
 
 
 class _File(msgspec.Struct, gc=False):
     events: list[TraceEvent] = msgspec.field(name="traceEvents")
     devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="deviceProperties")
     distributed: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="distributedInfo")
-
-
-class _FileAsWritten(_File, gc=False):
-    events: list[_EventAsWritten] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
-
-
-class _FileOfCategories(_File, gc=False):
-    """The same, decoded in less time; a file with any other event is refused."""
-
-    events: list[_OF_CATEGORIES] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
 
 
 class RawTrace(msgspec.Struct, gc=False):
@@ -345,30 +274,23 @@ class RawTrace(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
     notes: tuple[str, ...] = ()  # what of the file could not be read
-    has_others: bool = True  # whether there may be others than spans and arrows
 
 
-def read_parts(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = False) -> Iterator[RawTrace]:
+def read_parts(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[RawTrace]:
     """Yield the trace in ``path``, which may be gzipped, as parts with some of its events each.
 
-    Of the file, only one part at a time is in memory. The description of the devices is in one of the parts. Times are
-    the bytes of the file if they are to be ``as_written``, or if those at the begin of a part are large.
+    Of the file, only one part at a time is in memory. The description of the devices is in one of the parts.
 
     Raises:
         TraceError: The file cannot be read in parts. ``read_events`` reads it at once, or knows why it cannot be read.
         NoPiecesError: The same.
     """
-    refused = 0
-    for i, piece in enumerate(pieces_of(chunks_of(path, most_bytes))):
-        file = None
-        if refused <= MOST_REFUSED + i // PIECES_A_REFUSAL and not as_written and not _has_large_times(piece):
-            file = _of_categories(piece)
-            refused += file is None
-        yield _raw_trace(file or _of_any_times(path, piece, as_written=as_written), [])
+    for piece in pieces_of(chunks_of(path, most_bytes)):
+        yield _raw_trace(_decoded(path, piece), [])
 
 
-def read_events(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = False) -> RawTrace:
-    """Return the events of the trace in ``path``, which may be gzipped; times as in ``read_parts``.
+def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
+    """Return the events of the trace in ``path``, which may be gzipped.
 
     Raises:
         TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
@@ -379,13 +301,13 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES, *, as_written: bool = 
     if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
         raise TraceError(f"{path} is not a trace of torch.profiler: most of it is small or empty objects")
     try:
-        file = _of_any_times(path, text, as_written=as_written)
+        file = _decoded(path, text)
     except TraceError:
         whole = closed(text)
         if whole is None:
             raise
         text, note = whole
-        file, notes = _of_any_times(path, text, as_written=as_written), [*notes, note]
+        file, notes = _decoded(path, text), [*notes, note]
     return _raw_trace(file, notes)
 
 
@@ -403,7 +325,6 @@ def _raw_trace(file: _File, notes: list[str]) -> RawTrace:
         [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
         distributed if isinstance(distributed, dict) else {},
         tuple(notes),
-        not isinstance(file, _FileOfCategories),
     )
 
 
@@ -415,21 +336,6 @@ def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
     return text, []
 
 
-def _of_any_times(path: Path, text: bytes | bytearray, *, as_written: bool = False) -> _File:
-    return _decoded(path, text, _FileAsWritten if as_written or _has_large_times(text) else _File)
-
-
-def _has_large_times(text: bytes | bytearray) -> bool:
-    return _LARGE_FLOAT.search(text, 0, _SNIFFED) is not None
-
-
-def _of_categories(text: bytearray) -> _File | None:
-    try:
-        return msgspec.json.decode(text, type=_FileOfCategories)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def _small(part: msgspec.Raw) -> Any:
     if not 0 < len(part) <= MOST_DEVICES_BYTES:
         return None
@@ -439,20 +345,17 @@ def _small(part: msgspec.Raw) -> Any:
         return None
 
 
-def _decoded(path: Path, text: bytes | bytearray, kind: type[_File]) -> _File:
+def _decoded(path: Path, text: bytes | bytearray) -> _File:
     try:
         if _BEGINS_LIST.match(text):  # the format also allows a plain list of events
-            events = msgspec.json.decode(
-                text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[TraceEvent]
-            )
-            return _File(events)  # type: ignore[arg-type]
-        return msgspec.json.decode(text, type=kind)
+            return _File(msgspec.json.decode(text, type=list[TraceEvent]))
+        return msgspec.json.decode(text, type=_File)
     except msgspec.ValidationError as error:
         raise TraceError(f"{path} is not a trace of torch.profiler: {_one_line(error)}") from None
     except RecursionError:
         raise TraceError(f"{path} is not a trace of torch.profiler: its JSON is nested too deeply") from None
     except UnicodeDecodeError:  # in a name; a replaced character does no harm
-        return _decoded(path, text.decode("utf-8", "replace").encode(), kind)
+        return _decoded(path, text.decode("utf-8", "replace").encode())
     except msgspec.DecodeError as error:
         what = _one_line(error)
         if "truncated" in what and text.rstrip()[-1:] not in (b"}", b"]"):

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from training_profiler.base.table import table, with_details, wrapped
@@ -45,6 +46,25 @@ DIGITS: Final = 3  # of steps' lengths in ms
 def in_ms(ns: float) -> float:
     """Return nanoseconds as milliseconds."""
     return ns / NS_PER_MS
+
+
+def data_of(item: Any, fields: str) -> dict[str, Any]:
+    """Return values of an item for JSON or a table; None for an empty text.
+
+    Args:
+        item: the record.
+        fields: the names of its fields, or ``key=field`` where the key has another name. That of ``key_ms`` is
+            ``key_ns``, and that of ``key_pct`` a share.
+    """
+    data = {}
+    for key, _, field in (word.partition("=") for word in fields.split()):
+        value = attrgetter(field or (f"{key[:-3]}_ns" if key.endswith("_ms") else key))(item)
+        if key.endswith("_ms"):
+            value = in_ms(value)
+        elif key.endswith("_pct"):
+            value = _percent(value)
+        data[key] = None if value == "" else value
+    return data
 
 
 def trace_data(
@@ -95,52 +115,39 @@ def _whole_data(analysis: Trace) -> dict[str, Any]:
     """Return the figures of the file, of its steps and of its devices."""
     busy_ns, communication_ns = analysis.device.busy.total_ns, analysis.device.communication.total_ns
     is_known = analysis.has_gpu and analysis.span_ns
-    return {
-        "file": analysis.path.name,
+    data = data_of(
+        analysis,
+        "file=path.name rank world=world_size n_events=events n_gpu_events=gpu_events n_kernels=kernels.count span_ms "
+        "gpu_util_in_steps_pct=utilization_in_steps step_variation_pct=step_variation "
+        "compute_union_ms=device.compute.total_ns comm_union_ms=device.communication.total_ns "
+        "comm_exposed_ms=exposed_communication_ns",
+    )
+    return data | {
         "gpu": gpu_name(analysis),
-        "rank": analysis.rank,
-        "world": analysis.world_size,
-        "n_events": analysis.events,
-        "n_gpu_events": analysis.gpu_events,
-        "n_kernels": analysis.kernels.count,
-        "span_ms": in_ms(analysis.span_ns),
         "busy_ms": in_ms(busy_ns) if analysis.has_gpu else None,
         "idle_pct": 100 * (1 - busy_ns / analysis.span_ns) if is_known else None,
         "steps": [[step.name, round(in_ms(step.wall_ns), DIGITS)] for step in analysis.steps],
-        "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
         "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
         "devices": [
-            {
-                "device": device.index,
-                "gpu": device.name or None,
-                "busy_ms": in_ms(device.device.busy.total_ns),
-                "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
-                "step_parts_ns": _steps(device.steps),
-            }
+            data_of(
+                device, "device=index gpu=name busy_ms=device.busy.total_ns gpu_util_in_steps_pct=utilization_in_steps"
+            )
+            | {"step_parts_ns": _steps(device.steps)}
             for device in analysis.devices
         ],
-        "step_variation_pct": _percent(analysis.step_variation),
-        "compute_union_ms": in_ms(analysis.device.compute.total_ns),
-        "comm_union_ms": in_ms(communication_ns),
-        "comm_exposed_ms": in_ms(analysis.exposed_communication_ns),
         "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
     }
 
 
 def _kernel_data(kernels: Kernels) -> dict[str, Any]:
-    return {
-        "kernel_sum_ms": in_ms(kernels.total_ns),
-        "kernels_lt10us": kernels.short_count,
-        "kernels_lt10us_time_pct": _percent(kernels.short_share),
-        "kernels_lt100us_time_pct": _percent(kernels.below_100us_share),
-        "kernels_shorter_than_launch": kernels.launch_bound_count,
-        "kernels_with_launch": kernels.launch_known_count,
-        "flash_kernel_ms": in_ms(kernels.flash_ns),
-        "attention_kernel_ms": in_ms(kernels.attention_ns),
-        "tensorcore_named_pct": _percent(kernels.tensor_core_share),
-        "unclassified_pct": _percent(kernels.unclassified_share),
-        "kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()},
-    }
+    data = data_of(
+        kernels,
+        "kernel_sum_ms=total_ns kernels_lt10us=short_count kernels_lt10us_time_pct=short_share "
+        "kernels_lt100us_time_pct=below_100us_share kernels_shorter_than_launch=launch_bound_count "
+        "kernels_with_launch=launch_known_count flash_kernel_ms=flash_ns attention_kernel_ms=attention_ns "
+        "tensorcore_named_pct=tensor_core_share unclassified_pct=unclassified_share",
+    )
+    return data | {"kernel_kinds_ms": {kind: in_ms(ns) for kind, ns in kernels.by_kind_ns.items()}}
 
 
 def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
@@ -155,9 +162,7 @@ def path_data(graph: Graph | str | None) -> dict[str, Any] | None:
     return (of_ranks if graph.is_of_ranks else {}) | {
         "why_not": None,
         "steps": path.steps or None,
-        "wall_ms": in_ms(path.wall_ns),
-        "earlier_ms": in_ms(path.earlier_ns),
-        "recording_ms": in_ms(path.recording_ns),
+        **data_of(path, "wall_ms earlier_ms recording_ms"),
         "kinds_ms": {kind: in_ms(ns) for kind, ns in path.kinds_ns.items()},
         "links": [link_data(link) for link in path.links],
         "what_if": [outcome_data(found) for found in outcomes(graph, path)],
@@ -248,18 +253,14 @@ def _judgement(analysis: Trace, thresholds: Mapping[str, float]) -> dict[str, An
 
 
 def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
+    named = data_of(place, "next=next_name operator section step module line")
     return {
         "device": place.gap.device,
         "at_ms": in_ms(place.gap.begin_ns - analysis.begin_ns),
         "ms": in_ms(place.gap.length_ns),
         "cause": place.gap.cause,
         "covered_pct": 100 * place.gap.share_of(place.gap.cause),
-        "next": place.next_name[:MOST_NAME] or None,
-        "operator": place.operator[:MOST_NAME] or None,
-        "section": place.section[:MOST_NAME] or None,
-        "step": place.step or None,
-        "module": place.module[:MOST_NAME] or None,
-        "line": place.line[:MOST_NAME] or None,
+        **{key: name and (name if key == "step" else name[:MOST_NAME]) for key, name in named.items()},
         "module_pct": 100 * place.module_part if place.module else None,
         "line_pct": 100 * place.line_part if place.line else None,
         "stall_by": place.stall.by or None,
@@ -268,25 +269,11 @@ def _gap(analysis: Trace, place: AttributedGap) -> dict[str, Any]:
 
 def rate_data(rate: Rate) -> dict[str, Any]:
     """Return what an operator achieves with the same inputs."""
-    return {
-        "name": rate.name,
-        "kind": rate.kind,
-        "shapes": rate.shapes or None,
-        "dtype": rate.dtype or None,
-        "device": rate.device or None,
-        "calls": rate.calls,
-        "device_ms": in_ms(rate.device_ns),
-        "flops": rate.flops,
-        "least_bytes": rate.bytes,
-        "tflop_per_s": rate.tflops,
-        "tb_per_s": rate.tb_s,
-        "peak_tflop_per_s": rate.peak_tflops,
-        "peak_tb_per_s": rate.peak_tb_s,
-        "bound": rate.bound or None,
-        "of_roof_pct": _percent(rate.share_of_roof),
-        "is_above_roof": rate.is_above_roof,
-        "lacks": list(rate.lacks),
-    }
+    fields = (
+        "name kind shapes dtype device calls device_ms flops least_bytes=bytes tflop_per_s=tflops tb_per_s=tb_s "
+        "peak_tflop_per_s=peak_tflops peak_tb_per_s=peak_tb_s bound of_roof_pct=share_of_roof is_above_roof"
+    )
+    return data_of(rate, fields) | {"lacks": list(rate.lacks)}
 
 
 def place_data(kind: str, analysis: Trace) -> list[dict[str, Any]]:
@@ -302,33 +289,17 @@ def place_data(kind: str, analysis: Trace) -> list[dict[str, Any]]:
 
 def bandwidth_data(analysis: Trace) -> list[dict[str, Any]]:
     """Return the bus bandwidth of each kind of collective."""
-    return [
-        {
-            "collective": row.kind,
-            "message_bytes": row.message_bytes,
-            "group_size": row.group_size,
-            "runs": row.count,
-            "total_ms": in_ms(row.total_ns),
-            "mean_gb_per_s": row.mean_gb_s,
-            "best_gb_per_s": row.best_gb_s,
-            "link_gb_per_s": None if row.link is None else row.link.gb_s,
-            "best_of_link_pct": _percent(row.share_of_link),
-            "is_above_link": row.is_above_link,
-            "lacks": ", ".join(row.lacks) or None,
-        }
-        for row in analysis.bus_bandwidths
-    ]
+    fields = (
+        "collective=kind message_bytes group_size runs=count total_ms mean_gb_per_s=mean_gb_s best_gb_per_s=best_gb_s "
+        "link_gb_per_s=link_gb_s best_of_link_pct=share_of_link is_above_link"
+    )
+    return [data_of(row, fields) | {"lacks": ", ".join(row.lacks) or None} for row in analysis.bus_bandwidths]
 
 
 def times_data(of: Operator | PlaceTimes, has_gpu: bool) -> dict[str, Any]:
     """Return the calls and the times of an operator or a place; device times are None without a device."""
-    return {
-        "calls": of.calls,
-        "host_self_ms": in_ms(of.host_self_ns),
-        "host_total_ms": in_ms(of.host_total_ns),
-        "device_self_ms": in_ms(of.device_self_ns) if has_gpu else None,
-        "device_total_ms": in_ms(of.device_total_ns) if has_gpu else None,
-    }
+    data = data_of(of, "calls host_self_ms host_total_ms device_self_ms device_total_ms")
+    return data if has_gpu else data | {"device_self_ms": None, "device_total_ms": None}
 
 
 Item = TypeVar("Item")

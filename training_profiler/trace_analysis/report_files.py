@@ -12,7 +12,7 @@ import numpy as np
 from training_profiler.base.errors import TraceError
 from training_profiler.base.html import Html, element, joined, part
 from training_profiler.base.table import Column, Table
-from training_profiler.base.units import NS_PER_MS, counted
+from training_profiler.base.units import counted
 from training_profiler.reports.page_document import document
 from training_profiler.trace_analysis.columns import GAP_CATEGORY, NONE, PATH_CATEGORY, Columns, Ints
 from training_profiler.trace_analysis.communication import RankCollective
@@ -24,6 +24,7 @@ from training_profiler.trace_analysis.reader import read_text
 from training_profiler.trace_analysis.report_figures import (
     PARTS,
     bandwidth_data,
+    data_of,
     in_ms,
     jump_data,
     link_data,
@@ -51,13 +52,8 @@ def operator_rows(trace: Trace, sort: str = SORT_KEYS[0]) -> Table:
     """Return the operators, by shapes of their inputs where recorded."""
     rows = sorted_by(trace.operators_by_shape or trace.operators, sort)
     columns = (Column("operator", "operator\n(times in ms)"), *ON_HOST, *(ON_DEVICE if trace.has_gpu else ()))
-    return Table(
-        [
-            {"operator": row.name, "shapes": row.shapes, "section": row.section} | times_data(row, trace.has_gpu)
-            for row in rows
-        ],
-        columns,
-    )
+    named = [data_of(row, "operator=name shapes section") | times_data(row, trace.has_gpu) for row in rows]
+    return Table(named, columns)
 
 
 def idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
@@ -65,19 +61,12 @@ def idle_rows(trace: Trace, places: Sequence[AttributedGap]) -> Table:
     return Table(
         [
             {
-                "device": place.gap.device,
+                **data_of(place.gap, "device"),
                 "at_ms": in_ms(place.gap.begin_ns - trace.begin_ns),
-                "length_ms": in_ms(place.gap.length_ns),
-                "cause": place.gap.cause,
+                **data_of(place.gap, "length_ms cause"),
                 "share_of_cause": place.gap.share_of(place.gap.cause),
-                "step": place.step,
-                "section": place.section,
-                "module": place.module,
-                "line": place.line,
-                "host_in": place.stall.by,
-                "ended_by": place.next_name,
-                "launched_by": place.operator,
             }
+            | data_of(place, "step section module line host_in=stall.by ended_by=next_name launched_by=operator")
             for place in places
         ]
     )
@@ -120,13 +109,8 @@ def over_ranks_rows(ranks: Sequence[RankCollective]) -> Table:
     """Return waiting and transfer of each kind of collective over ranks, means per run, and whom the ranks wait for."""
     return Table(
         [
-            {
-                "kind": row.kind,
-                "count": row.count,
-                "transfer_ms": row.transfer_ns / NS_PER_MS,
-                "waiting_ms": row.waiting_ns / NS_PER_MS,
-                "waited_for": "; ".join(f"rank {rank}: {share:.0%}" for rank, share in row.late),
-            }
+            data_of(row, "kind count transfer_ms waiting_ms")
+            | {"waited_for": "; ".join(f"rank {rank}: {share:.0%}" for rank, share in row.late)}
             for row in ranks
         ]
     )
@@ -146,32 +130,17 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "operators": operator_rows,
     "kernels": lambda trace: Table(
         [
-            {
-                "kernel": row.name,
-                "kind": row.kind,
-                "calls": row.calls,
-                "total_ms": in_ms(row.total_ns),
-                "mean_us": row.mean_ns / 1000,
-                "occupancy": row.occupancy,
-                "blocks_per_sm": row.blocks_per_sm,
-                "tensor_cores": int(row.is_tensor_core),
-            }
+            data_of(row, "kernel=name kind calls total_ms")
+            | {"mean_us": row.mean_ns / 1000}
+            | data_of(row, "occupancy blocks_per_sm")
+            | {"tensor_cores": int(row.is_tensor_core)}
             for row in trace.kernels.rows
         ]
     ),
     "gaps": lambda trace: idle_rows(trace, trace.gaps),
     "idle_at_ends": lambda trace: idle_rows(trace, trace.edges),
     "collectives": lambda trace: Table(
-        [
-            {
-                "collective": row.kind,
-                "count": row.count,
-                "bytes": row.bytes,
-                "total_ms": in_ms(row.total_ns),
-                "hidden_ms": in_ms(row.hidden_ns),
-            }
-            for row in trace.collectives
-        ]
+        [data_of(row, "collective=kind count bytes total_ms hidden_ms") for row in trace.collectives]
     ),
     "roofline": lambda trace: Table(
         [rate_data(rate) | {"lacks": ", ".join(rate.lacks)} for rate in trace.roofline.rates]
@@ -181,7 +150,7 @@ TABLES: Final[Mapping[str, Callable[[Trace], Table]]] = {
     "modules": lambda trace: place_rows("modules", trace),
     "lines": lambda trace: place_rows("lines", trace),
     "sampled_lines": lambda trace: Table(
-        [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
+        [data_of(row, "line=name samples in_gaps") for row in trace.code.sampled.rows]
     ),
     "critical_path": lambda trace: path_rows(trace.graph),
     "what_if": lambda trace: what_if_rows(trace.graph),

@@ -25,6 +25,7 @@ from training_profiler.trace_analysis.compare import (
 from training_profiler.trace_analysis.gaps import NO_IDLE_TIME
 from training_profiler.trace_analysis.report_figures import (
     PARTS,
+    data_of,
     finding_lines,
     gpu_name,
     in_ms,
@@ -200,13 +201,9 @@ def _counts_data(row: WorkDifference | BranchDifference) -> dict[str, float]:
 
 
 def _times_data(row: TraceDifference) -> dict[str, Any]:
-    return {
-        "before_ms": in_ms(row.before_ns),
-        "after_ms": in_ms(row.after_ns),
-        "difference_ms": in_ms(row.change_ns),
-        "noise_band_ms": None if row.band_ns is None else in_ms(row.band_ns),
-        "is_noise": row.is_noise,
-    }
+    band_ms = None if row.band_ns is None else in_ms(row.band_ns)
+    times = data_of(row, "before_ms after_ms difference_ms=change_ns")
+    return times | {"noise_band_ms": band_ms, "is_noise": row.is_noise}
 
 
 LEAST_SHARE: Final = 0.05  # of the traces' mean time, that the waiting takes

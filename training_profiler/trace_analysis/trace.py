@@ -10,7 +10,7 @@ import numpy as np
 
 from training_profiler.trace_analysis import communication, host_activity
 from training_profiler.trace_analysis.code_places import CodePlaces
-from training_profiler.trace_analysis.columns import Bools, Columns, distinct
+from training_profiler.trace_analysis.columns import Bools, Columns
 from training_profiler.trace_analysis.completeness import doubts_of, unseen_work
 from training_profiler.trace_analysis.event_table import read_columns
 from training_profiler.trace_analysis.events import (
@@ -56,7 +56,7 @@ class Trace(TracedEvents):
     _unseen = _of(unseen_work)
     # The number of streams of all devices.
     streams = _of(
-        lambda trace: len(distinct((trace.columns.device * 2**40 + trace.columns.stream)[trace.columns.is_gpu()]))
+        lambda trace: len(np.unique((trace.columns.device * 2**40 + trace.columns.stream)[trace.columns.is_gpu()]))
     )
     # The activity of each device.
     devices = _of(lambda trace: devices_of(trace.columns, trace.communicates, trace.device))
@@ -151,7 +151,7 @@ class Trace(TracedEvents):
     @cached_property
     def has_graphs(self) -> bool:
         """Whether the device's runtime can replay work as a graph; True if no call of it was recorded."""
-        calls = distinct(self.columns.name[self.columns.is_of("cuda_runtime")]).tolist()
+        calls = np.unique(self.columns.name[self.columns.is_of("cuda_runtime")]).tolist()
         return not calls or any(HAS_GRAPHS.match(self.columns.names[name]) for name in calls)
 
     @property

@@ -462,5 +462,5 @@ class Interleaved:
             if name in (UNCHANGED, AGAIN):
                 raise
             self._outcomes[name].fail(error)
-            self._wave.drop(name)
+            self._wave.dropped.add(name)
             return None

@@ -189,7 +189,7 @@ class Wave:
     looks: tuple[float, ...] = (1.0,)  # parts of the rounds after which a change may be decided
     done: Count = 0
     spent: float = 0.0  # of the error
-    dropped: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)  # whose trainings failed
     shown: set[str] = field(default_factory=set)
     futile: set[str] = field(default_factory=set)
     has_ended: bool = False
@@ -222,10 +222,6 @@ class Wave:
             self.end()
         elif not self.has_ended and self.done in [round(part * self.rounds) for part in self.looks]:
             self._look(self.done / self.rounds)
-
-    def drop(self, name: str) -> None:
-        """Leave a change out: its training failed."""
-        self.dropped.add(name)
 
     def pause(self) -> None:
         """Look at the results so far; the wave may go on later with the error that is left."""

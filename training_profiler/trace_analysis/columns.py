@@ -74,7 +74,6 @@ CATEGORIES: Final = {
 }
 CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
 CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
-MOST_16_BITS: Final = 2**16
 GAP_CATEGORY: Final = "gap"  # of what an annotated copy has more than its trace
 PATH_CATEGORY: Final = "critical_path"
 GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -192,22 +192,20 @@ class _Table:
             )
         if float(rows["duration_ns"].sum(dtype=np.float64)) > MOST_SUM_NS:
             raise TraceError(f"{self._where} has durations of over 146 years in all")
-        names, name, nameless = self._shown_names(rows["name"])
+        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
+        nameless = int((rows["name"] == self._names[None]).sum()) if None in self._names else 0
+        said = (f"{counted(nameless, 'event')} without a name",) if nameless else ()
         threads, thread = self._threads(rows["track"])
-        _check_number(len(np.unique(rows["device"])), "devices", MOST_DEVICES, self._where)
+        _check_number(len(set(rows["device"].tolist())), "devices", MOST_DEVICES, self._where)
         shapes, types, values = (self._recorded(rows, field, _text) for field in ("dims", "types", "values"))
         inputs, input_texts = _inputs((shapes, types, values))
         sizes = ((i, integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(self._devices))
-        number, samples = {name: i for i, name in enumerate(names)}, joined(self._samples, "at_ns")
-        found = [
-            NONE if text is None else number.get(printable(str(text), MOST_NAME), NONE)
-            for text in self._texts["kernel"]
-        ]
+        samples = joined(self._samples, "at_ns")
         return Columns(
             events=self._count,
             names=tuple(names),
             threads=tuple(threads),
-            name=name,
+            name=rows["name"],
             category=rows["category"],
             thread=thread,
             begin_ns=rows["begin_ns"],
@@ -217,7 +215,7 @@ class _Table:
             correlation=rows["correlation"],
             external=rows["external"],
             bytes=rows["bytes"],
-            launches=np.array([*found, NONE], np.int64)[rows["kernel"]],
+            launches=self._launched(names)[rows["kernel"]],
             messages=self._messages(rows),
             collective=rows["collective"],
             collectives=tuple(map(_text, self._texts["collective"])),
@@ -239,7 +237,7 @@ class _Table:
             rank=integer_or_none(self._distributed.get("rank")),
             compute_capability=_capability(self._devices),
             lost_halves=lost_halves,
-            notes=self._notes + nameless + _unread(rows, tracks=[str(each[0]) for each in self._tracks]),
+            notes=self._notes + said + _unread(rows, tracks=[str(each[0]) for each in self._tracks]),
         )
 
     def _whole_rows(self) -> tuple[Rows, int]:
@@ -254,10 +252,11 @@ class _Table:
         paired["duration_ns"] = halves["begin_ns"][ends] - paired["begin_ns"]
         return joined([*self._spans, paired], "begin_ns"), lost
 
-    def _shown_names(self, given: Ints) -> tuple[list[str], Ints, tuple[str, ...]]:
-        names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in self._names]
-        nameless = int((given == self._names[None]).sum()) if None in self._names else 0
-        return names, given, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
+    def _launched(self, names: Sequence[str]) -> Ints:
+        """Return the name of each kernel that a call launches; the last is of calls without one."""
+        number: dict[str | None, int] = {name: i for i, name in enumerate(names)}
+        kernels = (None if text is None else printable(str(text), MOST_NAME) for text in self._texts["kernel"])
+        return np.array([*(number.get(kernel, NONE) for kernel in kernels), NONE], np.int64)
 
     def _threads(self, track: Ints) -> tuple[list[tuple[Any, Any]], Ints]:
         threads, thread = numbered([(pid, tid) for _, pid, tid in self._tracks])

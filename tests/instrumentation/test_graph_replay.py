@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.instrumented import InstrumentedTorch, instrumented_torch
+from training_profiler.instrumentation.context import FREE
 from training_profiler.instrumentation.graph_captures import CapturedGraph
 from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
-from training_profiler.instrumentation.training_thread import FREE
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import Instrumentation

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.support.instrumented import InstrumentedTorch
-from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.instrumentation.context import FORWARD, FREE, PatchContext
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.instrumentation import PATCHES
 

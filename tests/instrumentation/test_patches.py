@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.versions import needs_torch
-from training_profiler.instrumentation.training_thread import FREE
+from training_profiler.instrumentation.context import FREE
 from training_profiler.model.snapshot import PROFILER
 from training_profiler.recording.data_loader import LoaderRegistry
 

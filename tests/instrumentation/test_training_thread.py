@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, TrainingThread
+from training_profiler.instrumentation.context import FETCH, FORWARD, FREE, TrainingThread
 
 
 def on_another_thread(work):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.wandb_file import artifacts, axes, history
-from training_profiler.recording.section_names import key_of
+from training_profiler.base.sections import key_of
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.program_runs import mlflow_key
 

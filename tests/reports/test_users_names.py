@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.support.html_rows import rows_in
 from tests.support.recording import FakeRun, implementation_of
 from tests.support.users_names import KEYS, LABELS_OF_OURS, SPECIAL, WITHIN_OURS, names
+from training_profiler.base.sections import key_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.model.snapshot import Snapshot
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.recording.section_names import key_of
 from training_profiler.reports.console import render_final
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.page_render import sections_part

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from training_profiler.statistics.compare import FORGOTTEN_S, STATE_STD, span_needed, unseen_variance
-from training_profiler.statistics.long_run import variance_of_mean
+from training_profiler.statistics.compare import FORGOTTEN_S, STATE_STD, span_needed, unseen_variance, variance_of_mean
 
 
 def test_a_short_run_sees_nothing_of_the_drift_and_a_long_one_nearly_all():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from training_profiler.statistics.long_run import (
+from training_profiler.statistics.compare import (
     freedom_of_sum,
     plain_mean,
     student_t,

@@ -45,7 +45,7 @@ instrumentation/loop_detection/loader_passes.py | instrumentation/test_passes.py
 instrumentation/loop_detection/no_grad_runs.py | instrumentation/test_no_grad_runs.py
 - "completions", "decode", "generate", "generation",
 + "completions", "decode",
-instrumentation/training_thread.py | instrumentation/test_training_thread.py
+instrumentation/context.py | instrumentation/test_training_thread.py
 - self.busy_with = FETCH
 + self.busy_with = FREE
 aggregation/span_matching.py | aggregation/test_step_spans.py aggregation/test_run_stats.py

@@ -12,7 +12,7 @@ from tests.support.html_rows import rows_in
 from tests.support.users_names import KEYS, LABELS_OF_OURS, SPECIAL, WITHIN_OURS
 from tests.system.launching import execute_forked
 from tests.system.scripts import command, report_command
-from training_profiler.recording.section_names import key_of
+from training_profiler.base.sections import key_of
 
 NAMES = tuple(dict.fromkeys((*KEYS, *LABELS_OF_OURS, *SPECIAL, *WITHIN_OURS)))
 EPOCHS, BATCHES = 2, 4

@@ -1,6 +1,9 @@
 """The section names that have a meaning, one row each; any other name is free for manual instrumentation."""
 
+import zlib
 from typing import Final, NamedTuple
+
+from training_profiler.base.text import MAX_NAME_LENGTH, printable
 
 # A part of a training step. A manual section with this name hides the inferred sections inside it.
 STEP_PART: Final = "part of a step"
@@ -107,3 +110,34 @@ FORWARD_SECTIONS: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)
 ACTING_SECTIONS: Final = (ROLLOUT, FORWARD_WITHOUT_GRAD)  # in some steps only, because of the program's order
 INPUT_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_input)
 DEVICE_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_device)
+
+USERS: Final = "user:"  # in a key, before a name of the user's that a row of ours has, or could have
+_OWN: Final = frozenset((OTHER, PROFILER.strip("()"), LINES_IN_WORKERS, *NESTED_SECTIONS))
+_CHECKSUM_LENGTH: Final = 9  # "~" and eight digits
+
+
+def key_of(name: str) -> str:
+    """Return the key in JSON, journals and metrics of a section that the user named ``name``.
+
+    No two printable names have the same key, and no name has a key of ours. It has at most ``MAX_NAME_LENGTH``
+    characters: a longer one is cut, and ends with a checksum of the name.
+    """
+    key = USERS + name if _is_reserved(name) else name
+    shown = printable(key)
+    if printable(key, MAX_NAME_LENGTH + 1) == shown:
+        return shown
+    checksum = zlib.crc32(name.encode(errors="surrogatepass"))
+    return f"{printable(key, MAX_NAME_LENGTH - _CHECKSUM_LENGTH)}~{checksum:08x}"
+
+
+def name_of(key: str) -> str:
+    """Return the name of a section's key as the user wrote it; the key of a section of ours as it is."""
+    name = key.removeprefix(USERS)
+    return name if _is_reserved(name) else key
+
+
+def _is_reserved(name: str) -> bool:
+    is_within = (
+        WITHIN in name and name.partition(WITHIN)[0] in OUTSIDE_SECTIONS
+    )  # a row inside one begins with its name
+    return name in _OWN or is_within or name[:1] + name[-1:] == "()" or name.startswith(USERS)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.base.sections import name_of
 from training_profiler.base.units import time_text
 from training_profiler.diagnosis.finding import Change, Finding, Fix
 from training_profiler.diagnosis.machine import (
@@ -26,7 +27,6 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepChange,
 )
-from training_profiler.recording.section_names import name_of
 
 STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
 SAMPLES_OF_LINE: Final = 10  # after the change; fewer may be chance

@@ -8,9 +8,8 @@ from training_profiler.base.units import ms_text
 from training_profiler.diagnosis.called_functions import MAKING_TENSORS
 from training_profiler.diagnosis.finding import Action, Change, Evidence, Fix, joined
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, LESS_LOCKED, PREPROCESS_LESS, WorkerPlan, worker_plan
-from training_profiler.model.loader_workers import LOCK, PHASES, SHARED_LOCK
+from training_profiler.model.loader_workers import LOCK, NO_COLLATE, OWN_COLLATE, PHASES, SHARED_LOCK, WHOLE_TENSORS
 from training_profiler.model.snapshot import LineStats, LoaderStats, Snapshot
-from training_profiler.recording.data_loader import NO_COLLATE, OWN_COLLATE, WHOLE_TENSORS
 
 LOADING_TRIALS: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
 MOST_WORKERS: Final = 8  # to begin with

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Final, NamedTuple
 
-from training_profiler.base.sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS, SYNCHRONIZATION
+from training_profiler.base.sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS, SYNCHRONIZATION, name_of
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.finding import Change, Evidence, Finding, Fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, found, has_enough_steps, row_of
@@ -11,7 +11,6 @@ from training_profiler.diagnosis.rule import Saving
 from training_profiler.diagnosis.shares import StepShare
 from training_profiler.model.ranks import RankStats
 from training_profiler.model.snapshot import OTHER, Snapshot
-from training_profiler.recording.section_names import name_of
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
 NEARLY: Final = 0.5  # of the slowest rank's excess over the median; ranks with more excess are nearly as slow

@@ -11,6 +11,7 @@ from training_profiler.base.sections import (
     INPUT_SECTIONS,
     NESTED_SECTIONS,
     OPTIMIZER_STEP,
+    name_of,
 )
 from training_profiler.base.units import counted, time_text
 
@@ -47,7 +48,6 @@ from training_profiler.diagnosis.registry import (
 )
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.snapshot import OTHER, PROFILER, EpochStats, Snapshot
-from training_profiler.recording.section_names import name_of
 
 THRESHOLDS: Final = RULES.thresholds()
 UNRELIABLE_FROM: Final = 0.4  # of the run, lost to other programs

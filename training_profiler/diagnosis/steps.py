@@ -14,6 +14,7 @@ from training_profiler.base.sections import (
     FORWARD_PASS,
     SYNCHRONIZATION,
     WORKER_START,
+    name_of,
 )
 from training_profiler.base.units import duration_text, ms_text, time_text
 from training_profiler.diagnosis.change import (
@@ -43,7 +44,6 @@ from training_profiler.diagnosis.registry import (
 from training_profiler.diagnosis.rule import Saving
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
-from training_profiler.recording.section_names import name_of
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up

@@ -17,8 +17,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from training_profiler.inspections.inspection import plain_classes
-from training_profiler.instrumentation.loop_detection.modules import modules_within
+from training_profiler.instrumentation.loop_detection.modules import modules_within, plain_classes
 from training_profiler.recording.object_identity import ObjectIdentity
 
 MOST_MODULES: Final = 2_000  # of a module whose state is read

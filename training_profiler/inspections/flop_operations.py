@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from training_profiler.base.backends import CUDA
 from training_profiler.base.units import NS_PER_S
-from training_profiler.inspections.inspection import plain_classes
+from training_profiler.instrumentation.loop_detection.modules import plain_classes
 from training_profiler.model.program import ForwardFacts, LongOperators, NanChecks, OutsideModules
 
 # Operations of other namespaces may do anything.

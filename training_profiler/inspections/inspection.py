@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.modules import modules_within
-from training_profiler.instrumentation.patches.module_call import is_compiled
+from training_profiler.instrumentation.loop_detection.modules import is_compiled, modules_within, plain_classes
 from training_profiler.model.program import COMPILE
 from training_profiler.recording.object_identity import ObjectIdentity
 
@@ -91,11 +90,6 @@ class UserProgram:
             self._plain.clear()
         self._plain[id(module)] = ObjectIdentity(module)
         return False
-
-
-def plain_classes(torch: Any) -> tuple[type, ...]:
-    """Return the tensor classes without behaviour of their own."""
-    return (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 
 
 def mode_stack() -> list[Any]:

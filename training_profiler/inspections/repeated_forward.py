@@ -17,11 +17,11 @@ from training_profiler.inspections.inspection import (
     SeenCall,
     UserProgram,
     generator_state,
-    plain_classes,
 )
 from training_profiler.instrumentation.loop_detection.modules import (
     modules_within,
     parameters_within,
+    plain_classes,
 )
 from training_profiler.model.program import RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity

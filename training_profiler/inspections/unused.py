@@ -16,11 +16,10 @@ from training_profiler.inspections.inspection import (
     UserProgram,
     first_values,
     is_watched,
-    plain_classes,
     tensors_within,
     why_not_counted,
 )
-from training_profiler.instrumentation.loop_detection.modules import parameters_within
+from training_profiler.instrumentation.loop_detection.modules import parameters_within, plain_classes
 from training_profiler.model.program import UnusedGradients, UnusedGraphs
 
 LOOKED_AT: Final = 4  # updates, after which parameters without an optimizer are looked up

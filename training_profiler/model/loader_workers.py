@@ -9,6 +9,9 @@ from msgspec import Meta
 from training_profiler.model.bounds import Count, fit
 
 MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
+OWN_COLLATE: Final = "own"  # a function of the program's
+NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
+WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 MOST_WORKERS: Final = 64  # whose memory is kept
 
 # The phases of a worker's time, in the order in which reports have them. All but the last are of making batches.

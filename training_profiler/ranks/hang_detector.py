@@ -8,14 +8,13 @@ import numpy as np
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.span_matching import Events, read_events
-from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, PROFILER
+from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS, PROFILER, name_of
 from training_profiler.base.units import NS_PER_S
 from training_profiler.ranks.identity import this_process
 from training_profiler.ranks.message import QUIET_S, QUIET_STEPS, Heartbeat, ReceivedMessage, unresponsive_after_s
 from training_profiler.recording.event_codes import LOADER, SECTION_MASK, is_inferred, section_id
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import ThreadBuffer
-from training_profiler.recording.section_names import name_of
 
 NESTED: Final = 4  # rounds that find spans without others inside; what is left is read one by one
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from training_profiler.base.sections import DATA_LOADING
 from training_profiler.base.text import printable
-from training_profiler.model.loader_workers import WorkerSums
+from training_profiler.model.loader_workers import OWN_COLLATE, WorkerSums
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Section
 from training_profiler.recording.timed_function import StandIn, stand_in
@@ -20,10 +20,7 @@ VAL: Final = "val"
 MAP_STYLE: Final = 0  # torch.utils.data._DatasetKind.Map
 SUBSET: Final = ("torch.utils.data.dataset", "Subset")  # its __getitems__ asks for one sample after the other
 COLLATE_MODULE: Final = "torch.utils.data._utils.collate"
-OWN_COLLATE: Final = "own"  # a function of the program's
-NO_COLLATE: Final = "default_convert"  # of torch, where the data set returns batches
 MOST_SUBSETS: Final = 100  # in each other; one that holds itself would never end
-WHOLE_TENSORS: Final = "TensorDataset"  # the data set that returns a whole batch by a list of numbers
 
 _loader_ids = itertools.count(1)
 

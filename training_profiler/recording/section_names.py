@@ -1,51 +1,14 @@
 """Section names and the small integers that stand for them in the event stream."""
 
 import itertools
-import zlib
 from typing import Final
 
-from training_profiler.base.sections import (
-    LINES_IN_WORKERS,
-    NESTED_SECTIONS,
-    OTHER,
-    OUTSIDE_STEPS_SECTIONS,
-    PROFILER,
-    WITHIN,
-)
-from training_profiler.base.text import MAX_NAME_LENGTH, printable
+from training_profiler.base.sections import PROFILER, key_of
+from training_profiler.base.text import printable
 
-USERS: Final = "user:"  # in a key, before a name of the user's that a row of ours has, or could have
 OTHER_NAMES: Final = "(other names)"
 INVALID_NAME: Final = "(invalid name)"
 MAX_FURTHER_NAMES: Final = 10_000  # distinct names beyond the limit that are counted for the report
-_OWN: Final = frozenset((OTHER, PROFILER.strip("()"), LINES_IN_WORKERS, *NESTED_SECTIONS))
-_OUTER: Final = frozenset((*OUTSIDE_STEPS_SECTIONS, PROFILER))  # rows of sections inside these begin with their names
-_CHECKSUM_LENGTH: Final = 9  # "~" and eight digits
-
-
-def key_of(name: str) -> str:
-    """Return the key in JSON, journals and metrics of a section that the user named ``name``.
-
-    No two printable names have the same key, and no name has a key of ours. It has at most ``MAX_NAME_LENGTH``
-    characters: a longer one is cut, and ends with a checksum of the name.
-    """
-    key = USERS + name if _is_reserved(name) else name
-    shown = printable(key)
-    if printable(key, MAX_NAME_LENGTH + 1) == shown:
-        return shown
-    checksum = zlib.crc32(name.encode(errors="surrogatepass"))
-    return f"{printable(key, MAX_NAME_LENGTH - _CHECKSUM_LENGTH)}~{checksum:08x}"
-
-
-def name_of(key: str) -> str:
-    """Return the name of a section's key as the user wrote it; the key of a section of ours as it is."""
-    name = key.removeprefix(USERS)
-    return name if _is_reserved(name) else key
-
-
-def _is_reserved(name: str) -> bool:
-    is_within = WITHIN in name and name.partition(WITHIN)[0] in _OUTER
-    return name in _OWN or is_within or name[:1] + name[-1:] == "()" or name.startswith(USERS)
 
 
 class SectionNames:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from training_profiler.base.sections import DATA_LOADING, NESTED_SECTIONS, OF_PASSES
+from training_profiler.base.sections import DATA_LOADING, NESTED_SECTIONS, OF_PASSES, name_of
 from training_profiler.base.text import PREFIX, printable_lines
 from training_profiler.base.units import (
     S_PER_HOUR,
@@ -33,7 +33,6 @@ from training_profiler.model.snapshot import (
     Snapshot,
     StepStats,
 )
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.answer import WIDEST, answer_lines, verdict_lines
 from training_profiler.reports.answer import Origin as Origin
 from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table

@@ -6,10 +6,9 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from training_profiler.base.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION
+from training_profiler.base.sections import BACKWARD_PASS, GRAPH_REPLAY, OPTIMIZER_STEP, SYNCHRONIZATION, name_of
 from training_profiler.base.units import NS_PER_S, counted
 from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import sentence
 from training_profiler.reports.ranks import of_ranks
 

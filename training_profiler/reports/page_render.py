@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from training_profiler.base.html import Cell, Html, element, joined, part, table, text
+from training_profiler.base.sections import name_of
 from training_profiler.base.units import MS_PER_S, US_PER_S, duration_text, ms_column, ms_text, rounded, three_digits
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.device import host_runs_ahead
 from training_profiler.model.series import RankSeries
 from training_profiler.model.snapshot import Snapshot
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.answer import action_text, saving_cell, worst_losses_of
 from training_profiler.reports.exports import Stack, stacks_of, worker_stacks
 from training_profiler.reports.page_charts import chart_data, has_device

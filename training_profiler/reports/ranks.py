@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Final
 
+from training_profiler.base.sections import name_of
 from training_profiler.base.units import MS_PER_S, ms_text
 from training_profiler.model.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
 from training_profiler.model.snapshot import Snapshot
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 
 MOST_SECTIONS: Final = 12

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from training_profiler.base import sections as known
+from training_profiler.base.sections import key_of, name_of
 from training_profiler.base.text import PREFIX
 from training_profiler.base.units import three_digits
 from training_profiler.model.snapshot import (
@@ -18,7 +19,6 @@ from training_profiler.model.snapshot import (
     SectionStats,
     Snapshot,
 )
-from training_profiler.recording.section_names import key_of, name_of
 from training_profiler.reports.layout import shortened
 
 # Of what is no section of the program.

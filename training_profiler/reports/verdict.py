@@ -12,6 +12,7 @@ from training_profiler.base.sections import (
     FORWARD_WITHOUT_GRAD,
     GRAPH_REPLAY,
     OPTIMIZER_STEP,
+    name_of,
 )
 from training_profiler.base.units import counted, duration_text, ms_number
 from training_profiler.diagnosis.device import GPU_UTILIZATION, SAMPLES_NEEDED, SHARED_GPU, fullest
@@ -21,7 +22,6 @@ from training_profiler.diagnosis.machine import MACHINE_BUSY, THE_MACHINE
 from training_profiler.diagnosis.registry import row_of, section_of, threshold_of
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, HEALTHY, too_little_data
 from training_profiler.model.snapshot import LineStats, Snapshot
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.layout import Layout
 
 OF_CRASHES: Final = ("Error", "Exception")  # an end that the user did not ask for

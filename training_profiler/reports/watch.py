@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from training_profiler.base.sections import name_of
 from training_profiler.base.units import S_PER_MINUTE, duration_text, ms_text, time_text
 from training_profiler.diagnosis.finding import Finding, brief
 from training_profiler.model.snapshot import AllRanksStats, Snapshot
-from training_profiler.recording.section_names import name_of
 from training_profiler.reports.answer import Origin, answer_lines
 from training_profiler.reports.console import share_rows, title_lines
 from training_profiler.reports.layout import MIN_WIDTH, Layout, shortened

@@ -9,7 +9,7 @@ from training_profiler.inspections.early_steps import EarlySteps
 from training_profiler.inspections.flop_counter import COUNTED_BY, Flops
 from training_profiler.inspections.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.instrumentation.call_sites import ReadSite
-from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
+from training_profiler.instrumentation.context import FETCH, NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loader_passes import KnownLoaders
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
@@ -26,7 +26,6 @@ from training_profiler.instrumentation.patches import (
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.model.program import PassesBefore, ProgramFacts
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.recorder import Recorder

@@ -173,10 +173,10 @@ def _sinks(given: object) -> tuple[str, ...]:
 
 def _thresholds(given: object) -> dict[str, float]:
     # Here, because few runs override a threshold, and importing the rules takes time.
-    from training_profiler.diagnosis import THRESHOLDS
+    from training_profiler.diagnosis.registry import RULES
     from training_profiler.diagnosis.rule import read_thresholds
 
-    return read_thresholds(given, THRESHOLDS, f"example: {_THRESHOLDS_EXAMPLE}")
+    return read_thresholds(given, RULES.thresholds(), f"example: {_THRESHOLDS_EXAMPLE}")
 
 
 _THRESHOLDS_EXAMPLE: Final = "data-loading-bound=0.2,unexplained=0.15"

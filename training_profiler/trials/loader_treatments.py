@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from training_profiler.base.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.model.loader_workers import WHOLE_TENSORS
 from training_profiler.model.program import LOADER
 from training_profiler.model.snapshot import LoaderStats
-from training_profiler.recording.data_loader import MAP_STYLE, WHOLE_TENSORS, behind_subsets
+from training_profiler.recording.data_loader import MAP_STYLE, behind_subsets
 from training_profiler.trials.treatment import (
     IS_SET,
     Edit,

@@ -12,6 +12,16 @@ MAX_MODULES: Final = 100_000
 CALLS_PER_CHECK: Final = 64  # of a frozen module
 
 
+def is_compiled(module: Any) -> bool:
+    """Return whether ``module`` may run compiled code, which patches cannot follow."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def plain_classes(torch: Any) -> tuple[type, ...]:
+    """Return the tensor classes without behaviour of their own."""
+    return (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+
+
 class ModuleCall(Fields):
     """An outermost module call under way, which no other module makes."""
 

@@ -7,11 +7,10 @@ import sys
 import time
 from typing import Any, Final
 
-from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.context import COLLECTIVE, OTHER_PATCH, PatchContext
 from training_profiler.instrumentation.ddp_statistics import SyncPoints
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import COLLECTIVE, OTHER_PATCH
 from training_profiler.recording.event_codes import time_only
 
 ALWAYS_ASYNC: Final = ("batch_isend_irecv", "irecv", "isend")  # they return an object to wait for

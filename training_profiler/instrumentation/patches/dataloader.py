@@ -6,12 +6,11 @@ from threading import get_ident
 from time import process_time_ns
 from typing import Any
 
-from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.context import FORWARD, FREE, PatchContext, TrainingThread
 from training_profiler.instrumentation.fronts import FETCH as FETCHING
 from training_profiler.instrumentation.loop_detection.loader_passes import LoaderPass
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FORWARD, FREE, TrainingThread
 from training_profiler.recording.event_codes import discarded_exit, time_only
 from training_profiler.recording.tracebacks import hide_our_frames
 

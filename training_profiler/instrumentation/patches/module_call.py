@@ -13,13 +13,12 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.context import BACKWARD, FORWARD, FREE, PatchContext, TrainingThread
 from training_profiler.instrumentation.fronts import BACKWARD as GRADIENTS
 from training_profiler.instrumentation.fronts import MODULE
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-from training_profiler.instrumentation.loop_detection.modules import ModuleCall
+from training_profiler.instrumentation.loop_detection.modules import ModuleCall, is_compiled
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE, TrainingThread
 from training_profiler.recording.tracebacks import hide_our_frames
 
 KEEPS_GRAPH: Final = 2  # where torch.autograd.backward has retain_graph
@@ -119,11 +118,6 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
             context.on_error(error)
 
     return outermost, ends
-
-
-def is_compiled(module: Any) -> bool:
-    """Return whether ``module`` may run compiled code, which patches cannot follow."""
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_known_call(torch: Any, original: Any) -> bool:

@@ -11,12 +11,11 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.context import FETCH, FORWARD, FREE, OpenUpdates, PatchContext
 from training_profiler.instrumentation.fronts import AFTER_UPDATE, BEFORE_UPDATE, CLEARING
 from training_profiler.instrumentation.graph_captures import CapturedGraph
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
-from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE, OpenUpdates
 
 
 def _was_skipped(optimizer: Any) -> bool:

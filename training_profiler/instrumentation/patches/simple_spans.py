@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.backends import BACKENDS
 from training_profiler.base.sections import BATCH_NORM_UPDATE, CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
-from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.context import FREE, OTHER_PATCH, PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
 
 
 class SimpleSpan(NamedTuple):

@@ -12,7 +12,6 @@ from training_profiler.aggregation.loaders import (
     MOST_CHANGES,
     LoaderAttribution,
     LoaderSums,
-    interval_stats,
     loader_stats,
     worker_stats,
 )
@@ -242,14 +241,14 @@ def test_an_interval_has_its_means_and_the_mix_so_far():
     counts = counts_of(1, 2)
     counts[0].requested_share = 0.25
     shares = [
-        (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
+        (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in row.stats(counts)])
         for row in rows
     ]
     assert shares == [
         (2, [("loader1", 2, 2.0, 1.0)]),
         (4, [("loader1", 0, None, 0.5), ("loader2", 2, 6.0, 0.5)]),
     ]
-    assert interval_stats(rows[0], counts)[0].requested_proportion == 0.25
+    assert rows[0].stats(counts)[0].requested_proportion == 0.25
 
 
 def test_by_default_there_are_at_most_ten_intervals_a_second():
@@ -261,7 +260,7 @@ def test_by_default_there_are_at_most_ten_intervals_a_second():
     run.drain()
     rows = run.accumulator.loaders.pop_intervals() + run.accumulator.loaders.pop_intervals(is_last=True)
     assert 28 <= len(rows) <= 32  # 3 s
-    assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
+    assert sum(row.stats(counts_of(1))[0].batches for row in rows) == 100
 
 
 @pytest.mark.parametrize("phase", [TRAIN, VAL])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from training_profiler.inspections.random_data import draws_random_numbers
+from training_profiler.inspections.frozen_forward import draws_random_numbers
 
 PLAIN = TensorDataset(torch.zeros(4, 2))
 

@@ -6,14 +6,7 @@ from tests.support.recording import IMPLEMENTATIONS, implementation_of
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.hang_detector import HangDetector, hang_text, open_sections
 from training_profiler.ranks.message import Heartbeat, ReceivedMessage
-from training_profiler.recording.event_codes import (
-    INFERRED,
-    LOADER,
-    TIME_ONLY,
-    discarded_exit,
-    is_inferred,
-    section_id,
-)
+from training_profiler.recording.event_codes import INFERRED, LOADER, TIME_ONLY, discarded_exit, is_inferred, section_id
 from training_profiler.recording.recorder import Recorder
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.support.stacks import stacks_of, training_at
 from tests.support.store import rank_of
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.ranks.message import ReceivedMessage
 from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
 from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
@@ -39,13 +38,13 @@ class Training:
         self.recorder, self.clock, self.folder = recorder, clock, folder
         self.reports, self.steps, self.channel = [], 0, FakeChannel()
         accumulator = Accumulator(recorder.names, clock(), None)
-        detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", lambda: self.steps)
         self.watch = HangWatch(
             recorder,
-            detector,
+            accumulator,
             self.channel,
             rank_of(rank, world_size),
             lambda part, work: work(),
+            steps=lambda: self.steps,
             training_thread=recorder.thread_id,
             run_folder=lambda: str(folder),
             with_files=self.with_files,

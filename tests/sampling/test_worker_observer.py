@@ -9,19 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock
-from tests.support.worker_stacks import (
-    COLLATED,
-    GET,
-    LIBRARY,
-    LOOP,
-    PLACES,
-    QUEUES,
-    SITE,
-    TORCH,
-    TRAIN,
-    Row,
-    stack,
-)
+from tests.support.worker_stacks import COLLATED, GET, LIBRARY, LOOP, PLACES, QUEUES, SITE, TORCH, TRAIN, Row, stack
 from training_profiler.model.location import Location
 from training_profiler.sampling import worker_observer as observer_module
 from training_profiler.sampling.loader_workers import Mailbox

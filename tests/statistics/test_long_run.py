@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from training_profiler.statistics.compare import (
-    freedom_of_sum,
-    plain_mean,
-    student_t,
-    typical,
-    variance_of_mean,
-)
+from training_profiler.statistics.compare import freedom_of_sum, plain_mean, student_t, typical, variance_of_mean
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.recording import FakeRun
 from training_profiler.runtime.instrumentation import Instrumentation
-from training_profiler.runtime.parts import RunContext
+from training_profiler.runtime.pipeline import RunContext
 from training_profiler.runtime.session import Session
 from training_profiler.settings.settings import Settings
 

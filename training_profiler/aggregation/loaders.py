@@ -99,6 +99,24 @@ class LoaderInterval(NamedTuple):
     sums: LoaderSums
     batches: dict[int, int]  # loader id -> training batches of the run so far
 
+    def stats(self, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
+        """Return the stats for trackers; proportions are of the run so far, samples are left out."""
+        batches = sum(self.batches.values())
+        stats = []
+        for counts in loaders:
+            table = self.sums.table(counts.loader_id)
+            for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
+                so_far = self.batches.get(counts.loader_id, 0) if phase == TRAIN else 0
+                if not so_far and not part.any():
+                    continue
+                loader = LoaderStats(
+                    counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
+                )
+                if so_far:
+                    loader = replace(loader, proportion=so_far / batches, requested_proportion=counts.requested_share)
+                stats.append(loader)
+        return tuple(stats)
+
 
 class LoaderIntervals:
     """Cuts the sums at the ends of steps, for trackers that follow a running training."""
@@ -404,25 +422,6 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     **_means(table),
                 )
             )
-    return tuple(stats)
-
-
-def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
-    """Return the stats of one interval for trackers; proportions are of the run so far, samples are left out."""
-    batches = sum(interval.batches.values())
-    stats = []
-    for counts in loaders:
-        table = interval.sums.table(counts.loader_id)
-        for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
-            so_far = interval.batches.get(counts.loader_id, 0) if phase == TRAIN else 0
-            if not so_far and not part.any():
-                continue
-            loader = LoaderStats(
-                counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
-            )
-            if so_far:
-                loader = replace(loader, proportion=so_far / batches, requested_proportion=counts.requested_share)
-            stats.append(loader)
     return tuple(stats)
 
 

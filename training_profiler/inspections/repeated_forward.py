@@ -11,18 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.units import NS_PER_S
 from training_profiler.inspections.compared_values import are_same, input_values, state_of
-from training_profiler.inspections.inspection import (
-    Counts,
-    Inspection,
-    SeenCall,
-    UserProgram,
-    generator_state,
-)
-from training_profiler.instrumentation.loop_detection.modules import (
-    modules_within,
-    parameters_within,
-    plain_classes,
-)
+from training_profiler.inspections.inspection import Counts, Inspection, SeenCall, UserProgram, generator_state
+from training_profiler.instrumentation.loop_detection.modules import modules_within, parameters_within, plain_classes
 from training_profiler.model.program import RepeatFacts, SliceFacts
 from training_profiler.recording.object_identity import ObjectIdentity
 

@@ -1,7 +1,9 @@
 """The rank of this process."""
 
+import multiprocessing
 import os
 import re
+import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.model.ranks import RankId
+from training_profiler.settings.settings import Settings
 
 PROC: Final = Path("/proc")
 _PROCESS: Final = re.compile(r"(\d{1,10})@(.{1,200})")
@@ -80,3 +83,19 @@ class Rank:
     def is_one_of_many(self) -> bool:
         """Return whether the training has other ranks."""
         return self.who.world_size > 1
+
+
+def rank_of(settings: Settings) -> Rank:
+    """Return the rank that the launcher gave this process. A process group may correct it later."""
+    launch = settings.launch
+    return Rank(
+        RankId(
+            settings.rank,
+            (launch.is_torchrun and launch.world_size) or 1,  # with other launchers the process group must confirm it
+            socket.gethostname(),
+            launch.node,
+            launch.local_rank,
+            launch.attempt,
+        ),
+        is_certain=launch.is_torchrun or multiprocessing.parent_process() is None,
+    )

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.ranks.identity import process_groups
-from training_profiler.ranks.message import (
-    MOST_MESSAGE_BYTES,
-)
+from training_profiler.ranks.message import MOST_MESSAGE_BYTES
 from training_profiler.safety.files import NotRegularFileError, is_folder, make_inner_folder, read_file, replace_file
 
 TIMEOUT: Final = timedelta(seconds=20)  # of one call; torch writes to stderr when one takes longer

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.base.sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.base.units import NS_PER_S
 from training_profiler.model.ranks import RankStacks, StackFrame, ThreadStack
@@ -64,11 +65,12 @@ class HangWatch:
     def __init__(
         self,
         recorder: Recorder,
-        detector: HangDetector,
+        accumulator: Accumulator,
         channel: RankChannel,
         rank: Rank,
         guard: Guard,
         *,
+        steps: Callable[[], int],
         training_thread: Callable[[], int],
         run_folder: Callable[[], str | None],
         with_files: Callable[[Callable[[], None]], bool],
@@ -76,7 +78,8 @@ class HangWatch:
         wall_clock: Callable[[], int],
         began_wall_ns: int,
     ) -> None:
-        self._recorder, self._detector, self._channel = recorder, detector, channel
+        self._recorder, self._channel = recorder, channel
+        self.detector = HangDetector(recorder, accumulator, training_thread, rank.who.host, steps)
         self._rank, self._guard = rank, guard
         self._training_thread, self._run_folder = training_thread, run_folder
         self._with_files, self._report = with_files, report
@@ -147,20 +150,20 @@ class HangWatch:
             self._collect()
 
     def _check(self) -> None:
-        hang = self._detector.check(self._channel.received(), self._channel.every_s)
+        hang = self.detector.check(self._channel.received(), self._channel.every_s)
         if self._rank.is_one_of_many():
             if hang is not None:
                 self._report(hang.text)
                 self._answer(max(self._wall_clock(), self._answered_ns + 1), is_hang=True)
             return
         if hang is not None:
-            self._suspicion = _Suspicion(hang, self._detector.heartbeat().steps, self._recorder.clock())
+            self._suspicion = _Suspicion(hang, self.detector.heartbeat().steps, self._recorder.clock())
         if self._suspicion is not None:
             self._look_at_suspicion(self._suspicion)
 
     def _look_at_suspicion(self, suspicion: _Suspicion) -> None:
         """Report a hang once the training thread has stayed at one place: what follows a training does not count."""
-        beat = self._detector.heartbeat()
+        beat = self.detector.heartbeat()
         if beat.steps != suspicion.steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(beat.inside):
             self._suspicion = None
             return
@@ -197,12 +200,12 @@ class HangWatch:
                 self._in_folder(lambda folder: stack_files.write_request(folder, asked_ns))
 
     def _stacks(self, asked_ns: int) -> RankStacks:
-        beat, training = self._detector.heartbeat(), self._training_thread()
+        beat, training = self.detector.heartbeat(), self._training_thread()
         idents = {buffer.ident: buffer.thread_id for buffer in self._recorder.buffers if buffer.owner() is not None}
         threads = []
         for ident, (name, frames) in read_stacks().items():
             number = idents.get(ident)
-            inside = self._detector.inside(NO_NUMBER if number is None else number)
+            inside = self.detector.inside(NO_NUMBER if number is None else number)
             threads.append(ThreadStack(name, frames, number == training, *inside))
         who = self._rank.who
         return RankStacks(asked_ns, self._wall_clock(), who.rank, who.host, os.getpid(), beat.steps, tuple(threads))

@@ -19,6 +19,7 @@ from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.model.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
+from training_profiler.recording.section_names import SectionNames
 from training_profiler.reports.console import Origin, epoch_line, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
@@ -119,10 +120,11 @@ ONLY_WAITED: Final = (
 
 
 class Outputs:
-    """All that one session prints and writes; ``thread`` does what may wait for a disk.
+    """All that one session prints and writes. A thread does what may wait for a disk, and ``tick`` between that.
 
     ``opens_at_start`` is whether ``start`` makes the run folder; else the first thing to write does. The ``exchange``
-    knows the name of the run's folder from rank 0, and sends the folder to other ranks.
+    knows the name of the run's folder from rank 0, and sends the folder to other ranks. ``last_row`` and ``report``
+    are for a tracker whose run the program ends.
     """
 
     def __init__(
@@ -132,17 +134,20 @@ class Outputs:
         rank: Rank,
         guard: FaultGuard,
         terminal: Terminal,
-        *,
-        files: RunFiles,
-        thread: OutputThread,
-        lines: JournalLines,
-        trackers: Trackers,
         exchange: RankExchange,
+        *,
+        names: SectionNames,
+        begin_ns: int,
+        tick: Callable[[], float] | None,
+        last_row: Callable[[str], None],
+        report: Callable[[], dict[str, str]],
     ) -> None:
         self._settings, self._opens_at_start = settings, opens_at_start
         self._rank, self._guard = rank, guard
-        self._terminal, self._files, self._trackers = terminal, files, trackers
-        self._thread, self._lines, self._exchange = thread, lines, exchange
+        self._terminal, self._exchange = terminal, exchange
+        self._files, self._lines = RunFiles(settings, names, begin_ns), JournalLines(names)
+        self._thread = OutputThread("files", guard.run, "files", tick=tick)
+        self._trackers = Trackers(guard.run, last_row=last_row, report=report)
         self._loader_names = PlainNames()
         self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
@@ -150,6 +155,14 @@ class Outputs:
         self._last_epoch: EpochStats | None = None
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
+
+    def costs(self) -> dict[str, Callable[[], float]]:
+        """Return functions that return the CPU time so far of each thread, in ns."""
+        return {
+            "files": lambda: self._thread.cpu_ns,
+            "terminal": lambda: self._terminal.thread.cpu_ns,
+            "trackers": lambda: self._trackers.cpu_ns,
+        }
 
     @property
     def run_folder(self) -> str | None:

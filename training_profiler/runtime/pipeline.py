@@ -2,39 +2,181 @@
 
 import multiprocessing
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from training_profiler.aggregation.loaders import interval_stats
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.base.units import NS_PER_S
 from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.step_detector import EpochBoundary
 from training_profiler.model.program import CpuSpeed, ProgramFacts
 from training_profiler.model.snapshot import PROFILER, Health, Snapshot
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.exchange import RankExchange
+from training_profiler.ranks.identity import rank_of
 from training_profiler.ranks.summary import RankSummary
-from training_profiler.runtime.health import budget_s, measure
-from training_profiler.runtime.parts import Parts, RunContext, SessionCalls
+from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.hang_watch import HangWatch
+from training_profiler.runtime.health import ProfilerHealth, budget_s, measure, measure_section_cost_ns
+from training_profiler.runtime.instrumentation import Instrumentation
+from training_profiler.runtime.outputs import Outputs
+from training_profiler.runtime.parts import Samplers, TrainingProgress
 from training_profiler.runtime.shutdown import waited_for_children
-from training_profiler.safety.fault_guard import EPOCHS, REPORTS, SHARE
+from training_profiler.runtime.terminal import Terminal
+from training_profiler.safety.fault_guard import EPOCHS, REPORTS, SHARE, CostBudget, FaultGuard
+from training_profiler.sampling.line_sampler import StartupSampler
 from training_profiler.settings.settings import Settings
+from training_profiler.torch_capture.controller import Captures
 
 STEPS_MOVE_FROM: Final = 10  # batches of an epoch; of fewer, one more step is many
 
 
-class Pipeline(Parts):
-    """The parts of a run, and what is done with them. Not thread-safe.
+@dataclass(frozen=True)
+class RunContext:
+    """The parameters of a session that its process knows."""
+
+    recorder: Recorder
+    section_cost_ns: float  # of an empty section on this machine
+    begin_ns: int  # when the run began, by the recorder's clock
+    opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
+    instrumentation: Instrumentation  # infers sections and steps of an unmodified training
+    awaits_training: bool = False  # whether nothing is written before the process trains or uses the API
+    startup: StartupSampler | None = None  # has sampled lines since the import of torch
+    flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
+
+
+class SessionCalls(NamedTuple):
+    """What parts ask of their session while it runs."""
+
+    flush_beside: Callable[[], float]
+    flush_soon: Callable[[], None]
+    send_last_row: Callable[[str], None]
+    report_files: Callable[[], dict[str, str]]
+
+
+class Pipeline:
+    """The parts of a run, connected, and what is done with them. Not thread-safe.
 
     Keeps the sums of the run, of the interval since the last report, and of the epoch.
     """
 
     def __init__(self, settings: Settings, context: RunContext, session: SessionCalls) -> None:
-        super().__init__(settings, context, session)
+        recorder, begin_ns = context.recorder, context.begin_ns
+        names, clock = recorder.names, recorder.clock
+        self.recorder, self.instrumentation = recorder, context.instrumentation
+        self.guard, self.rank, self.loaders = FaultGuard(), rank_of(settings), LoaderRegistry()
+        progress = self.progress = TrainingProgress(recorder.thread_id(), context.awaits_training)
+        accumulator = self.accumulator = Accumulator(names, begin_ns, settings.warmup, has_inferred=True)
+        self.sums = RunSums(names, begin_ns, settings.warmup)
+        # Measured on the thread beside the training, which wants the CPU, or Python's lock, as well.
+        measure_cost = partial(measure_section_cost_ns, recorder.implementation, spent=time.thread_time_ns)
+        self.profiler_health = ProfilerHealth(
+            recorder,
+            context.section_cost_ns,
+            self.guard,
+            patched_spans=lambda: accumulator.inferred_filter.spans,
+            measure=measure_cost if context.flushes_beside else None,
+        )
+        self.terminal = Terminal(self.rank, self.guard, self.profiler_health, settings.stream, lambda: progress.steps)
+        self._connect_ranks(settings, begin_ns)
+        self.outputs = Outputs(
+            settings,
+            context.opens_files,
+            self.rank,
+            self.guard,
+            self.terminal,
+            self.exchange,
+            names=names,
+            begin_ns=begin_ns,
+            tick=session.flush_beside if context.flushes_beside else None,
+            last_row=session.send_last_row,
+            report=session.report_files,
+        )
+        self.hang_watch = HangWatch(
+            recorder,
+            accumulator,
+            self._channel,
+            self.rank,
+            self.guard.run,
+            steps=lambda: progress.steps,
+            training_thread=lambda: progress.thread_id,
+            run_folder=lambda: self.outputs.run_folder,
+            with_files=self.outputs.read_soon,
+            report=self.terminal.report,
+            wall_clock=time.time_ns,
+            began_wall_ns=time.time_ns() - (clock() - begin_ns),
+        )
+        self._connect_samplers(settings, context, session.flush_soon)
         self.has_reported = self._is_closing = False
         self._has_flushed = False  # other than early
         self._cpu: CpuSpeed | None = None
         self._apply(settings)
+
+    def _connect_ranks(self, settings: Settings, begin_ns: int) -> None:
+        self._channel = RankChannel(
+            self.rank,
+            settings.rank_wait_s,
+            settings.launch.has_agent_store,
+            self.guard.run,
+            heartbeat=lambda: self.hang_watch.detector.heartbeat(),
+            on_messages=lambda messages: self.exchange.read_ahead(messages),
+            stacks=lambda: self.hang_watch.attached(),
+        )
+        patches = self.instrumentation.context
+        self.exchange = RankExchange(
+            self.rank,
+            self._channel,
+            self.recorder.names,
+            self.recorder.clock,
+            self.guard.run,
+            gradient_sync=patches.gradient_sync,
+            sync_points=patches.sync_points,
+            begin_ns=begin_ns,
+        )
+
+    def _connect_samplers(self, settings: Settings, context: RunContext, flush_soon: Callable[[], None]) -> None:
+        recorder, begin_ns = self.recorder, context.begin_ns
+        self.budget = CostBudget(recorder.clock, begin_ns, self._costs(context.startup))
+        self.samplers = Samplers(
+            settings,
+            recorder,
+            self.accumulator,
+            self.guard.run,
+            self.budget.pace,
+            begin_ns=begin_ns,
+            startup=context.startup,
+            awaited=self.instrumentation.awaited,
+            spend=self.profiler_health.spend,
+        )
+        self.captures = Captures(
+            recorder.clock,
+            self.guard.run,
+            self.accumulator,
+            recorder.names.names,
+            settings.capture,
+            run_as_overhead=self.profiler_health.run_as_overhead,
+            place=self.outputs.location,
+            read_soon=self.outputs.read_soon,
+            report=self.terminal.report,
+            ask_flush=flush_soon,
+        )
+
+    def _costs(self, startup: StartupSampler | None) -> dict[str, Callable[[], float]]:
+        """Return functions that return the CPU time so far of each part that cannot wait, in ns."""
+        return {
+            "startup sampler": lambda: 0.0 if startup is None else startup.cpu_ns,
+            "sections and patches": lambda: self.profiler_health.sections_ns(self.sums.run),
+            "collecting": lambda: self.profiler_health.collecting_ns,
+            **self.outputs.costs(),
+            "other ranks": lambda: self._channel.cpu_ns,
+            "hangs": lambda: self.hang_watch.cpu_ns,
+        }
 
     def start(self) -> None:
         """Open the outputs, unless the training is awaited."""
@@ -76,7 +218,7 @@ class Pipeline(Parts):
 
     def _send_loader_rows(self, is_last: bool = False) -> None:
         for row in self.accumulator.loaders.pop_intervals(is_last):
-            self.outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
+            self.outputs.loader_row(row.step, row.stats(self.loaders.all))
 
     def flush(self, is_beside: bool = False, is_early: bool = False) -> None:
         """Drain, write the journal's next line, and publish to rank 0.

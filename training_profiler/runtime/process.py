@@ -10,7 +10,8 @@ from training_profiler.instrumentation.context import WorkerHooks
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.instrumentation import Instrumentation
-from training_profiler.runtime.parts import RunContext, new_recorder
+from training_profiler.runtime.parts import new_recorder
+from training_profiler.runtime.pipeline import RunContext
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.sampling.line_sampler import ImportOfTorch, StartupSampler

@@ -16,8 +16,8 @@ from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.outputs import PROGRAM
-from training_profiler.runtime.parts import Component, RunContext, SessionCalls
-from training_profiler.runtime.pipeline import Pipeline
+from training_profiler.runtime.parts import Component
+from training_profiler.runtime.pipeline import Pipeline, RunContext, SessionCalls
 from training_profiler.runtime.shutdown import Shutdown, held_handler_errors
 from training_profiler.safety.fault_guard import EPOCHS, REPORTS
 from training_profiler.settings.settings import Settings

@@ -148,6 +148,9 @@ class _Workers:
             self.counts.use_workers(added([self._earlier, *known, waiting]))
 
 
+Awaited = Callable[[], tuple[LoaderCounts, Any] | None]  # the loader, and its iterator
+
+
 class WorkerCollector:
     """Makes the folder for workers before the first of them starts, and reads it on a thread of its own.
 
@@ -157,7 +160,7 @@ class WorkerCollector:
     def __init__(
         self,
         guard: Guard,
-        awaited: Callable[[], tuple[LoaderCounts, Any] | None] = lambda: None,
+        awaited: Awaited = lambda: None,
         mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid()),
         pace: Pace | None = None,
     ) -> None:

@@ -19,10 +19,7 @@ from training_profiler.safety.files import NotRegularFileError, is_folder, lines
 from training_profiler.settings.settings import Launch
 from training_profiler.storage.journal_lines import JOURNAL_SCHEMA
 from training_profiler.storage.journal_lines import as_object as as_record
-from training_profiler.storage.run_folder import (
-    is_own_name,
-    read_journal_name,
-)
+from training_profiler.storage.run_folder import is_own_name, read_journal_name
 
 T = TypeVar("T")
 

@@ -41,14 +41,7 @@ from training_profiler.trials.results import (
     from_data,
 )
 from training_profiler.trials.state import SCHEMA, Identity, Progress, SessionState, Wishes, held, save_state
-from training_profiler.trials.statistics import (
-    AGAIN,
-    GAIN_ERROR,
-    SCREEN_ERROR,
-    SCREEN_LOOKS,
-    UNCHANGED,
-    Wave,
-)
+from training_profiler.trials.statistics import AGAIN, GAIN_ERROR, SCREEN_ERROR, SCREEN_LOOKS, UNCHANGED, Wave
 from training_profiler.trials.treatment import Treatment, TrialFacts, facts_of
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"

@@ -139,7 +139,7 @@ def _publish_us() -> float:
             begin_ns = time.perf_counter_ns()
             data = sums.to_data()
             journal.append(journal.lines.rank(data))
-            channel.send(update_to_bytes(data))
+            channel.outbox.put(update_to_bytes(data))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # else everything would stay in the CPU's caches
     return median(took_ns) / NS_PER_US
@@ -163,12 +163,12 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
 def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
     """Return rank 0's time to read all of them: wall time and CPU time in ms."""
     channel = RankChannel(Rank(RankId(0, ranks)), 0.0, False, lambda _, work: work())
-    channel._find_store, channel._group = lambda: server, lambda: True
-    channel.connect()
-    channel.read(is_now=True)  # the first read checks every key
-    assert len(channel.received()) == ranks - 1
-    return _median_ms(lambda: channel.read(is_now=True), time.perf_counter_ns), _median_ms(
-        lambda: channel.read(is_now=True), time.thread_time_ns
+    channel.stores._find_store, channel.stores._mark = lambda: server, lambda: True
+    channel.stores.connect()
+    channel.inbox.read(is_now=True)  # the first read checks every key
+    assert len(channel.inbox.received()) == ranks - 1
+    return _median_ms(lambda: channel.inbox.read(is_now=True), time.perf_counter_ns), _median_ms(
+        lambda: channel.inbox.read(is_now=True), time.thread_time_ns
     )
 
 

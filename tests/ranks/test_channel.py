@@ -20,8 +20,8 @@ def server(monkeypatch):
     store = FakeStore(server)
     monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
     monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
-    monkeypatch.setattr(channel_module, "default_store", lambda: store)
-    monkeypatch.setattr(channel_module, "group_mark", lambda: True)
+    monkeypatch.setattr(store_module, "default_store", lambda: store)
+    monkeypatch.setattr(store_module, "group_mark", lambda: True)
     monkeypatch.setattr(channel_module, "cannot_answer", lambda _: False)
     return server
 
@@ -41,7 +41,7 @@ def test_rank_without_news_sends_a_heartbeat_every_interval(server, clock):
     assert server.calls.count("set") == 1
     assert message_of(server, 1).data == b""
     clock.advance(1.0)
-    channel.send(b"one")
+    channel.outbox.put(b"one")
     channel.poll_once()
     clock.advance(1.0)
     channel.poll_once()
@@ -52,10 +52,10 @@ def test_rank_without_news_sends_a_heartbeat_every_interval(server, clock):
 def test_unsent_update_is_sent_once_a_transport_works(server, clock, tmp_path):
     channel = channel_of(1, clock)
     server.is_up = False
-    channel.send(b"one")
+    channel.outbox.put(b"one")
     channel.poll_once()
     assert "did not reach rank 0" in channel.notes()[0]
-    channel.use_folder(tmp_path)
+    channel.stores.use_folder(tmp_path)
     channel.poll_once()
     assert unpack((tmp_path / "ranks" / "1.json").read_bytes()).data == b"one"
     assert channel.notes() == []
@@ -63,15 +63,15 @@ def test_unsent_update_is_sent_once_a_transport_works(server, clock, tmp_path):
 
 def test_rank_0_is_done_after_the_final_messages_of_all_ranks(server, clock):
     first, second = channel_of(0, clock), channel_of(1, clock)
-    second.send(b"one")
+    second.outbox.put(b"one")
     second.poll_once()
     assert not first.poll_once()
     first._until_ns = clock() + 10**9
     assert not first.poll_once()
-    second.send(b"last", is_final=True)
+    second.outbox.put(b"last", is_final=True)
     second.poll_once()
     assert first.poll_once()
-    assert (first.received()[1].data, first.received()[1].is_final) == (b"last", True)
+    assert (first.inbox.received()[1].data, first.inbox.received()[1].is_final) == (b"last", True)
 
 
 def test_rank_0_stops_waiting_at_its_deadline(server, clock):
@@ -83,18 +83,18 @@ def test_rank_0_stops_waiting_at_its_deadline(server, clock):
 
 
 def test_thread_transports_messages_and_ends_after_close(server, monkeypatch):
-    monkeypatch.setattr(channel_module, "_session_numbers", itertools.repeat(0))  # as in two processes
+    monkeypatch.setattr(store_module, "_session_numbers", itertools.repeat(0))  # as in two processes
     first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)
     before = threading.active_count()
-    first.name_run("run")
+    first.outbox.name_run("run")
     for channel in (first, second):
         channel.start()
         channel.start()
     assert threading.active_count() == before + 2
-    second.send(b"last", is_final=True)
+    second.outbox.put(b"last", is_final=True)
     second.close()
     first.close()
-    assert first.received()[1].data == b"last"
+    assert first.inbox.received()[1].data == b"last"
     for thread in threading.enumerate():
         if thread.name == "training_profiler ranks":
             thread.join(5)
@@ -122,7 +122,7 @@ def test_hanging_server_does_not_delay_close(server, monkeypatch):
     channel.start()
     thread = channel._thread
     assert stuck.wait(5)
-    channel.send(b"last", is_final=True)
+    channel.outbox.put(b"last", is_final=True)
     channel.close()
     assert thread.is_alive()
     release.set()
@@ -141,18 +141,18 @@ def test_frequent_reports_do_not_each_cause_a_read(server, clock):
     first.poll_once()
     for number, is_read in ((1, True), (2, False)):
         clock.advance(0.1)
-        second.send(b"%d" % number)
+        second.outbox.put(b"%d" % number)
         second.poll_once()
         first.poll_once()
         first.read_soon()
         first.poll_once()
-        assert (first.received()[1].data == b"%d" % number) is is_read
+        assert (first.inbox.received()[1].data == b"%d" % number) is is_read
 
 
 def test_single_rank_does_not_wake_its_reader(server, clock):
     channel = channel_of(0, clock, world_size=1)
     channel.read_soon()
-    assert channel._wakes.empty()
+    assert channel.stores.wakes.empty()
 
 
 def test_close_does_not_wait_if_no_thread_can_start(server, clock, monkeypatch):
@@ -162,7 +162,7 @@ def test_close_does_not_wait_if_no_thread_can_start(server, clock, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start)
     channel = channel_of(1, clock)
     channel.start()
-    channel.send(b"one", is_final=True)
+    channel.outbox.put(b"one", is_final=True)
     channel.close()
     assert server.calls.count("set") == 0
     assert channel.notes() == [

@@ -17,11 +17,13 @@ from training_profiler.safety.fault_guard import FaultGuard
 class FakeChannel:
     def __init__(self):
         self.messages, self.finished, self.sent, self.is_started = {}, [], [], False
+        self.outbox = self.inbox = self.stores = self
+        self.every_s = 1.0
 
     def start(self):
         self.is_started = True
 
-    def send(self, data, is_final):
+    def put(self, data, is_final):
         self.sent.append((data, is_final))
 
     def received(self):

@@ -27,10 +27,10 @@ class World:
         channel = RankChannel(
             rank_of(rank, self.world_size, **options), 2.0, self.has_agent_store, run, clock=self.clock
         )
-        channel._find_store = lambda: self.group if self.is_in_group and self.server.is_up else None
-        channel._group = lambda: self.is_in_group
-        channel._is_gone = lambda process: process in self.gone
-        channel.connect()
+        channel.stores._find_store = lambda: self.group if self.is_in_group and self.server.is_up else None
+        channel.stores._mark = lambda: self.is_in_group
+        channel.inbox._is_gone = lambda process: process in self.gone
+        channel.stores.connect()
         return channel
 
 
@@ -40,7 +40,7 @@ def world(monkeypatch, clock):
 
 
 def data_of(channel):
-    return {rank: message.data for rank, message in channel.received().items()}
+    return {rank: message.data for rank, message in channel.inbox.received().items()}
 
 
 def message(data, sequence=1, **rest):
@@ -49,29 +49,31 @@ def message(data, sequence=1, **rest):
 
 def test_rank_0_reads_messages_with_their_age(world, clock):
     first, second = world.channel(0), world.channel(1)
-    second.send_message(message(b"one"))
-    first.read()
+    second.outbox.send_message(message(b"one"))
+    first.inbox.read()
     clock.advance(3.0)
-    first.read()
-    assert {rank: (message.data, message.age_s) for rank, message in first.received().items()} == {1: (b"one", 3.0)}
-    second.send_message(message(b"one", sequence=2))
-    first.read(is_now=True)
-    assert first.received()[1].age_s == 0.0
+    first.inbox.read()
+    assert {rank: (message.data, message.age_s) for rank, message in first.inbox.received().items()} == {
+        1: (b"one", 3.0)
+    }
+    second.outbox.send_message(message(b"one", sequence=2))
+    first.inbox.read(is_now=True)
+    assert first.inbox.received()[1].age_s == 0.0
 
 
 def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_late(world):
     first, second = world.channel(0), world.channel(1)
-    second.exchange_request()
-    first.exchange_request()
-    assert second.asked_ns == 0
-    first.ask_for_stacks(7)
-    first.exchange_request()
-    first.exchange_request()
+    second.stores.ask(second.inbox.read_announcements)
+    first.outbox.announce()
+    assert second.inbox.asked_ns == 0
+    first.outbox.ask_for_stacks(7)
+    first.outbox.announce()
+    first.outbox.announce()
     world.clock.advance(1.0)
-    second.exchange_request()
+    second.stores.ask(second.inbox.read_announcements)
     third = world.channel(2)
-    third.exchange_request()
-    assert (second.asked_ns, third.asked_ns) == (7, 7)
+    third.stores.ask(third.inbox.read_announcements)
+    assert (second.inbox.asked_ns, third.inbox.asked_ns) == (7, 7)
     assert world.server.calls.count("set") == 1
     assert "get" not in world.server.calls  # c10d waits for a missing key
 
@@ -80,56 +82,56 @@ def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_lat
 def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, every_s):
     world = World(monkeypatch, clock, world_size)
     first = world.channel(0)
-    first.read()
+    first.inbox.read()
     calls = world.server.calls.count("multi_get")
     clock.advance(every_s - 0.01)
-    first.read()
+    first.inbox.read()
     assert world.server.calls.count("multi_get") == calls == -(-(world_size - 1) // 512)
     clock.advance(0.01)
-    first.read()
+    first.inbox.read()
     assert world.server.calls.count("multi_get") == 2 * calls
 
 
 def test_run_name_reaches_the_other_ranks(world):
     first, second = world.channel(0), world.channel(1)
-    second.exchange_name()
-    assert second.run_name is None
-    first.name_run("20261121-142530")
-    first.exchange_name()
-    second.exchange_name()
-    assert second.run_name == "20261121-142530"
+    second.stores.ask(second.inbox.read_announcements)
+    assert second.inbox.run_name is None
+    first.outbox.name_run("20261121-142530")
+    first.outbox.announce()
+    second.stores.ask(second.inbox.read_announcements)
+    assert second.inbox.run_name == "20261121-142530"
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ".", "", "a\nb", "x" * 500])
 def test_run_name_must_be_a_plain_folder_name(world, name):
     first, second = world.channel(0), world.channel(1)
-    first.name_run(name)
-    first.exchange_name()
-    second.exchange_name()
-    assert second.run_name is None
+    first.outbox.name_run(name)
+    first.outbox.announce()
+    second.stores.ask(second.inbox.read_announcements)
+    assert second.inbox.run_name is None
 
 
 def test_files_replace_a_store_without_a_server(world, tmp_path):
     first, second = world.channel(0), world.channel(1)
-    first._folder = second._folder = tmp_path
-    second.send_message(message(b"by the store"))
-    first.read()
+    first.stores.folder = second.stores.folder = tmp_path
+    second.outbox.send_message(message(b"by the store"))
+    first.inbox.read()
     world.server.is_up = False
     world.server.calls.clear()
     for channel in (first, second):
-        channel.connect()
-    assert second.send_message(message(b"by file", sequence=2))
-    first.read(is_now=True)
+        channel.stores.connect()
+    assert second.outbox.send_message(message(b"by file", sequence=2))
+    first.inbox.read(is_now=True)
     assert data_of(first) == {1: b"by file"}
     assert world.server.calls == []
 
 
 def test_store_is_not_used_again_after_an_error(world, tmp_path):
     second = world.channel(1)
-    second._folder = tmp_path
-    second.connect()
+    second.stores.folder = tmp_path
+    second.stores.connect()
     world.group.server.values = None  # set() raises
-    assert second.send_message(message(b"one"))
+    assert second.outbox.send_message(message(b"one"))
     assert (tmp_path / "ranks" / "1.json").read_bytes().endswith(b"one")
 
 
@@ -137,42 +139,42 @@ def test_store_is_not_used_again_after_an_error(world, tmp_path):
 def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock, tmp_path, has_agent_store, way):
     world = World(monkeypatch, clock, has_agent_store=has_agent_store)
     second = world.channel(1)
-    second._folder = tmp_path
+    second.stores.folder = tmp_path
     world.is_in_group = False
-    second.connect()
+    second.stores.connect()
     world.server.calls.clear()
-    assert second.send_message(message(b"last", is_final=True))
+    assert second.outbox.send_message(message(b"last", is_final=True))
     assert world.server.calls == ([way] if way else [])
 
 
 def test_without_store_and_folder_the_reason_is_kept(world):
     world.is_in_group = False
     second = world.channel(1)
-    assert not second.send_message(message(b"one"))
-    assert second._lost == "there is neither a store nor a folder that the ranks have in common"
+    assert not second.outbox.send_message(message(b"one"))
+    assert second.outbox.lost == "there is neither a store nor a folder that the ranks have in common"
 
 
 def test_full_disk_is_reported_and_tried_again(world, tmp_path):
     world.is_in_group = False
     second = world.channel(1)
-    second._folder = tmp_path / "missing"
-    second.connect()
-    assert not second.send_message(message(b"one"))
-    assert str(second._lost).startswith("FileNotFoundError")
-    second._folder.mkdir()
-    assert second.send_message(message(b"one"))
-    assert second._lost is None
+    second.stores.folder = tmp_path / "missing"
+    second.stores.connect()
+    assert not second.outbox.send_message(message(b"one"))
+    assert str(second.outbox.lost).startswith("FileNotFoundError")
+    second.stores.folder.mkdir()
+    assert second.outbox.send_message(message(b"one"))
+    assert second.outbox.lost is None
 
 
 def test_garbage_is_counted_once_and_the_last_good_message_kept(world):
     first, second = world.channel(0), world.channel(1)
-    second.send_message(message(b"one"))
-    first.read()
+    second.outbox.send_message(message(b"one"))
+    first.inbox.read()
     for garbage in (b"\xff\xfe", b"\xff\xfe", b"[1,2]\n", b"7", b"[" * 100_000):
         world.server.values["training_profiler/0.0/1"] = garbage
-        first.read(is_now=True)
-        first.read(is_now=True)
-    assert first._garbled == 4
+        first.inbox.read(is_now=True)
+        first.inbox.read(is_now=True)
+    assert first.inbox.garbled == 4
     assert data_of(first) == {1: b"one"}
 
 
@@ -181,61 +183,61 @@ def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_pat
     (tmp_path / "ranks").mkdir()
     for name in ("0.json", "3.json", "1-attempt1.json", "1.part", "x.json", "99999999999999.json"):
         (tmp_path / "ranks" / name).write_bytes(message(b"x").pack())
-    first._folder = tmp_path
-    first.connect()
-    first.read()
+    first.stores.folder = tmp_path
+    first.stores.connect()
+    first.inbox.read()
     assert data_of(first) == {}
 
 
 def test_rank_0_awaits_running_ranks_that_respond(world, clock):
     first, second = world.channel(0), world.channel(1)
-    assert first.awaited() == 2
+    assert first.inbox.awaited() == 2
     clock.advance(10.1)  # rank 2 has sent no message
-    second.send_message(message(b"one"))
-    first.read(is_now=True)
-    assert first.awaited() == 1
-    second.send_message(message(b"last", sequence=2, is_final=True))
-    first.read(is_now=True)
-    assert first.awaited() == 0
+    second.outbox.send_message(message(b"one"))
+    first.inbox.read(is_now=True)
+    assert first.inbox.awaited() == 1
+    second.outbox.send_message(message(b"last", sequence=2, is_final=True))
+    first.inbox.read(is_now=True)
+    assert first.inbox.awaited() == 0
 
 
 def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive(world, clock):
     first, second = world.channel(0), world.channel(1)
-    second.send_message(Message(Heartbeat(process="second"), b"one"))
-    first.read(is_now=True)
-    assert first.awaited() == 2
+    second.outbox.send_message(Message(Heartbeat(process="second"), b"one"))
+    first.inbox.read(is_now=True)
+    assert first.inbox.awaited() == 2
     world.gone.add("second")
-    assert first.awaited() == 2
+    assert first.inbox.awaited() == 2
     clock.advance(0.19)
-    assert first.awaited() == 2
+    assert first.inbox.awaited() == 2
     clock.advance(0.01)
-    assert first.awaited() == 1  # rank 2 may still begin
+    assert first.inbox.awaited() == 1  # rank 2 may still begin
 
 
 def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
     first, second = world.channel(0), world.channel(1)
-    second.send_message(Message(Heartbeat(process="second"), b"one"))
-    first.read(is_now=True)
+    second.outbox.send_message(Message(Heartbeat(process="second"), b"one"))
+    first.inbox.read(is_now=True)
     for is_gone in (True, False, True):
         (world.gone.add if is_gone else world.gone.discard)("second")
-        assert first.awaited() == 2
+        assert first.inbox.awaited() == 2
         clock.advance(0.15)
     world.gone.discard("second")
-    assert first.awaited() == 2
+    assert first.inbox.awaited() == 2
 
 
 def test_another_group_on_another_server_is_joined(world, clock):
     first, second = world.channel(0), world.channel(1)
-    first.name_run("run")
-    first.exchange_name()
+    first.outbox.name_run("run")
+    first.outbox.announce()
     old, world.server = world.server, FakeServer()
     old.is_up = False
     world.group, world.is_in_group = FakeStore(world.server), 2
     for channel in (first, second):
-        channel.connect()
-    first.exchange_name()
-    second.send_message(message(b"one"))
-    first.read(is_now=True)
+        channel.stores.connect()
+    first.outbox.announce()
+    second.outbox.send_message(message(b"one"))
+    first.inbox.read(is_now=True)
     assert data_of(first) == {1: b"one"}
     assert world.server.values["training_profiler/0.0/run"] == b"run"
 
@@ -243,19 +245,19 @@ def test_another_group_on_another_server_is_joined(world, clock):
 def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):
     found = []
     first = world.channel(0)
-    first._find_store = lambda: found.append(1)
+    first.stores._find_store = lambda: found.append(1)
     for _ in range(20):
-        first.connect()
+        first.stores.connect()
     assert found == []
     world.is_in_group = 2
     for _ in range(20):
-        first.connect()
+        first.stores.connect()
     assert len(found) == 5
 
 
 def test_without_a_group_no_rank_is_awaited_before_its_first_message(world):
     first, second = world.channel(0, has_group=False), world.channel(1)
-    assert first.awaited() == 0
-    second.send_message(message(b"one"))
-    first.read()
-    assert first.awaited() == 2
+    assert first.inbox.awaited() == 0
+    second.outbox.send_message(message(b"one"))
+    first.inbox.read()
+    assert first.inbox.awaited() == 2

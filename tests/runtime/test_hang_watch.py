@@ -20,6 +20,7 @@ class FakeChannel:
 
     def __init__(self):
         self.asked_ns, self.messages, self.asked, self.sent_soon = 0, {}, [], 0
+        self.outbox = self.inbox = self.stores = self
 
     def received(self):
         return self.messages

@@ -163,7 +163,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
     first.outputs.settle()
     folder = first.outputs._files.folder
     second._publish(RankSummary(RankId(1, 2), steps=7))
-    second.exchange._channel.run_name = folder.name
+    second.exchange._channel.inbox.run_name = folder.name
     second._publish(RankSummary(RankId(1, 2), steps=8, is_final=True))
     second.outputs.close(Health, None)
     first.outputs.final(lambda: Snapshot(), (), Health)
@@ -180,7 +180,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
         ("rank", 8),
         ("end", None),
     ]
-    assert second.exchange._channel._folder == first.exchange._channel._folder == folder
+    assert second.exchange._channel.stores.folder == first.exchange._channel.stores.folder == folder
     assert "run name" not in capsys.readouterr().out
 
 

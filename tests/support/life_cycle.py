@@ -34,7 +34,7 @@ CALLS: Final = {
     ("sinks.trackers", "Trackers", "wait"): "wait for trackers",
     ("sinks.trackers", "Trackers", "after_fork_in_child"): "forget trackers",
     ("ranks.channel", "RankChannel", "start"): "start rank channel",
-    ("ranks.channel", "RankChannel", "send"): "send to rank 0",
+    ("ranks.channel", "Outbox", "put"): "send to rank 0",
     ("ranks.channel", "RankChannel", "close"): "close rank channel",
     ("ranks.channel", "RankChannel", "after_fork_in_child"): "forget rank channel",
     ("runtime.outputs", "Outputs", "open_journal"): "open journal",

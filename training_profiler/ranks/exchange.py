@@ -18,7 +18,7 @@ from training_profiler.model.ranks import AllRanksStats, GradientSyncStats, Rank
 from training_profiler.ranks.channel import PART, RankChannel
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.message import ReceivedMessage, message_interval_s, unresponsive_after_s
+from training_profiler.ranks.message import ReceivedMessage, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, RankSummaryBuilder, RankSyncPoint, rank_summary_from_data
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
@@ -77,10 +77,6 @@ class RankExchange:
         self._next_rank = 0  # the rank to decode next
         self._ahead_ns = clock()
 
-    @property
-    def _every_s(self) -> float:
-        return message_interval_s(self._rank.who.world_size)
-
     def start(self) -> None:
         """Start the channel's thread if there are other ranks; does nothing the second time."""
         if self._starting.acquire(blocking=False):  # else the thread that flushes by time is at it
@@ -94,29 +90,21 @@ class RankExchange:
         self._summary_builder.reconfigure(settings.warmup)
         self._channel.reconfigure(settings.rank_wait_s)
 
-    def after_fork_in_child(self) -> None:
-        """Drop the channel's thread: a forked child has none."""
-        self._channel.after_fork_in_child()
-
     @property
     def run_name(self) -> str | None:
         """Name of the run's folder as rank 0 sent it; None until then."""
-        return self._channel.run_name
+        return self._channel.inbox.run_name
 
     def share_folder(self, folder: Path) -> None:
         """Use the run's folder for messages; rank 0 sends its name to the other ranks."""
         if self._rank.is_one_of_many():
-            self._channel.use_folder(folder)
+            self._channel.stores.use_folder(folder)
             if self._rank.is_primary():
-                self._channel.name_run(folder.name)
+                self._channel.outbox.name_run(folder.name)
 
     def steps_ahead(self) -> int:
         """Return how many steps before rank 0 this rank publishes, so that rank 0 has its summary when it reports."""
         return STEPS_AHEAD if self._rank.is_one_of_many() and not self._rank.is_primary() else 0
-
-    def read_soon(self) -> None:
-        """Have the channel read the other ranks' messages soon: a report is due."""
-        self._channel.read_soon()
 
     def drain_gradient_sync(self, accumulator: Accumulator) -> GradientSyncTotals:
         """Attribute DDP's gradient sync since the last flush to synchronization; return it."""
@@ -135,7 +123,7 @@ class RankExchange:
         now_ns = self._clock()
         if not self._rank.is_one_of_many() or now_ns < self._next_publish_ns:
             return None
-        self._next_publish_ns = now_ns + int(self._every_s * NS_PER_S)
+        self._next_publish_ns = now_ns + int(self._channel.stores.every_s * NS_PER_S)
         return self._summary(run, inside)
 
     def final_summary(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> RankSummary | None:
@@ -150,7 +138,7 @@ class RankExchange:
         if not is_final:  # no thread can start at the interpreter's end
             self.start()
         if not self._rank.is_primary():
-            self._guard(PART, lambda: self._channel.send(update_to_bytes(data), is_final))
+            self._guard(PART, lambda: self._channel.outbox.put(update_to_bytes(data), is_final))
 
     def close(self) -> None:
         """Send the final summary; rank 0 waits a moment for those of the other ranks."""
@@ -182,7 +170,7 @@ class RankExchange:
             return None
         if self._final is not None and not of_interval:
             return self._final
-        messages = self._channel.received()
+        messages = self._channel.inbox.received()
         if not messages and not self._rank.has_group:  # a program started by a rank inherits only its environment
             return None
         self._now = {0: self._summary(run)}
@@ -204,7 +192,7 @@ class RankExchange:
             self._rank.who.world_size,
             before=before or None,
             age_s={0: 0.0, **{rank: message.age_s for rank, message in messages.items()}},
-            silent_after_s=unresponsive_after_s(self._every_s),
+            silent_after_s=unresponsive_after_s(self._channel.stores.every_s),
         )
         if self._ending and not of_interval:
             self._final = stats
@@ -217,7 +205,7 @@ class RankExchange:
     def read_ahead(self, messages: Mapping[int, ReceivedMessage]) -> None:
         """Decode some of the new messages, on the channel's thread, to save the training thread that work."""
         now_ns = self._clock()
-        left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
+        left = int(AHEAD_A_SECOND * min(self._channel.stores.every_s, (now_ns - self._ahead_ns) / NS_PER_S))
         self._ahead_ns = now_ns
         for rank in self._in_decoding_order(messages):
             if left <= 0:

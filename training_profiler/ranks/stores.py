@@ -1,18 +1,21 @@
 """Where messages between ranks lie: keys in the process group's store, or files in the run folder."""
 
+import itertools
 import os
 import re
 import select
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
-from training_profiler.ranks.identity import process_groups
-from training_profiler.ranks.message import MOST_MESSAGE_BYTES
+from training_profiler.base.units import NS_PER_S
+from training_profiler.ranks.identity import Rank, process_groups
+from training_profiler.ranks.message import MOST_MESSAGE_BYTES, message_interval_s
 from training_profiler.safety.files import NotRegularFileError, is_folder, make_inner_folder, read_file, replace_file
 
 TIMEOUT: Final = timedelta(seconds=20)  # of one call; torch writes to stderr when one takes longer
@@ -174,3 +177,98 @@ class FolderStore:
                     if stat.S_ISREG(status.st_mode):
                         found.append((int(match[1]), Path(entry.path), (status.st_mtime_ns, status.st_ino)))
         return found
+
+
+NO_WAY: Final = "there is neither a store nor a folder that the ranks have in common"
+TRIES: Final = 5  # to connect to a group's store: another thread may be using it
+_LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's errors are RuntimeErrors
+_session_numbers = itertools.count()
+
+
+class Stores:
+    """The group's store while there is one, and files in the run's folder. The channel's thread alone uses both.
+
+    ``has_agent_store`` is whether the store outlives the process group, because the launcher keeps it.
+    """
+
+    def __init__(self, rank: Rank, has_agent_store: bool, clock: Callable[[], int]) -> None:
+        self.rank, self.clock, self._has_agent_store = rank, clock, has_agent_store
+        self.wakes: SimpleQueue[None] = SimpleQueue()  # of the thread; put() may be interrupted by itself
+        self._find_store: Callable[[], Any] = default_store
+        self._mark: Callable[[], int] = group_mark
+        self._session_number = 0  # sessions of this process before this one that sent messages
+        self.folder: Path | None = None  # of the run, on a disk that the ranks may have in common
+        self.files: FolderStore | None = None
+        self.group: GroupStore | None = None
+        self.group_ns = clock()  # when the latest process group was found, or the run began
+        self._of_group = 0
+        self._tries = 0  # left to find the store of that group
+
+    @property
+    def every_s(self) -> float:
+        """Time between two readings, and between two heartbeats of a rank, in s."""
+        return message_interval_s(self.rank.who.world_size)
+
+    def next_ns(self) -> int:
+        """Return when to read, or to send a heartbeat, again."""
+        return self.clock() + int(self.every_s * NS_PER_S)
+
+    def begin_session(self) -> None:
+        """Use keys of its own for the messages of this session."""
+        self._session_number = next(_session_numbers)
+
+    def use_folder(self, folder: Path) -> None:
+        """Send messages through files in this run folder if the ranks have no store."""
+        if folder != self.folder:
+            self.folder = folder
+            self.wakes.put(None)
+
+    def connect(self) -> None:
+        """Connect to the group's store if there is one, and drop a connection that no longer works."""
+        self.rank.detect_process_group()
+        if self.group is not None and not self.group.is_alive():
+            self.group = None
+        mark = self._mark()
+        if not mark:
+            if not self._has_agent_store:  # its server may be gone at any time
+                self.group = None
+        elif mark != self._of_group:
+            self._of_group, self._tries, self.group = mark, TRIES, None
+            self.group_ns = self.clock()
+        if mark and self.group is None and self._tries:
+            self._tries -= 1
+            store = self._find_store()  # never kept: a reference keeps the server and its port alive
+            if store is not None:
+                self._tries = 0
+                with suppress(*_LOST):
+                    self.group = connect(store, f"{self.rank.who.attempt}.{self._session_number}")
+        if self.files is None and self.folder is not None:
+            self.files = FolderStore(self.folder, self.rank.who.attempt)
+
+    def disconnect(self) -> None:
+        """Let go of the group's store."""
+        self.group = None
+
+    def ask(self, work: Callable[[GroupStore], object]) -> bool:
+        """Return whether the group's store did ``work``. One that fails is not used again."""
+        if self.group is None or not self.group.is_alive():
+            return False
+        try:
+            work(self.group)
+        except _LOST:
+            self.group = None
+            return False
+        return True
+
+    def send(self, data: bytes) -> str | None:
+        """Send the message of this rank, by a file if there is no store; return why that failed, or None."""
+        rank = self.rank.who.rank
+        if self.ask(lambda store: store.send(rank, data)):
+            return None
+        if self.files is None:
+            return NO_WAY
+        try:
+            self.files.send(rank, data)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return None

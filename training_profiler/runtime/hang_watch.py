@@ -142,7 +142,7 @@ class HangWatch:
             self._is_reading = True  # first: the other thread may be done at once
             if not self._with_files(self._read_folder):
                 self._is_reading = False
-        asked_ns = max(self._in_folder_ns, self._channel.asked_ns)
+        asked_ns = max(self._in_folder_ns, self._channel.inbox.asked_ns)
         if asked_ns > self._answered_ns:
             self._answer(asked_ns, is_hang=False)
         if self._rank.who.rank == 0:
@@ -150,7 +150,7 @@ class HangWatch:
             self._collect()
 
     def _check(self) -> None:
-        hang = self.detector.check(self._channel.received(), self._channel.every_s)
+        hang = self.detector.check(self._channel.inbox.received(), self._channel.stores.every_s)
         if self._rank.is_one_of_many():
             if hang is not None:
                 self._report(hang.text)
@@ -187,15 +187,15 @@ class HangWatch:
         self._answered_ns = asked_ns
         stacks = self._stacks(asked_ns)
         self._write(stacks)
-        every_s = self._channel.every_s
+        every_s = self._channel.stores.every_s
         if self._rank.who.rank:
             self._attached = short(stacks), self._recorder.clock() + int(ATTACH_INTERVALS * every_s * NS_PER_S)
-            self._channel.send_stacks_soon()
+            self._channel.outbox.send_stacks_soon()
         elif self._rank.is_one_of_many():
             wait_s = ANSWERS_S + ANSWER_INTERVALS * every_s
             until_ns = self._recorder.clock() + int(wait_s * NS_PER_S)
             self._collection = _Collection(asked_ns, until_ns, is_hang, {0: stacks})
-            self._channel.ask_for_stacks(asked_ns)
+            self._channel.outbox.ask_for_stacks(asked_ns)
             if is_hang:
                 self._in_folder(lambda folder: stack_files.write_request(folder, asked_ns))
 
@@ -241,7 +241,7 @@ class HangWatch:
         collection = self._collection
         if collection is None:
             return
-        for rank, message in self._channel.received().items():
+        for rank, message in self._channel.inbox.received().items():
             stacks = None if rank in collection.found else received_stacks(message.stacks)
             if stacks is not None and stacks.asked_ns == collection.asked_ns:
                 collection.found[rank] = stacks

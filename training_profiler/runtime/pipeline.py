@@ -101,7 +101,7 @@ class Pipeline:
         self.hang_watch = HangWatch(
             recorder,
             accumulator,
-            self._channel,
+            self.channel,
             self.rank,
             self.guard.run,
             steps=lambda: progress.steps,
@@ -119,7 +119,7 @@ class Pipeline:
         self._apply(settings)
 
     def _connect_ranks(self, settings: Settings, begin_ns: int) -> None:
-        self._channel = RankChannel(
+        self.channel = RankChannel(
             self.rank,
             settings.rank_wait_s,
             settings.launch.has_agent_store,
@@ -131,7 +131,7 @@ class Pipeline:
         patches = self.instrumentation.context
         self.exchange = RankExchange(
             self.rank,
-            self._channel,
+            self.channel,
             self.recorder.names,
             self.recorder.clock,
             self.guard.run,
@@ -174,7 +174,7 @@ class Pipeline:
             "sections and patches": lambda: self.profiler_health.sections_ns(self.sums.run),
             "collecting": lambda: self.profiler_health.collecting_ns,
             **self.outputs.costs(),
-            "other ranks": lambda: self._channel.cpu_ns,
+            "other ranks": lambda: self.channel.cpu_ns,
             "hangs": lambda: self.hang_watch.cpu_ns,
         }
 
@@ -412,7 +412,7 @@ class Pipeline:
     def after_fork_in_child(self) -> None:
         """Drop trackers and channel: they belong to the parent process."""
         self.outputs.after_fork_in_child()
-        self.exchange.after_fork_in_child()
+        self.channel.after_fork_in_child()
 
     def notes(self) -> list[str]:
         """Return what the profiler costs, and a sentence on the epochs without figures."""

@@ -182,7 +182,7 @@ class Session:
                 self._no_report_before_ns = now_ns + self._reports.refuses_for_ns()
             return
         if steps + 1 == self._next_report:
-            self.run.exchange.read_soon()
+            self.run.channel.read_soon()
         if is_poll and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 

@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-SOURCES = ("events", "fronts", "handover_lock", "module", "section_lookup", "section_writers", "usual_calls")
+SOURCES = ("events", "fronts", "handover_lock", "module", "section_lookup", "section_writers")
 
 START_UP = ("training_profiler.pth", "training_profiler.start")  # the latter for Python 3.15 and newer (PEP 829)
 
@@ -32,7 +32,7 @@ SERVES_ALL = sys.version_info[:2] == (3, 11)
 NATIVE = Extension(
     "training_profiler.recording._native",
     [f"native/{name}.c" for name in SOURCES],
-    depends=["native/native.h", "native/usual_calls.h"],
+    depends=["native/native.h"],
     extra_compile_args=compile_arguments(),
     optional=True,
     py_limited_api=SERVES_ALL,

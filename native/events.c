@@ -6,7 +6,6 @@
 
 #define LEAST_CAPACITY 64
 #define KEPT_CAPACITY (1 << 16) /* integers; a longer array shrinks once it is mostly empty */
-#define FEW 8                   /* integers that are read without allocating */
 
 static Events *events_new(PyTypeObject *type, Py_ssize_t length, int is_slice)
 {
@@ -55,16 +54,17 @@ int events_grow(Events *events, Py_ssize_t more)
     return events_allocate(events, needed < LEAST_CAPACITY ? LEAST_CAPACITY : needed + needed / 2);
 }
 
-/* Replace `removed` integers at `at` by `added` others; `values` is not memory of `events`. */
-static int events_splice(Events *events, Py_ssize_t at, Py_ssize_t removed, const int64_t *values, Py_ssize_t added)
+/* Replace `removed` integers at `at` by those of a tuple, which may be NULL. */
+static int events_splice(Events *events, Py_ssize_t at, Py_ssize_t removed, PyObject *integers)
 {
+    Py_ssize_t added = integers == NULL ? 0 : PyTuple_Size(integers);
     if (added > removed && events_reserve(events, added - removed) < 0)
         return -1;
     Py_ssize_t behind = events->length - at - removed;
     if (behind && added != removed)
         memmove(events->items + at + added, events->items + at + removed, (size_t)behind * sizeof(int64_t));
-    if (added)
-        memcpy(events->items + at, values, (size_t)added * sizeof(int64_t));
+    for (Py_ssize_t i = 0; i < added; i++)
+        events->items[at + i] = PyLong_AsLongLong(PyTuple_GetItem(integers, i));
     events->length += added - removed;
     if (events->capacity > KEPT_CAPACITY && events->length < events->capacity / 4)
         return events_allocate(events, KEPT_CAPACITY > 2 * events->length ? KEPT_CAPACITY : 2 * events->length);
@@ -78,53 +78,31 @@ int events_check_not_slice(Events *events)
     return events->is_slice ? -1 : 0;
 }
 
-/* Return how many integers `values` has, and put them into `few`, or into allocated memory if there are more. */
-static Py_ssize_t read_integers(PyObject *values, int64_t few[FEW], int64_t **read)
+/* Return a tuple of integers that fit; NULL with an exception. Reading it later runs no code of Python. */
+static PyObject *integers_of(PyObject *values)
 {
-    PyObject *tuple = PySequence_Tuple(values); /* a tuple as it is */
-    *read = few;
-    if (tuple == NULL)
-        return -1;
-    Py_ssize_t count = PyTuple_Size(tuple);
-    if (count > FEW && (*read = PyMem_Malloc((size_t)count * sizeof(int64_t))) == NULL) {
-        PyErr_NoMemory();
-        count = -1;
+    PyObject *integers = PySequence_Tuple(values); /* a tuple as it is */
+    for (Py_ssize_t i = 0; integers != NULL && i < PyTuple_Size(integers); i++) {
+        PyObject *each = PyTuple_GetItem(integers, i);
+        if (!PyLong_Check(each))
+            PyErr_SetString(PyExc_TypeError, "events are integers");
+        else if (PyLong_AsLongLong(each) != -1 || !PyErr_Occurred())
+            continue;
+        Py_CLEAR(integers);
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t value = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (value == -1 && PyErr_Occurred()) {
-            if (*read != few)
-                PyMem_Free(*read);
-            count = -1;
-            break;
-        }
-        (*read)[i] = value;
-    }
-    Py_DECREF(tuple);
-    return count;
+    return integers;
 }
 
 static PyObject *events_extend(Events *events, PyObject *values)
 {
-    int64_t few[FEW], *read;
-    Py_ssize_t count = read_integers(values, few, &read);
-    if (count < 0)
+    PyObject *integers = integers_of(values);
+    if (integers == NULL)
         return NULL;
     int result = events_check_not_slice(events);
     if (result == 0)
-        result = events_splice(events, events->length, 0, read, count);
-    if (read != few)
-        PyMem_Free(read);
+        result = events_splice(events, events->length, 0, integers);
+    Py_DECREF(integers);
     return result < 0 ? NULL : Py_NewRef(Py_None);
-}
-
-static PyObject *events_add_in_place(Events *events, PyObject *values)
-{
-    PyObject *none = events_extend(events, values);
-    if (none == NULL)
-        return NULL;
-    Py_DECREF(none);
-    return Py_NewRef((PyObject *)events);
 }
 
 static Py_ssize_t events_length(Events *events)
@@ -171,21 +149,20 @@ static PyObject *events_subscript(Events *events, PyObject *key)
 
 static int events_assign_slice(Events *events, PyObject *key, PyObject *values)
 {
-    Py_ssize_t begin, end, step, count = 0;
-    int64_t few[FEW], *read = few;
+    Py_ssize_t begin, end, step;
     if (PySlice_Unpack(key, &begin, &end, &step) < 0)
         return -1;
     if (step != 1) {
         PyErr_SetString(PyExc_ValueError, "only neighbouring events can be replaced");
         return -1;
     }
-    if (values != NULL && (count = read_integers(values, few, &read)) < 0)
+    PyObject *integers = values == NULL ? NULL : integers_of(values);
+    if (values != NULL && integers == NULL)
         return -1;
     /* Not before the values are read, which may run Python code. */
     Py_ssize_t removed = PySlice_AdjustIndices(events->length, &begin, &end, step);
-    int result = events_splice(events, begin, removed, read, count);
-    if (read != few)
-        PyMem_Free(read);
+    int result = events_splice(events, begin, removed, integers);
+    Py_XDECREF(integers);
     return result;
 }
 
@@ -225,15 +202,6 @@ static PyObject *events_compare(Events *events, PyObject *other, int operation)
     return result;
 }
 
-static PyObject *events_repr(Events *events)
-{
-    PyObject *list = PySequence_List((PyObject *)events), *text = NULL;
-    if (list != NULL)
-        text = PyUnicode_FromFormat("Events(%R)", list);
-    Py_XDECREF(list);
-    return text;
-}
-
 /* Only a slice lends its memory, because an array must not move while another reads it. */
 static int events_get_buffer(Events *events, Py_buffer *view, int flags)
 {
@@ -271,13 +239,11 @@ static PyType_Slot events_slots[] = {
     {Py_tp_doc, "A list of 64-bit integers; numpy reads a slice of it in place."},
     {Py_tp_new, events_make},
     {Py_tp_dealloc, events_dealloc},
-    {Py_tp_repr, events_repr},
     {Py_tp_richcompare, events_compare},
     {Py_tp_hash, PyObject_HashNotImplemented},
     {Py_tp_methods, events_methods},
     {Py_sq_length, events_length},
     {Py_sq_item, events_item},
-    {Py_sq_inplace_concat, events_add_in_place},
     {Py_mp_length, events_length},
     {Py_mp_subscript, events_subscript},
     {Py_mp_ass_subscript, events_assign},

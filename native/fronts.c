@@ -1,15 +1,465 @@
 /* What stands in front of the functions of patches while a training is under way: it makes and records nearly every call
-without a frame of Python, which a step of 0.25 ms evicts from the caches. Any other call goes to the patch's function.
+without a frame of Python, which a step of 0.25 ms evicts from the caches. Any other call goes to the patch's function,
+which does the same and knows every other case. The state is that of Python's objects.
 
 Only a call meets a front: who looks the attribute of a class up finds the patch's function, so that a tracer such as
 dynamo finds Python that it can follow. instrumentation/fronts.py puts fronts into their places. */
 
-#include "usual_calls.h"
+#include "native.h"
 
 #ifndef _WIN32 /* whose library for the limited API of Python 3.11 has no vectorcalls: patches serve alone */
 
 #include <stddef.h>
 #include <structmember.h>
+
+/* The objects of one loop detector that are never replaced, as instrumentation/fronts.py gives them. */
+enum {
+    DETECTOR, THREAD, CONTEXT, UPDATES, PHASES, PASSES, UPDATE, SIZES, EARLY, STEPS, ENDS, RECORDER, /* have fields */
+    BUFFER, MARKS, CALLS, KNOWN, OPEN, CAPTURED, FETCHING, IS_GRAD_ENABLED, HOST_CLOCK, TRAINING, WRITE,
+    FIRST_KIND, FIRST_CODE = FIRST_KIND + 4, PARTS = FIRST_CODE + 5
+};
+#define LAST_WITH_FIELDS RECORDER
+enum { FORWARD_CODE, FETCH_CODE, BACKWARD_CODE, UPDATE_CODE, PIECES_CODE, CODES };
+enum { FREE, FORWARD, FETCH, BACKWARD }; /* as in training_thread.py */
+
+/* The attributes that are read and set by their number: recording/fields.py names them. They are the first slots of a
+class of Python, which lie behind one another in the order of their names. */
+#define FIELDS 8
+enum { BUSY_WITH, IDENT, CONFIRMED, FUNCTION };                                   /* TrainingThread */
+enum { FRAME, BACKWARDS, NUMBER_OF_UPDATES, INFERRED, HAS_MANUAL_STEPS, SHADOWS }; /* LoopDetector */
+enum { BACKWARD_WATCH, UNUSED_GRAPH, UPDATES_AT_KEPT, HAS_GRAD_SCALER };          /* PatchContext */
+enum { BACKWARDS_BEFORE };                                                        /* OpenUpdates */
+enum { IS_UNRESOLVED, CYCLE };                                                    /* PhaseDetector */
+enum { LATEST };                                                                  /* Passes */
+enum { OPEN_CODE, IS_IN_CLOSURE, IS_SCALING };                                    /* OptimizerUpdate */
+enum { IS_DUE, NEXT_UPDATE };                                                     /* InputSizes */
+enum { MADE_NS };                                                                 /* EarlyCalls */
+enum { IS_ALONE, PRIMARY };                                                       /* StepDetector */
+enum { LATEST_AT_END };                                                           /* StepEnds */
+enum { WATERMARK_NS, STEP_COUNT, QUIET_BEFORE, QUIET_UNTIL_NS, QUIET_END_NS };    /* Recorder */
+enum { STEPS_ENDED };                                                             /* StepCount */
+enum { CALLER, KIND, IS_BARE, IS_PLAIN, BEGIN_NS, CODE };           /* ModuleCall */
+enum { ITERATOR, PHASE, FETCHES, MEASURED_AT, LOADER_ID, SAMPLES, PASS_CYCLE, CYCLE_BEGIN_NS }; /* LoaderPass */
+
+/* Others, which are looked up by name. */
+enum { CALL_IMPL, COMPILED_CALL_IMPL, NUM_YIELDED, LOADER_ID_OF, SHAPE, IS_TRAINING, NAMES };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *at[FIELDS];
+} Fields;
+
+typedef struct {
+    Owner owner;
+    PyObject *part[PARTS]; /* while a training is under way; the program's code may end it */
+    PyObject *name[NAMES];
+    int64_t event[CODES];
+    Writer *writer; /* WRITE owns it */
+} UsualCalls;
+
+/* Return whether an attribute that is looked up is this object. */
+static int usual_is(UsualCalls *self, PyObject *object, int name, PyObject *value);
+
+static inline int is_on(UsualCalls *self)
+{
+    return self->part[DETECTOR] != NULL;
+}
+
+/* Return field `at` of a part, borrowed. */
+static inline PyObject *field_of(UsualCalls *self, int part, int at)
+{
+    return ((Fields *)self->part[part])->at[at];
+}
+
+#define MAX_PENDING (1 << 16) /* integers, as in pending_events.py */
+#define AT_ONCE_NS 50000      /* as in optimizer_update.py */
+#define STEP_END 0            /* as in event_codes.py */
+#define NESTED 4              /* levels of a batch, as in data_loader.py */
+
+static const char *const TEXTS[NAMES] = {
+    "_call_impl", "_compiled_call_impl", "_num_yielded", "loader_id", "shape", "training",
+};
+
+#define IS(of, number, value) (field_of(self, of, number) == (value))
+#define NUMBER(of, number) integer(field_of(self, of, number))
+#define SET(of, number, value) set_field((Fields *)self->part[of], number, Py_NewRef(value))
+#define ZERO self->part[FIRST_KIND + FREE] /* small integers are one object each */
+
+static int usual_is(UsualCalls *self, PyObject *object, int name, PyObject *value)
+{
+    PyObject *found = PyObject_GetAttr(object, self->name[name]);
+    if (found == NULL)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return found == value;
+}
+
+/* Return a number of zero or more; -1 without an exception where there is none. */
+static int64_t integer(PyObject *object)
+{
+    int64_t value = object == NULL || !PyLong_Check(object) ? -1 : PyLong_AsLongLong(object);
+    if (value == -1)
+        PyErr_Clear();
+    return value;
+}
+
+/* Give a field a value, of which it takes the reference; return whether there is one. */
+static int set_field(Fields *fields, int number, PyObject *value)
+{
+    PyObject *before = fields->at[number];
+    if (value != NULL) {
+        fields->at[number] = value;
+        Py_XDECREF(before);
+    }
+    return value != NULL;
+}
+
+static int set_number(Fields *fields, int number, int64_t value)
+{
+    return set_field(fields, number, PyLong_FromLongLong(value));
+}
+
+/* Return whether the calling thread is the training thread, in no other recorded call, and each call is usual. */
+static int is_here(UsualCalls *self, int busy_with)
+{
+    return is_on(self) && IS(THREAD, BUSY_WITH, self->part[FIRST_KIND + busy_with]) &&
+           NUMBER(THREAD, IDENT) == (int64_t)PyThread_get_thread_ident() && IS(DETECTOR, SHADOWS, ZERO) &&
+           IS(THREAD, CONFIRMED, self->part[DETECTOR]);
+}
+
+static int is_empty(UsualCalls *self, int part)
+{
+    return PyObject_Size(self->part[part]) == 0;
+}
+
+/* Append an event, and return its time; -1 with an exception. */
+static int64_t record(UsualCalls *self, int64_t code)
+{
+    if (write_event(self->writer, code) < 0)
+        return -1;
+    return self->writer->events->items[self->writer->events->length - 2];
+}
+
+static int ends_with(UsualCalls *self, int64_t code)
+{
+    Events *events = self->writer->events;
+    return events->length >= 2 && events->items[events->length - 1] == code;
+}
+
+/* Begins return what the end takes, or 1; ends return 1. All return 0 or NULL for another call, of which they have
+changed nothing, and with an exception -1 or NULL. */
+
+/* Module calls */
+
+static int is_usual_call(UsualCalls *self, Fields *call, PyObject *module, PyObject *frame)
+{
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+    int is_same = call->at[CALLER] == code && call->at[KIND] == (PyObject *)Py_TYPE(module);
+    Py_DECREF(code);
+    if (!is_same || !IS(UPDATE, OPEN_CODE, ZERO) ||
+        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(THREAD, FUNCTION, ZERO))
+        return 0;
+    PyObject *has_grad = PyObject_CallNoArgs(self->part[IS_GRAD_ENABLED]);
+    Py_XDECREF(has_grad);
+    return has_grad == Py_True;
+}
+
+static PyObject *usual_call_begins(UsualCalls *self, PyObject *module, PyObject *frame)
+{
+    PyObject *key = is_here(self, FREE) ? PyLong_FromVoidPtr(module) : NULL;
+    Fields *call = key == NULL ? NULL : (Fields *)PyDict_GetItemWithError(self->part[KNOWN], key);
+    Py_XDECREF(key);
+    if (call == NULL || !is_usual_call(self, call, module, frame))
+        return NULL;
+    int64_t code = self->event[FORWARD_CODE], begin_ns = 0;
+    Py_INCREF((PyObject *)call);
+    if (call->at[IS_BARE] == Py_True) { /* a loss right after the model */
+        if (!ends_with(self, -code))
+            goto other;
+        self->writer->events->length -= 2;
+    } else if (!IS(SIZES, IS_DUE, Py_False) || !SET(DETECTOR, FRAME, Py_None) || (begin_ns = record(self, code)) < 0)
+        goto other;
+    if (set_number(call, BEGIN_NS, begin_ns) && set_field(call, CODE, Py_NewRef(self->part[FIRST_CODE + FORWARD_CODE])) &&
+        set_field(call, IS_PLAIN, Py_NewRef(Py_True)) && PyList_Append(self->part[CALLS], (PyObject *)call) == 0 &&
+        SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + FORWARD]))
+        return (PyObject *)call;
+other:
+    Py_DECREF((PyObject *)call);
+    return NULL;
+}
+
+static int usual_call_ends(UsualCalls *self, PyObject *call, PyObject *module)
+{
+    if (!usual_is(self, module, IS_TRAINING, Py_True) || !is_on(self) ||
+        !IS(THREAD, CONFIRMED, self->part[DETECTOR]) || ((Fields *)call)->at[IS_PLAIN] != Py_True)
+        return 0;
+    PyObject *calls = self->part[CALLS];
+    Py_ssize_t length = PyList_Size(calls);
+    if (length < 1 || PyList_GetItem(calls, length - 1) != call)
+        return 0;
+    int is_done = SET(THREAD, BUSY_WITH, ZERO) && PyList_SetSlice(calls, length - 1, length, NULL) == 0 &&
+                  record(self, -self->event[FORWARD_CODE]) >= 0;
+    return is_done ? 1 : -1;
+}
+
+/* Fetches */
+
+static int feeds_training(UsualCalls *self, Fields *pass, PyObject *iterator)
+{
+    int64_t fetches = integer(pass->at[FETCHES]);
+    if (pass->at[PHASE] != self->part[TRAINING] || fetches < 0 || fetches >= integer(pass->at[MEASURED_AT]) ||
+        !usual_is(self, self->part[BUFFER], LOADER_ID_OF, pass->at[LOADER_ID]))
+        return 0;
+    PyObject *iterated = PyObject_CallNoArgs(pass->at[ITERATOR]); /* a weak reference */
+    Py_XDECREF(iterated);
+    if (iterated == NULL)
+        PyErr_Clear();
+    return iterated == iterator && !usual_is(self, iterator, NUM_YIELDED, ZERO) && is_on(self);
+}
+
+static PyObject *usual_fetch_begins(UsualCalls *self, PyObject *iterator)
+{
+    if (!is_here(self, FREE) || !IS(PHASES, IS_UNRESOLVED, Py_False) || !is_empty(self, CALLS) ||
+        IS(PASSES, LATEST, Py_None))
+        return NULL;
+    Fields *pass = (Fields *)Py_NewRef(field_of(self, PASSES, LATEST));
+    int64_t cycle = NUMBER(PHASES, CYCLE), now_ns;
+    if (feeds_training(self, pass, iterator) && SET(DETECTOR, FRAME, Py_None) &&
+        (now_ns = record(self, self->event[FETCH_CODE])) >= 0 &&
+        (cycle == integer(pass->at[PASS_CYCLE]) ||
+         (set_number(pass, PASS_CYCLE, cycle) && set_number(pass, CYCLE_BEGIN_NS, now_ns))) &&
+        SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + FETCH]))
+        return (PyObject *)pass;
+    Py_DECREF((PyObject *)pass);
+    return NULL;
+}
+
+/* Return the samples of a batch; -1 where its first part is not a tensor, and without an exception. */
+static int64_t samples_of(UsualCalls *self, PyObject *batch)
+{
+    for (int level = 0; level < NESTED; level++) {
+        PyObject *first = NULL, *key;
+        Py_ssize_t at = 0;
+        if (PyList_CheckExact(batch))
+            first = PyList_Size(batch) ? PyList_GetItem(batch, 0) : NULL;
+        else if (PyTuple_CheckExact(batch))
+            first = PyTuple_Size(batch) ? PyTuple_GetItem(batch, 0) : NULL;
+        else if (!PyDict_CheckExact(batch))
+            break;
+        else
+            PyDict_Next(batch, &at, &key, &first);
+        if (first == NULL)
+            return -1;
+        batch = first;
+    }
+    PyObject *shape = PyObject_GetAttr(batch, self->name[SHAPE]);
+    if (shape == NULL)
+        PyErr_Clear();
+    PyObject *first = shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) ? PyTuple_GetItem(shape, 0) : NULL;
+    int64_t samples = first != NULL && PyLong_CheckExact(first) ? PyLong_AsLongLong(first) : -1;
+    Py_XDECREF(shape);
+    return samples;
+}
+
+static int usual_fetch_ends(UsualCalls *self, PyObject *of, PyObject *batch)
+{
+    Fields *pass = (Fields *)of;
+    if (!is_here(self, FETCH) || !is_empty(self, FETCHING) || pass->at[PHASE] != self->part[TRAINING] ||
+        self->writer->events->length > MAX_PENDING)
+        return 0;
+    int is_counted = pass->at[SAMPLES] != Py_None;
+    int64_t fetches = integer(pass->at[FETCHES]), samples = is_counted ? samples_of(self, batch) : 0;
+    if (fetches < 1 || samples < 0 || !is_on(self))
+        return 0;
+    int is_done = SET(THREAD, BUSY_WITH, ZERO) &&
+                  (!is_counted || set_number(pass, SAMPLES, integer(pass->at[SAMPLES]) + samples)) &&
+                  record(self, -self->event[FETCH_CODE]) >= 0 && set_number(pass, FETCHES, fetches + 1);
+    return is_done ? 1 : -1;
+}
+
+/* Backward passes */
+
+static int usual_backward_begins(UsualCalls *self)
+{
+    if (!is_here(self, FREE) || !is_empty(self, CAPTURED) || !is_empty(self, CALLS) ||
+        !IS(CONTEXT, UNUSED_GRAPH, Py_None) || !IS(CONTEXT, UPDATES_AT_KEPT, Py_None) ||
+        !IS(CONTEXT, BACKWARD_WATCH, Py_None) || !IS(DETECTOR, INFERRED, Py_None) || !IS(UPDATE, OPEN_CODE, ZERO) ||
+        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(EARLY, MADE_NS, ZERO))
+        return 0;
+    int is_done = set_number((Fields *)self->part[DETECTOR], BACKWARDS, NUMBER(DETECTOR, BACKWARDS) + 1) &&
+                  SET(DETECTOR, FRAME, Py_None) && record(self, self->event[BACKWARD_CODE]) >= 0 &&
+                  SET(THREAD, BUSY_WITH, self->part[FIRST_KIND + BACKWARD]);
+    return is_done ? 1 : -1;
+}
+
+static int usual_backward_ends(UsualCalls *self)
+{
+    if (!is_here(self, BACKWARD) || !IS(DETECTOR, INFERRED, Py_None) || !IS(UPDATE, IS_IN_CLOSURE, Py_False) ||
+        self->writer->events->length > MAX_PENDING)
+        return 0;
+    return SET(THREAD, BUSY_WITH, ZERO) && record(self, -self->event[BACKWARD_CODE]) >= 0 ? 1 : -1;
+}
+
+/* Updates */
+
+static int usual_update_begins(UsualCalls *self, PyObject *optimizer, PyObject *frame)
+{
+    if (!is_here(self, FREE) || !is_empty(self, OPEN) || !is_empty(self, CALLS) || !is_empty(self, CAPTURED) ||
+        !IS(PHASES, IS_UNRESOLVED, Py_False) || !IS(UPDATE, IS_SCALING, Py_False))
+        return 0;
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+    PyObject *id = PyLong_FromVoidPtr(optimizer), *frame_id = PyLong_FromVoidPtr(frame);
+    PyObject *update = id == NULL || frame_id == NULL ? NULL : PyTuple_Pack(3, id, frame_id, code);
+    int is_done = update != NULL && PyList_Append(self->part[OPEN], update) == 0 && SET(DETECTOR, FRAME, Py_None) &&
+                  SET(UPDATE, OPEN_CODE, self->part[FIRST_CODE + UPDATE_CODE]) && record(self, self->event[UPDATE_CODE]) >= 0;
+    Py_DECREF(code);
+    Py_XDECREF(id);
+    Py_XDECREF(frame_id);
+    Py_XDECREF(update);
+    return is_done ? 1 : -1;
+}
+
+/* Return whether the only open update is of this optimizer, whose updates are steps, and follows a backward pass. */
+static int is_step(UsualCalls *self, PyObject *optimizer, int64_t backwards)
+{
+    PyObject *open = PyList_Size(self->part[OPEN]) == 1 ? PyList_GetItem(self->part[OPEN], 0) : NULL;
+    return open != NULL && PyLong_AsVoidPtr(PyTuple_GetItem(open, 0)) == optimizer &&
+           IS(UPDATE, OPEN_CODE, self->part[FIRST_CODE + UPDATE_CODE]) && backwards != NUMBER(UPDATES, BACKWARDS_BEFORE) &&
+           IS(STEPS, IS_ALONE, Py_True) && NUMBER(STEPS, PRIMARY) == (int64_t)(intptr_t)optimizer;
+}
+
+/* End a step, as StepEnds and the recorder's ends_quietly do. */
+static int end_step(UsualCalls *self, int64_t at_ns)
+{
+    Events *marks = (Events *)self->part[MARKS];
+    PyObject *count = field_of(self, RECORDER, STEP_COUNT);
+    int64_t steps = count == Py_None ? 0 : integer(((Fields *)count)->at[STEPS_ENDED]) + 1;
+    int is_after = marks->length < 2 || marks->items[marks->length - 2] <= at_ns;
+    if (IS(ENDS, LATEST_AT_END, field_of(self, PASSES, LATEST)) && steps > 0 &&
+        at_ns < NUMBER(RECORDER, QUIET_UNTIL_NS) && steps < NUMBER(RECORDER, QUIET_BEFORE) && is_after) {
+        if (events_reserve(marks, 2) < 0)
+            return -1;
+        marks->items[marks->length] = at_ns;
+        marks->items[marks->length + 1] = STEP_END;
+        marks->length += 2;
+        return (IS(RECORDER, WATERMARK_NS, Py_None) ||
+                set_number((Fields *)self->part[RECORDER], WATERMARK_NS, at_ns)) &&
+                       set_number((Fields *)self->part[RECORDER], QUIET_END_NS, at_ns) &&
+                       set_number((Fields *)count, STEPS_ENDED, steps)
+                   ? 0
+                   : -1;
+    }
+    PyObject *time = PyLong_FromLongLong(at_ns);
+    PyObject *done = time == NULL ? NULL : PyObject_CallFunctionObjArgs(self->part[ENDS], time, NULL);
+    Py_XDECREF(time);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int usual_update_ends(UsualCalls *self, PyObject *optimizer)
+{
+    if (!is_here(self, FREE) || !is_empty(self, CAPTURED) || !IS(CONTEXT, HAS_GRAD_SCALER, Py_False) ||
+        !IS(DETECTOR, HAS_MANUAL_STEPS, Py_False))
+        return 0;
+    int64_t updates = NUMBER(DETECTOR, NUMBER_OF_UPDATES) + 1, cycle = NUMBER(PHASES, CYCLE);
+    int64_t backwards = NUMBER(DETECTOR, BACKWARDS), now_ns;
+    if (updates < 1 || updates >= NUMBER(SIZES, NEXT_UPDATE) || !is_step(self, optimizer, backwards))
+        return 0;
+    if (!set_number((Fields *)self->part[UPDATES], BACKWARDS_BEFORE, backwards) ||
+        PyList_SetSlice(self->part[OPEN], 0, 1, NULL) < 0 || !SET(UPDATE, OPEN_CODE, ZERO) ||
+        (now_ns = record(self, -self->event[UPDATE_CODE])) < 0 ||
+        !set_number((Fields *)self->part[DETECTOR], NUMBER_OF_UPDATES, updates) ||
+        !set_number((Fields *)self->part[PHASES], CYCLE, cycle + 1))
+        return -1;
+    return end_step(self, now_ns) < 0 ? -1 : 1;
+}
+
+static int64_t usual_clearing_begins(UsualCalls *self)
+{
+    if (!is_here(self, FREE) || !is_empty(self, OPEN) || !is_empty(self, CALLS))
+        return 0;
+    int64_t code = self->event[UPDATE_CODE];
+    if (ends_with(self, -code)) { /* right after the update, both are one span */
+        PyObject *time = PyObject_CallNoArgs(self->part[HOST_CLOCK]);
+        int64_t now_ns = time == NULL ? -1 : PyLong_AsLongLong(time);
+        Py_XDECREF(time);
+        if (now_ns == -1 && PyErr_Occurred())
+            return -1;
+        Events *events = self->writer->events;
+        if (ends_with(self, -code) && now_ns - events->items[events->length - 2] <= AT_ONCE_NS) {
+            events->length -= 2;
+            return code;
+        }
+    }
+    return record(self, self->event[PIECES_CODE]) < 0 ? -1 : self->event[PIECES_CODE];
+}
+
+static int usual_clearing_ends(UsualCalls *self, int64_t code)
+{
+    return !is_on(self) || record(self, -code) >= 0 ? 1 : -1;
+}
+
+/* The types */
+
+static PyObject *usual_make(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    UsualCalls *self = owner_new(type, PARTS + NAMES, PARTS);
+    for (int i = 0; self != NULL && i < NAMES; i++)
+        if ((self->name[i] = PyUnicode_InternFromString(TEXTS[i])) == NULL)
+            Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *usual_use(UsualCalls *self, PyObject *args)
+{
+    PyObject *fields, *parts;
+    if (!PyArg_ParseTuple(args, "O!O!:use", &PyType_Type, &fields, &PyTuple_Type, &parts))
+        return NULL;
+    PyObject *size = PyObject_GetAttrString(fields, "__basicsize__");
+    int is_right = integer(size) == sizeof(Fields) && PyTuple_Size(parts) == PARTS &&
+                   PyCFunction_CheckExact(PyTuple_GetItem(parts, WRITE));
+    Py_XDECREF(size);
+    for (int i = 0; is_right && i <= LAST_WITH_FIELDS; i++)
+        is_right = PyObject_TypeCheck(PyTuple_GetItem(parts, i), (PyTypeObject *)fields);
+    if (!is_right)
+        return PyErr_Format(PyExc_TypeError, "use() takes %d parts", PARTS);
+    self->writer = (Writer *)PyCFunction_GetSelf(PyTuple_GetItem(parts, WRITE));
+    for (int i = 0; i < CODES; i++)
+        self->event[i] = PyLong_AsLongLong(PyTuple_GetItem(parts, FIRST_CODE + i));
+    for (int i = 0; i < PARTS; i++) {
+        PyObject *before = self->part[i];
+        self->part[i] = Py_NewRef(PyTuple_GetItem(parts, i));
+        Py_XDECREF(before);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *usual_forget(UsualCalls *self, PyObject *ignored)
+{
+    owner_clear((PyObject *)self);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef usual_methods[] = {
+    {"use", (PyCFunction)usual_use, METH_VARARGS, "Record the calls of a loop detector: its parts."},
+    {"forget", (PyCFunction)usual_forget, METH_NOARGS, "Record none."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot usual_slots[] = {
+    {Py_tp_doc, "Records nearly every call of a training under way."},
+    {Py_tp_new, usual_make},
+    OWNER_SLOTS,
+    {Py_tp_methods, usual_methods},
+    {0, NULL},
+};
+
+PyType_Spec usual_spec = {
+    .name = "training_profiler.recording._native.UsualCalls",
+    .basicsize = sizeof(UsualCalls),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = usual_slots,
+};
 
 /* Of the limited API since Python 3.12; Python 3.11 exports the same. */
 #define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
@@ -20,25 +470,17 @@ PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #define MAY_CHANGE ((size_t)1 << (8 * sizeof(size_t) - 1)) /* not a part of the number of arguments */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc call;
-    UsualCalls *usual;
+    Owner owner;
+    PyObject *attributes;
+    UsualCalls *usual;  /* from here on, as they are given */
     PyObject *original; /* what the program calls */
     PyObject *patch;    /* makes and records calls of every kind */
     PyObject *ended;    /* is called at an end that is not usual */
     PyObject *on_error; /* is called with an error of ours */
     PyObject *method;   /* the type of bound methods */
-    PyObject *attributes;
+    vectorcallfunc call;
 } Front;
-
-#define FOR_EACH_OWNED(DO)                                                                                             \
-    DO(front->usual);                                                                                                  \
-    DO(front->original);                                                                                               \
-    DO(front->patch);                                                                                                  \
-    DO(front->ended);                                                                                                  \
-    DO(front->on_error);                                                                                               \
-    DO(front->method);                                                                                                 \
-    DO(front->attributes)
+#define GIVEN 6
 
 /* Give the error under way to `on_error`. Return -1 if it is not an error but, for example, Ctrl-C, which goes on. */
 static int report(Front *front)
@@ -99,16 +541,16 @@ static PyObject *call_module(PyObject *self, PyObject *const *args, size_t flags
     Front *front = (Front *)self;
     UsualCalls *usual = front->usual;
     PyObject *raised[3];
-    if ((flags & ~MAY_CHANGE) == 0 || !usual_is(usual, args[0], N__compiled_call_impl, Py_None) || !usual->is_on)
+    if ((flags & ~MAY_CHANGE) == 0 || !usual_is(usual, args[0], COMPILED_CALL_IMPL, Py_None) || !is_on(usual))
         return call_patch(front, args, flags, names);
-    if (field_of(usual, THREAD, BUSY_WITH) != usual->kind[FREE]) /* inside another call */
-        return PyObject_VectorcallMethod(usual->name[N__call_impl], args, flags, names);
+    if (field_of(usual, THREAD, BUSY_WITH) != usual->part[FIRST_KIND + FREE]) /* inside another call */
+        return PyObject_VectorcallMethod(usual->name[CALL_IMPL], args, flags, names);
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *detector = Py_NewRef(usual->part[DETECTOR]);
     PyObject *call = frame == NULL ? NULL : usual_call_begins(usual, args[0], frame), *result;
     if (call == NULL)
         result = call_patch(front, args, flags, names);
     else {
-        result = PyObject_VectorcallMethod(usual->name[N__call_impl], args, flags, names);
+        result = PyObject_VectorcallMethod(usual->name[CALL_IMPL], args, flags, names);
         put_aside(result, raised);
         PyObject *given[4] = {detector, call, args[0], NULL};
         result = finish(front, result, raised, usual_call_ends(usual, call, args[0]), given);
@@ -206,49 +648,22 @@ static PyObject *front_bind(PyObject *self, PyObject *object, PyObject *type)
     return PyObject_CallFunctionObjArgs(front->method, front->patch, object, NULL);
 }
 
-static int front_traverse(Front *front, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)front));
-    FOR_EACH_OWNED(Py_VISIT);
-    return 0;
-}
-
-/* What a call needs stays until nobody can make one. */
-static int front_clear(Front *front)
-{
-    Py_CLEAR(front->attributes);
-    return 0;
-}
-
-static void front_dealloc(Front *front)
-{
-    PyTypeObject *type = Py_TYPE((PyObject *)front);
-    PyObject_GC_UnTrack(front);
-    FOR_EACH_OWNED(Py_CLEAR);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(front);
-    Py_DECREF(type);
-}
-
 static PyObject *front_make(PyTypeObject *type, PyObject *args, PyObject *named)
 {
     int kind;
-    PyObject *usual, *original, *patch, *ended, *on_error, *method;
+    PyObject *given[GIVEN];
     ModuleState *state = PyType_GetModuleState(type);
-    if (state == NULL || !PyArg_ParseTuple(args, "iO!OOOOO:Front", &kind, state->usual_type, &usual, &original, &patch,
-                                           &ended, &on_error, &method))
+    if (state == NULL || !PyArg_ParseTuple(args, "iO!OOOOO:Front", &kind, state->type[USUAL_TYPE], &given[0], &given[1],
+                                           &given[2], &given[3], &given[4], &given[5]))
         return NULL;
     if (kind < 0 || kind >= KINDS_OF_FRONTS)
         return PyErr_Format(PyExc_ValueError, "there is no front of kind %d", kind);
-    Front *front = (Front *)PyType_GenericAlloc(type, 0);
+    Front *front = owner_new(type, 1 + GIVEN, 1); /* what a call needs stays until nobody can make one */
     if (front == NULL)
         return NULL;
     front->call = CALLS_OF[kind];
-    front->usual = (UsualCalls *)Py_NewRef(usual);
-    front->original = Py_NewRef(original);
-    front->patch = Py_NewRef(patch);
-    front->ended = Py_NewRef(ended);
-    front->on_error = Py_NewRef(on_error);
-    front->method = Py_NewRef(method);
+    for (int i = 0; i < GIVEN; i++)
+        (&front->attributes)[1 + i] = Py_NewRef(given[i]);
     return (PyObject *)front;
 }
 
@@ -261,9 +676,7 @@ static PyMemberDef front_members[] = {
 static PyType_Slot front_slots[] = {
     {Py_tp_doc, "Makes and records nearly every call of a training under way."},
     {Py_tp_new, front_make},
-    {Py_tp_traverse, front_traverse},
-    {Py_tp_clear, front_clear},
-    {Py_tp_dealloc, front_dealloc},
+    OWNER_SLOTS,
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_descr_get, front_bind},
     {Py_tp_members, front_members},

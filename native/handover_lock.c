@@ -226,11 +226,7 @@ static PyThread_type_lock closed_lock(void)
 
 static PyObject *lock_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    if (PyTuple_Size(args) || (kwargs != NULL && PyDict_Size(kwargs))) {
-        PyErr_SetString(PyExc_TypeError, "HandoverLock() takes no arguments");
-        return NULL;
-    }
-    if (watch_the_end() < 0)
+    if (!PyArg_ParseTuple(args, ":HandoverLock") || watch_the_end() < 0)
         return NULL;
     HandoverLock *lock = (HandoverLock *)PyType_GenericAlloc(type, 0);
     if (lock == NULL)
@@ -253,13 +249,6 @@ static PyObject *lock_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)lock;
 }
 
-static void lock_dealloc(HandoverLock *lock)
-{
-    PyTypeObject *type = Py_TYPE((PyObject *)lock);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(lock);
-    Py_DECREF(type);
-}
-
 static PyMethodDef lock_methods[] = {
     {"acquire", (PyCFunction)lock_acquire, METH_VARARGS, "Sleep until release() or for a time; return which it was."},
     {"release", (PyCFunction)lock_release, METH_NOARGS, "Wake the sleeping thread, once; never ask for the GIL again."},
@@ -272,7 +261,6 @@ static PyMethodDef lock_methods[] = {
 static PyType_Slot lock_slots[] = {
     {Py_tp_doc, "A lock to sleep on; when the sleep ends, the main thread hands over the GIL."},
     {Py_tp_new, lock_make},
-    {Py_tp_dealloc, lock_dealloc},
     {Py_tp_methods, lock_methods},
     {0, NULL},
 };

@@ -2,57 +2,83 @@
 
 #include "native.h"
 
-static int add_type(PyObject *module, PyType_Spec *spec)
+void *owner_new(PyTypeObject *type, int references, int cleared)
 {
-    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    int result = type == NULL ? -1 : PyModule_AddType(module, type);
-    Py_XDECREF((PyObject *)type);
-    return result;
+    Owner *owner = (Owner *)PyType_GenericAlloc(type, 0);
+    if (owner != NULL) {
+        owner->references = references;
+        owner->cleared = cleared;
+    }
+    return owner;
 }
+
+int owner_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    PyObject **reference = (PyObject **)((Owner *)self + 1);
+    Py_VISIT(Py_TYPE(self));
+    for (int i = 0; i < ((Owner *)self)->references; i++)
+        Py_VISIT(reference[i]);
+    return 0;
+}
+
+int owner_clear(PyObject *self)
+{
+    PyObject **reference = (PyObject **)((Owner *)self + 1);
+    for (int i = 0; i < ((Owner *)self)->cleared; i++)
+        Py_CLEAR(reference[i]);
+    return 0;
+}
+
+void owner_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    ((Owner *)self)->cleared = ((Owner *)self)->references;
+    owner_clear(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyType_Spec *const SPECS[MOST_TYPES] = {
+    &events_spec,
+    &writer_spec,
+#ifndef _WIN32
+    &usual_spec,
+    &front_spec,
+#endif
+    &lookup_spec,
+    &handover_lock_spec,
+};
 
 static int module_fill(PyObject *module)
 {
     ModuleState *state = PyModule_GetState(module);
-    state->events_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &events_spec, NULL);
-    state->writer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &writer_spec, NULL);
-    state->fields_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fields_spec, NULL);
-    state->usual_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &usual_spec, NULL);
-    if (state->events_type == NULL || state->writer_type == NULL || state->fields_type == NULL ||
-        state->usual_type == NULL || PyModule_AddType(module, state->events_type) < 0 ||
-        PyModule_AddType(module, state->fields_type) < 0 || PyModule_AddType(module, state->usual_type) < 0)
-        return -1;
-    if (add_type(module, &lookup_spec) < 0 || add_type(module, &handover_lock_spec) < 0)
-        return -1;
-#ifndef _WIN32
-    if (add_type(module, &front_spec) < 0)
-        return -1;
-#endif
+    for (int i = 0; i < MOST_TYPES && SPECS[i] != NULL; i++) {
+        state->type[i] = (PyTypeObject *)PyType_FromModuleAndSpec(module, SPECS[i], NULL);
+        if (state->type[i] == NULL || PyModule_AddType(module, state->type[i]) < 0)
+            return -1;
+    }
     return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     ModuleState *state = PyModule_GetState(module);
-    Py_VISIT(state->events_type);
-    Py_VISIT(state->writer_type);
-    Py_VISIT(state->fields_type);
-    Py_VISIT(state->usual_type);
+    for (int i = 0; i < MOST_TYPES; i++)
+        Py_VISIT(state->type[i]);
     return 0;
 }
 
 static int module_clear(PyObject *module)
 {
     ModuleState *state = PyModule_GetState(module);
-    Py_CLEAR(state->events_type);
-    Py_CLEAR(state->writer_type);
-    Py_CLEAR(state->fields_type);
-    Py_CLEAR(state->usual_type);
+    for (int i = 0; i < MOST_TYPES; i++)
+        Py_CLEAR(state->type[i]);
     return 0;
 }
 
 static PyMethodDef module_methods[] = {
     {"event_writer", event_writer, METH_VARARGS, "Return a function that writes the clock's time and a code."},
-    {"section_writers", section_writers, METH_VARARGS, "Return the functions of a section."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ equal. _native.pyi has the signatures. Everything but the lock runs under the GI
 
 #include <stdint.h>
 
-#define INTERFACE 16 /* raised when a signature or its meaning changes; see implementation.py */
+#define INTERFACE 17 /* raised when a signature or its meaning changes; see implementation.py */
 
 typedef struct {
     PyObject_HEAD
@@ -22,20 +22,35 @@ typedef struct {
     int is_slice; /* then it never changes, and others may read its memory */
 } Events;
 
+/* What refers to other objects begins with these, so that all such types share three functions (module.c). */
 typedef struct {
     PyObject_HEAD
-    Events *events;
-    PyObject *clock; /* None for the monotonic clock, which is read without a call of Python's */
-    PyObject *buffer, *flush, *hide;
-    int64_t enter, leave, discard; /* codes */
-    Py_ssize_t unchecked;          /* exits until the length of `events` is compared */
-} Writer;
+    int references; /* their number, right behind this struct */
+    int cleared;    /* so many of them, the first, may lead back here; the others stay for whoever still calls this */
+} Owner;
 
 typedef struct {
-    PyTypeObject *events_type, *writer_type, *fields_type, *usual_type;
+    Owner owner;
+    PyObject *buffer, *flush;
+    PyObject *clock; /* None for the monotonic clock, which is read without a call of Python's */
+    Events *events;
+    int64_t code;
+    Py_ssize_t unchecked; /* exits until the length of `events` is compared */
+} Writer;
+
+enum { EVENTS_TYPE, WRITER_TYPE, USUAL_TYPE, MOST_TYPES = 6 };
+typedef struct {
+    PyTypeObject *type[MOST_TYPES];
 } ModuleState;
 
-extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, fields_spec, usual_spec, front_spec;
+extern PyType_Spec events_spec, writer_spec, lookup_spec, handover_lock_spec, usual_spec, front_spec;
+
+/* Return a new object whose struct begins with an Owner; NULL with an exception. */
+void *owner_new(PyTypeObject *type, int references, int cleared);
+int owner_traverse(PyObject *self, visitproc visit, void *arg);
+int owner_clear(PyObject *self);
+void owner_dealloc(PyObject *self);
+#define OWNER_SLOTS {Py_tp_traverse, owner_traverse}, {Py_tp_clear, owner_clear}, {Py_tp_dealloc, owner_dealloc}
 
 /* Return 0 if `events` may change; -1 with an exception if it is a slice. */
 int events_check_not_slice(Events *events);
@@ -52,6 +67,5 @@ static inline int events_reserve(Events *events, Py_ssize_t more)
 int write_event(Writer *writer, int64_t code);
 
 PyObject *event_writer(PyObject *module, PyObject *args);
-PyObject *section_writers(PyObject *module, PyObject *args);
 
 #endif

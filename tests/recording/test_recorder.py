@@ -114,13 +114,13 @@ def test_section_without_session_is_not_recorded(recorder):
 def test_later_events_are_left_for_the_next_drain(recorder, clock):
     alive = threading.Event()
     other = ThreadBuffer("other", weakref.ref(alive), recorder.implementation)
-    other.events += [900, 1, 1001, -1]  # the clock stands at 1000, so the last event comes later
+    other.events.extend((900, 1, 1001, -1))  # the clock stands at 1000, so the last event comes later
     recorder.buffers.append(other)
 
     def other_events(batch):
         return next(thread.events for thread in batch.threads if thread.name == "other")
 
-    recorder.marks += [950, STEP_END, 1002, STEP_END]
+    recorder.marks.extend([950, STEP_END, 1002, STEP_END])
     batch = recorder.drain()
     assert (other_events(batch), batch.marks) == ([900, 1], [950, STEP_END])
     clock.advance_ns(10)

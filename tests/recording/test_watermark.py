@@ -51,14 +51,14 @@ def test_batch_never_ends_before_the_last_one(held):
 def test_watermark_applies_to_all_threads(held, clock):
     alive = threading.Event()
     other = ThreadBuffer("other", weakref.ref(alive), held.implementation)
-    other.events += [1002, 1, 1012, -1]
+    other.events.extend([1002, 1, 1012, -1])
     held.buffers.append(other)
     assert [thread.events for thread in held.drain().threads if thread.name == "other"] == [[1002, 1]]
 
 
 def test_ended_thread_keeps_events_after_the_watermark(held):
     other = ThreadBuffer("other", lambda: None, held.implementation)
-    other.events += [1002, 1, 1012, -1]
+    other.events.extend([1002, 1, 1012, -1])
     held.buffers.append(other)
 
     def of_other(batch):
@@ -89,7 +89,7 @@ def test_is_blocked_while_the_watermark_stands_still(held):
 
 def test_is_backed_up_by_marks_or_events(recorder):
     assert not recorder.is_backed_up()
-    recorder.marks += [1000, STEP_END] * (MAX_MARKS + 1)
+    recorder.marks.extend([1000, STEP_END] * (MAX_MARKS + 1))
     assert recorder.is_backed_up()
     recorder.discard()
     recorder.buffer().events.extend([1000, 1] * FLUSH_AT_MOST)

@@ -47,16 +47,6 @@ def set_variable(environ: MutableMapping[str, str], variable: str, value: str) -
     environ.pop(short_name(variable), None)
 
 
-def refuses_native() -> bool:
-    """Return whether the recorder in C is refused; settings report a value that means neither.
-
-    Raises:
-        SettingsError: the variable is set by both names, and they differ.
-    """
-    name = given_name(PREFIX + "NATIVE", os.environ)
-    return name is not None and os.environ[name].strip().lower() in OFF_WORDS
-
-
 def is_switched_on() -> bool:
     """Return whether ``RECTIFIED_FLOW_PROFILE`` switches profiling on, and this process is not our own command.
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from training_profiler.instrumentation.loop_detection.loader_passes import PassPhase
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.fields import Fields
 from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -131,8 +132,8 @@ class Fronts:
             *(detector.is_grad_enabled, detector.pending.host_clock, PassPhase.TRAINING),
             detector.forward_begins,
         )
-        clearing = time_only(codes.optimizer)
-        self.usual.use(parts, (codes.forward, codes.data_loading, codes.backward, codes.optimizer, clearing))
+        code_of = (codes.forward, codes.data_loading, codes.backward, codes.optimizer, time_only(codes.optimizer))
+        self.usual.use(Fields, (*parts, *range(4), *code_of))
 
     def forget(self) -> None:
         """Leave all calls to the patches until another detector is followed."""

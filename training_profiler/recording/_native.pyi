@@ -8,20 +8,12 @@ INTERFACE: int
 def Events(values: Iterable[int] = ()) -> list[int]:  # noqa: N802 - a class, which serves as a list does
     """Return events, of which a slice lends its memory to numpy."""
 
-def event_writer(events: list[int], clock: Callable[[], int] | None, code: int) -> Callable[[], None]:
-    """Return a function that appends the clock's time and ``code``; without a clock, the system's monotonic one."""
+def event_writer(
+    events: list[int], clock: Callable[[], int] | None, code: int, buffer: Any, flush: Callable[[], None] | None
+) -> Callable[..., None]:
+    """Return a function that appends the clock's time and ``code``; without a clock, the system's monotonic one.
 
-def section_writers(
-    buffer: Any,
-    clock: Callable[[], int] | None,
-    codes: tuple[int, int, int],
-    flush: Callable[[], None],
-    hide: Callable[[BaseException], None],
-) -> tuple[Any, Any, Any]:
-    """Return the functions that write an enter, an exit and an exit that does not count, of these codes.
-
-    An exit calls ``flush`` when ``buffer.events`` has more integers than ``buffer.flush_at``, and ``hide`` with what
-    that raises.
+    With a buffer it is an ``__exit__``, and calls ``flush`` when ``events`` has more integers than ``buffer.flush_at``.
     """
 
 class SectionLookup:
@@ -41,14 +33,14 @@ class SectionLookup:
     def drop(self, sections: dict[Any, Any]) -> None:
         """Let go of the sections of a thread that has ended."""
 
-class Fields:
-    """Attributes at0 to at7, which C reads and sets, too."""
-
 class UsualCalls:
     """Records nearly every call of a training under way; see instrumentation/fronts.py."""
 
-    def use(self, parts: tuple[Any, ...], codes: tuple[int, ...]) -> None:
-        """Record the calls of a loop detector: the objects that native/usual_calls.h names, and its codes."""
+    def use(self, fields: type, parts: tuple[Any, ...]) -> None:
+        """Record the calls of a loop detector: the objects that native/fronts.c names.
+
+        ``fields`` is the class that has the attributes found by their number.
+        """
 
     def forget(self) -> None:
         """Record none."""

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import repeat, starmap
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType
 from typing import Any, Final, NamedTuple
 
 from training_profiler.recording.event_codes import discarded_exit
@@ -86,13 +86,13 @@ def python_implementation(reason: str) -> Implementation:
     return Implementation("Python", reason, list, event_writer, section_writers)
 
 
-_INTERFACE: Final = 16  # of native/native.h
+_INTERFACE: Final = 17  # of native/native.h
 # Python's own clock is this one on Linux. Elsewhere the one in C calls Python's.
 _IS_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
 
 
-def native_module() -> ModuleType:
-    """Return what was built from native/.
+def native_implementation() -> Implementation:
+    """Return the implementation in C.
 
     Raises:
         ImportError: it was not built, or cannot be loaded.
@@ -102,17 +102,6 @@ def native_module() -> ModuleType:
 
     if _native.INTERFACE != _INTERFACE:  # a source tree that has changed since
         raise ImportError("it was built from other sources; install the package again")
-    return _native
-
-
-def native_implementation() -> Implementation:
-    """Return the implementation in C.
-
-    Raises:
-        ImportError: it was not built, or cannot be loaded.
-    """
-    native_module()
-    import training_profiler.recording._native as _native
 
     def own_clock(clock: Clock) -> Clock | None:
         # A program may have put a clock of its own in this place, such as one that stands still in its tests.
@@ -120,11 +109,19 @@ def native_implementation() -> Implementation:
         return None if is_pythons and _IS_MONOTONIC else clock
 
     def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
-        return _native.event_writer(events, own_clock(clock), code)
+        return _native.event_writer(events, own_clock(clock), code, None, None)
 
     def section_writers(code: int, buffer: Any, clock: Clock, flush: Callable[[], None]) -> tuple[Any, Any, Any]:
-        codes = (code, -code, discarded_exit(code))
-        return _native.section_writers(buffer, own_clock(clock), codes, flush, hide_our_frames)
+        def flush_unseen() -> None:
+            try:
+                flush()
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
+
+        enter, discard = (event_writer(buffer.events, clock, each) for each in (code, discarded_exit(code)))
+        leave = _native.event_writer(buffer.events, own_clock(clock), -code, buffer, flush_unseen)
+        return enter, leave, discard
 
     return Implementation(
         "C",
@@ -133,8 +130,8 @@ def native_implementation() -> Implementation:
         event_writer,
         section_writers,
         _native.SectionLookup,
-        _native.UsualCalls,
-        getattr(_native, "Front", None),  # not on Windows
+        getattr(_native, "UsualCalls", None),  # neither of the two on Windows
+        getattr(_native, "Front", None),
         _native.HandoverLock,
     )
 

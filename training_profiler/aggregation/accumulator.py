@@ -272,7 +272,8 @@ class Accumulator:
         self._lines.attribute(self.totals.lines, block, row_of, complete, end_ns, self._timeline.begun_ns)
         self.totals.training_spans += len(block.spans.ids)
         self._add_step_totals(block.spans, times)
-        made = (times.rows >= 0) & (self._forward.of(block.spans.ids) > 0) & block.spans.is_counted
+        made = np.flatnonzero(self._forward.of(block.spans.ids))
+        made = made[(times.rows[made] >= 0) & block.spans.is_counted[made]]
         calls = np.bincount(times.rows[made], minlength=self._complete + 1).tolist()
         calls[0] += self._unfinished_calls
         self._unfinished_calls = calls[self._complete]

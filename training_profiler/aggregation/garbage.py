@@ -10,7 +10,7 @@ from training_profiler.base.units import NS_PER_S
 from training_profiler.model.interval import GarbageRecord
 from training_profiler.model.machine import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
 from training_profiler.sampling.garbage_watch import Collection
-from training_profiler.statistics.arrays import Ints
+from training_profiler.statistics.arrays import Ints, sums_by
 
 KINDS: Final = (*YOUNG, FULL, ASKED)
 MOST_WAITING: Final = 65_536  # collections, in case the clock stands still
@@ -46,7 +46,7 @@ class GarbageSums:
         """Add so many complete steps, and the collections in them; ``steps`` are their numbers, counted from 0."""
         self.steps += count
         self.table[:, STEP_COUNT] += np.bincount(kinds, minlength=len(KINDS))
-        self.table[:, STEP_NS] += _sums(kinds, ns)
+        self.table[:, STEP_NS] += sums_by(kinds, ns, len(KINDS))
         for kind in set(kinds.tolist()):  # the first call of np.unique would import numpy.ma
             of_kind = kinds == kind
             self.table[kind, STEPS] += len(set(steps[of_kind].tolist()))
@@ -137,7 +137,7 @@ class GarbageAttribution:
         begins_ns, ends_ns, generations, is_asked = waiting[:due].T
         arrived = np.stack((np.where(is_asked, KINDS.index(ASKED), generations), ends_ns - begins_ns), axis=1)
         sums.table[:, COUNT] += np.bincount(arrived[:, 0], minlength=len(KINDS))
-        sums.table[:, TOTAL_NS] += _sums(*arrived.T)
+        sums.table[:, TOTAL_NS] += sums_by(arrived[:, 0], arrived[:, 1], len(KINDS))
         if not self._is_complete:
             self.discard_unfinished()
             return None
@@ -147,8 +147,4 @@ class GarbageAttribution:
         has_ended = (rows >= 0) & (rows < complete)
         rows, (kinds, ns) = rows[has_ended], known[has_ended].T
         sums.add_in_steps(complete, first_step + rows, kinds, ns)
-        return np.bincount(rows, ns, complete).astype(np.int64)
-
-
-def _sums(kinds: Ints, ns: Ints) -> Ints:
-    return np.bincount(kinds, ns, len(KINDS)).astype(np.int64)
+        return sums_by(rows, ns, complete)

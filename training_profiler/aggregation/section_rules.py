@@ -83,11 +83,13 @@ class InferredSectionFilter:
         if not self.is_needed or not len(events.codes):
             return events
         codes = np.abs(events.codes)
+        is_unaffected = thread_id not in self._open and thread_id not in self._dropped
+        if is_unaffected and codes.max() < INFERRED and not self._kinds.of(codes).any():  # a user's own sections alone
+            return events
         mark = codes & INFERRED
         is_inferred = mark != 0
         self.spans += int(np.count_nonzero(is_inferred & (events.codes < 0)))
         plain = np.where(events.codes > 0, events.codes - mark, events.codes + mark)
-        is_unaffected = thread_id not in self._open and thread_id not in self._dropped
         manual = codes[np.flatnonzero(~is_inferred)] & SECTION_MASK
         if is_unaffected and not self._kinds.of(manual).any():  # as in nearly all runs
             return Events(events.times_ns, plain)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training_profiler.model.interval import MOST_BLOCKS
-from training_profiler.statistics.arrays import Bools, Floats, Ints
+from training_profiler.statistics.arrays import Bools, Floats, Ints, sums_by
 from training_profiler.statistics.histogram import BIN_COUNT, bins_of, quantiles_ns
 
 
@@ -134,7 +134,7 @@ class SectionSums:
             is_counted: False for spans that only add to the time of their section; None for all True.
         """
         if is_counted is not None and not is_counted.all():
-            self.total_ns += np.bincount(ids[~is_counted], durations_ns[~is_counted], self.rows).astype(np.int64)
+            self.total_ns += sums_by(ids[~is_counted], durations_ns[~is_counted], self.rows)
             ids, durations_ns, parents, step_numbers = (
                 array[is_counted] for array in (ids, durations_ns, parents, step_numbers)
             )
@@ -147,8 +147,7 @@ class SectionSums:
             self.total_ns += sums.astype(np.int64)
             self.count += counts
             return
-        # float64 holds sums below 2**53 ns, 104 days, exactly.
-        self.total_ns += np.bincount(ids, durations_ns, self.rows).astype(np.int64)
+        self.total_ns += sums_by(ids, durations_ns, self.rows)
         self.count += np.bincount(ids, minlength=self.rows)
         if is_measured.any():
             self._add_measured(ids[is_measured], durations_ns[is_measured], step_numbers[is_measured])
@@ -181,13 +180,11 @@ class SectionSums:
         rows = np.repeat(np.arange(len(present)) * width - lowest, counts_present)
         table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
         self.bins[present, lowest : lowest + width] += table
-        sums, means = np.zeros(self.rows), np.zeros(self.rows)
+        sums, means, m2 = np.zeros((3, self.rows))
         sums[present] = np.add.reduceat(durations_ns, begins)
         means[present] = sums[present] / counts_present
-        section = np.repeat(present, counts_present)
-        distances = durations_ns - means[section]
-        squares = np.bincount(section, distances * distances, self.rows)
-        m2 = np.asarray(squares, np.float64)
+        distances = durations_ns - np.repeat(means[present], counts_present)
+        m2[present] = np.add.reduceat(distances * distances, begins)
         self._add_moments(counts, means, m2)
         return sums, counts
 

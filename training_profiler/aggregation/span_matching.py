@@ -20,7 +20,7 @@ from training_profiler.recording.event_codes import (
     STEP_END,
     TIME_ONLY,
 )
-from training_profiler.statistics.arrays import Bools, Ints
+from training_profiler.statistics.arrays import Bools, Ints, sums_by
 
 Flat = Any  # integers: a list, or memory of the recorder in C
 Rename = Callable[[int, int], int]  # (outer section, id) -> id
@@ -205,8 +205,11 @@ def read_events(flat: Flat) -> Events:
     else:  # of the recorder in C: read in place
         integers = np.frombuffer(flat, np.int64)
     pairs = integers.reshape(-1, 2)
-    # A clock may step back between cores, which would give negative durations.
-    return Events(np.maximum.accumulate(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
+    times_ns, codes = np.ascontiguousarray(pairs.T)
+    # A clock may step back between cores, which would give negative durations. To look is a fraction of the work.
+    if (times_ns[1:] < times_ns[:-1]).any():
+        times_ns = np.maximum.accumulate(times_ns)
+    return Events(times_ns, codes)
 
 
 def attribute(events: Events, still_open: Events, ends_ns: Ints, from_ns: int, outside: OutsideSections) -> ThreadBlock:
@@ -334,7 +337,8 @@ def _enclosing(
 
 def _renamed(codes: Ints, outer_ids: Ints, rename: Rename) -> Ints:
     """Return the codes, with the ids that sections have inside their outer section."""
-    rows = np.flatnonzero((outer_ids > 0) & (codes > 0) & (outer_ids != codes))
+    rows = np.flatnonzero(outer_ids > 0)
+    rows = rows[(codes[rows] > 0) & (outer_ids[rows] != codes[rows])]
     if not len(rows):
         return codes
     named = codes.copy()
@@ -446,13 +450,12 @@ def sum_time(block: ThreadBlock, step_rows: Ints, complete: int, rows: int) -> S
     outside_row = complete + 1
     row = np.where((stretches.outer_ids > 0) | (step_row < 0), outside_row, step_row)
     size = (complete + 2) * rows
-    # float64 holds sums below 2**53 ns, 104 days, exactly.
-    sums = np.bincount(row * rows + stretches.owners, block.own_ns, size)
+    sums = sums_by(row * rows + stretches.owners, block.own_ns, size)
     span_row = step_rows[spans.pieces]
     if spans.leaf_count:
         leaf_row = np.where(spans.is_outside[leaves] | (span_row[leaves] < 0), outside_row, span_row[leaves])
-        sums += np.bincount(leaf_row * rows + spans.ids[leaves], spans.durations_ns[leaves], size)
+        sums += sums_by(leaf_row * rows + spans.ids[leaves], spans.durations_ns[leaves], size)
     span_row = np.where(spans.is_outside | (spans.parents == spans.ids), -1, span_row)
     goes_on = span_row == complete
-    totals = np.bincount(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)
-    return StepTimes(sums.astype(np.int64).reshape(-1, rows), totals.astype(np.int64).reshape(2, rows), span_row)
+    totals = sums_by(goes_on * rows + spans.ids, np.where(span_row >= 0, spans.durations_ns, 0), 2 * rows)
+    return StepTimes(sums.reshape(-1, rows), totals.reshape(2, rows), span_row)

@@ -11,6 +11,7 @@ from training_profiler.model.machine import Price
 from training_profiler.settings import settings
 from training_profiler.settings.settings import (
     Launch,
+    RunLimit,
     Settings,
     describe,
     launch_id,
@@ -43,6 +44,8 @@ SUFFIXES = [
     "PROMETHEUS_PORT",
     "NAME",
     "GPU_HOUR_PRICE",
+    "FOR",
+    "STOP_WHEN_SURE",
 ]
 
 
@@ -103,10 +106,19 @@ def test_defaults_without_variables():
         ("LOG_SCALARS_EVERY_N_STEPS", "none", None),
         ("THRESHOLDS", "unexplained=0.2, data-transfer = 0.3", {"unexplained": 0.2, "data-transfer": 0.3}),
         ("CHECKLIST", "yes", True),
+        ("FOR", "60s", RunLimit("60s", 60.0, None)),
+        ("FOR", "10min", RunLimit("10min", 600.0, None)),
+        ("FOR", "1h 30m", RunLimit("1h 30m", 5400.0, None)),
+        ("FOR", "0.5s", RunLimit("0.5s", 0.5, None)),
+        ("FOR", "200steps", RunLimit("200steps", None, 200)),
+        ("FOR", "1 Step ", RunLimit("1 step", None, 1)),
+        ("FOR", "none", None),
+        ("STOP_WHEN_SURE", "1", True),
     ],
 )
 def test_variable_sets_its_setting(name, given, read):
-    assert getattr(read_settings(environ={PREFIX + name: given}), name.lower()) == read
+    settings = read_settings(environ={PREFIX + name: given})
+    assert getattr(settings, {"FOR": "for_"}.get(name, name.lower())) == read
 
 
 @pytest.mark.parametrize("name", SUFFIXES)
@@ -148,6 +160,8 @@ def test_blank_variable_counts_as_unset(name):
         ("SAMPLE_HZ", "-1", "50"),
         ("SAMPLE_HZ", "1001", "50"),
         ("SAMPLE_HZ", "often", "50"),
+        *(("FOR", given, "200steps") for given in ("0", "0s", "0steps", "60", "-1s", "1.5steps", "ten", "10 days")),
+        ("STOP_WHEN_SURE", "soon", "1"),
     ],
 )
 def test_error_names_variable_value_and_example(name, given, example):
@@ -365,7 +379,7 @@ def start_function():
 def test_description_has_a_row_per_argument_in_its_order():
     arguments = [argument.arg for argument in (*start_function().args.args, *start_function().args.kwonlyargs)]
     assert [row.argument for row in describe()] == arguments
-    assert [row.variable for row in describe()] == [PREFIX + name.upper() for name in arguments]
+    assert [row.variable for row in describe()] == [PREFIX + name.upper().rstrip("_") for name in arguments]
 
 
 @pytest.mark.parametrize("row", describe(), ids=lambda row: row.argument)

@@ -78,6 +78,8 @@ def start_training_profiling(
     prometheus_port: int | str | None = None,
     name: str | None = None,
     gpu_hour_price: str | float | None = None,
+    for_: str | None = None,
+    stop_when_sure: bool | None = None,
 ) -> None:
     """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
@@ -106,12 +108,13 @@ def start_training_profiling(
         prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
         name: the run's name, at the end of its folder's name; none by default.
         gpu_hour_price: price of one GPU for an hour, such as ``"2.50 EUR"``, for costs; none by default.
+        for_: when the training is ended, such as ``"200steps"`` or ``"10min"``; never by default.
+        stop_when_sure: whether it is ended once its first finding is sure; False by default.
 
     Raises:
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    arguments = {name: value for name, value in locals().items() if value is not None}
-    settings = usable_settings(arguments)
+    settings = usable_settings(locals())  # None is no value
     if _may_start():
         _process.start(settings)
 

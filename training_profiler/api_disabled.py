@@ -99,6 +99,8 @@ def start_training_profiling(
     prometheus_port: int | str | None = None,
     name: str | None = None,
     gpu_hour_price: str | float | None = None,
+    for_: str | None = None,
+    stop_when_sure: bool | None = None,
 ) -> None:
     """Do nothing. Warn if the variable was set after the import."""
     if is_switched_on():

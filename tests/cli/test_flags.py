@@ -14,7 +14,9 @@ def test_every_setting_is_a_flag() -> None:
 
 @pytest.mark.parametrize("row", describe(), ids=lambda row: row.argument)
 def test_flag_gives_what_the_variable_gives(row) -> None:
-    variables, rest = read_flags([f"--{row.argument.replace('_', '-')}={row.example}", "train.py", "--lr", "1"])
+    variables, rest = read_flags(
+        [f"--{row.argument.rstrip('_').replace('_', '-')}={row.example}", "train.py", "--lr", "1"]
+    )
     assert variables == {row.variable: row.example}
     assert rest == ["train.py", "--lr", "1"]
     assert read_settings(environ=variables) != read_settings(environ={}) or row.example == row.default
@@ -26,6 +28,7 @@ def test_flag_gives_what_the_variable_gives(row) -> None:
         (["--log-every", "100", "--quiet"], {"LOG_EVERY": "0"}),
         (["--quiet"], {"LOG_EVERY": "0"}),
         (["--log_every", "3"], {"LOG_EVERY": "3"}),
+        (["--for", "60s", "--stop-when-sure"], {"FOR": "60s", "STOP_WHEN_SURE": "yes"}),
         (["--no-flops", "--checklist"], {"FLOPS": "no", "CHECKLIST": "yes"}),
         (["--sinks", "jsonl,csv", "--name", "a"], {"SINKS": "jsonl,csv", "NAME": "a"}),
     ],
@@ -51,6 +54,8 @@ def test_options_of_python_are_left_alone(words) -> None:
          "example: --log-every 50"),
         (["--log-every", "train.py"], "--log-every train.py is not an integer >= 0 (steps between periodic reports, "
          "0 for the final summary alone); example: 50"),
+        (["--for", "ten"], "--for ten is neither a time nor a number of steps (time since the start, or number of "
+         "steps, after which the training is ended); example: 200steps"),
         (["--quiet=3"], "--quiet=3: --quiet takes no value"),
         (["--sinks=tensorbord"], f"--sinks=tensorbord names 'tensorbord', which is not one of "
          f"{', '.join(TRACKERS)}; did you mean tensorboard? (trackers that receive metrics); "

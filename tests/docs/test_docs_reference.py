@@ -21,7 +21,7 @@ REFERENCE = DOCS / "reference"
 PAGES = [ROOT / "README.md", ROOT / "PROFILING.md", *sorted(DOCS.rglob("*.md"))]
 # The first two are read when the profiler is imported, and are no settings of a run.
 SWITCH, NATIVE, *VARIABLES = settings.variables()
-SETTINGS = [name.removeprefix(f"{SWITCH}_").lower() for name in VARIABLES]
+SETTINGS = [row.argument for row in settings.describe()]
 LEAST_METRICS = 30
 NAMES = ("{name}", "data_generation", "data_transfer", "other")  # of sections
 

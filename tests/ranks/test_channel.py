@@ -7,7 +7,7 @@ from tests.support.store import FakeServer, FakeStore, rank_of
 from training_profiler.ranks import channel as channel_module
 from training_profiler.ranks import stores as store_module
 from training_profiler.ranks.channel import RankChannel
-from training_profiler.ranks.message import Heartbeat, unpack
+from training_profiler.ranks.message import Heartbeat, Message, unpack
 
 
 def guard(part, work):
@@ -169,3 +169,43 @@ def test_close_does_not_wait_if_no_thread_can_start(server, clock, monkeypatch):
         "ranks: the last measurements of this rank did not reach rank 0: "
         "can't create new thread at interpreter shutdown"
     ]
+
+
+def at_steps(steps):
+    return lambda: Heartbeat(steps)
+
+
+@pytest.mark.parametrize("way", ["store", "file"])
+def test_all_ranks_hear_of_the_last_step_from_rank_0(server, clock, tmp_path, way):
+    server.is_up = way == "store"
+    channels = [channel_of(rank, clock, 3, heartbeat=at_steps(100 + rank)) for rank in range(3)]
+    for channel in channels:
+        channel.follow_end(True)
+        channel.poll_once()
+    channels[0].end_in(7)
+    channels[0].poll_once()
+    assert channels[0].end_step == (107 if way == "store" else None)  # nothing says it to the others
+    for channel in channels:
+        channel.stores.use_folder(tmp_path)
+    clock.advance(1.0)
+    for channel in channels:
+        channel.poll_once()
+    assert [channel.end_step for channel in channels] == [107] * 3
+    assert 0 not in channels[0].inbox.received()
+
+
+def test_a_message_of_rank_0_without_a_step_ends_nothing(server, clock):
+    first, second = channel_of(0, clock), channel_of(1, clock)
+    second.follow_end(True)
+    first.stores.connect()
+    for data in (b"", b"soon", b"-3"):
+        first.outbox.send_message(Message(Heartbeat(), data))
+        clock.advance(1.0)
+        second.poll_once()
+        assert second.end_step is None
+
+
+def test_ranks_that_need_not_follow_rank_0_read_nothing(server, clock):
+    channel = channel_of(1, clock)
+    channel.poll_once()
+    assert "multi_get" not in server.calls

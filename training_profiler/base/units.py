@@ -1,5 +1,6 @@
 """Every conversion factor of the project, and how durations and amounts of memory are written."""
 
+import re
 from collections.abc import Callable, Sequence
 
 NS_PER_S = 1_000_000_000
@@ -14,6 +15,7 @@ BYTES_PER_MIB = 2**20
 FLOPS_PER_TFLOP = 1e12
 BYTES_PER_GB = 10**9
 SLOW_STEP_S = 10.0  # longer steps are shown in seconds
+UNITS_OF_TIME = {"s": 1, "sec": 1, "m": S_PER_MINUTE, "min": S_PER_MINUTE, "h": S_PER_HOUR}  # as users write them
 
 
 def ms_number(seconds: float) -> str:
@@ -59,6 +61,14 @@ def duration_text(seconds: float) -> str:
         return f"{minutes} min {rest_s:02} s"
     hours, minutes = divmod(round(seconds / S_PER_MINUTE), 60)
     return f"{hours} h {minutes:02} min"
+
+
+def read_seconds(text: str) -> float | None:
+    """Return the seconds that 90s, 10m or 1h30m stand for; None for any other text."""
+    number, units = r"(\d{1,9}(?:\.\d+)?)", "|".join(sorted(UNITS_OF_TIME, key=len, reverse=True))
+    if not re.fullmatch(rf"(?: *{number} *(?:{units}))+ *", text):
+        return None
+    return sum(float(count) * UNITS_OF_TIME[unit] for count, unit in re.findall(f"{number} *({units})", text))
 
 
 def time_text(seconds: float) -> str:

@@ -29,7 +29,7 @@ class Flag(NamedTuple):
 def flags() -> Iterator[Flag]:
     """Yield all flags, in the order of the settings."""
     for setting in describe():
-        name = setting.argument.replace("_", "-")
+        name = setting.argument.rstrip("_").replace("_", "-")
         if setting.is_yes_or_no:
             yield Flag(f"--{name}", setting, "yes")
             yield Flag(f"--no-{name}", setting, "no")
@@ -55,7 +55,7 @@ def read_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
         words = words[1:]
         if equals:
             source = f"{given}={value}"
-            if flag.name != f"--{flag.setting.argument.replace('_', '-')}":
+            if flag.value not in (None, "yes"):
                 raise SettingsError(f"{source}: {given} takes no value")
         elif flag.value is not None:
             source, value = given, flag.value

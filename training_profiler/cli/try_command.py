@@ -25,7 +25,7 @@ from typing import Final
 
 from training_profiler.base.errors import ProfilerError, RunFolderError
 from training_profiler.base.text import encodable, one_line
-from training_profiler.base.units import S_PER_HOUR, S_PER_MINUTE, duration_text
+from training_profiler.base.units import duration_text, read_seconds
 from training_profiler.cli import nearest
 from training_profiler.cli.common import layout_of_stdout, runs_folder, say, write
 from training_profiler.cli.run import resolve
@@ -49,7 +49,6 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TABLE: Final = "training_profiler.trials.treatments"
 LEAST_DOING: Final = 10  # characters of what is under way, in a very narrow terminal
 MOST_SECONDS: Final = 1e9
-UNITS: Final = {"s": 1, "sec": 1, "m": S_PER_MINUTE, "min": S_PER_MINUTE, "h": S_PER_HOUR}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +85,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(word: str) -> float:
-    number = r"(\d+(?:\.\d+)?)"
-    parts = re.findall(f"{number} *({'|'.join(sorted(UNITS, key=len, reverse=True))})", word)
-    is_time = re.fullmatch(rf"(?: *{number} *(?:{'|'.join(UNITS)}))+ *", word)
-    seconds = sum(float(count) * UNITS[unit] for count, unit in parts) if is_time else 0.0
-    if re.fullmatch(number, word.strip()):
-        seconds = float(word)
-    if not 0 < seconds < MOST_SECONDS:
+    seconds = read_seconds(f"{word}s" if re.fullmatch(r"[\d.]+", word.strip()) else word)
+    if seconds is None or not 0 < seconds < MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{word!r} is not a time; examples: 90s, 10m, 1h30m")
     return seconds
 

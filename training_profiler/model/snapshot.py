@@ -297,7 +297,7 @@ class Snapshot:
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
-    ended_by: str | None = None  # exception or signal that ended the run, if any
+    ended_by: str | None = None  # exception, signal or option that ended the run, if any
 
     def __repr__(self) -> str:
         step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"

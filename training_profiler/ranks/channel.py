@@ -92,6 +92,12 @@ class Outbox:
             self._latest, self._unsent = data, None
         return self._unsent is None and not self._new
 
+    def send_end(self, in_steps: int) -> int | None:
+        """Send with which step the training ends: so many from now on; return it, or None if it is not on its way."""
+        beat = self._heartbeat()
+        step = beat.steps + in_steps
+        return step if self.send_message(Message(beat, str(step).encode())) else None
+
     def send_message(self, message: Message) -> bool:
         """Return whether a message of this rank is on its way."""
         self.lost = self._stores.send(message.pack())
@@ -143,17 +149,22 @@ class Inbox:
             self.asked_ns = max(self.asked_ns, store.stacks_asked())
 
     def read(self, is_now: bool = False) -> None:
-        """Read the messages of the other ranks if that is due, and keep when new ones arrived."""
+        """Read the other ranks' messages on rank 0, or its message on the others, if that is due."""
         if self._clock() < self._next_read_ns and not is_now:
             return
         self._next_read_ns = self._stores.next_ns()
-        world_size = self._rank.who.world_size
-        running = [rank for rank in range(1, world_size) if not self._is_final(rank)]
+        senders = range(1) if self._rank.who.rank else range(1, self._rank.who.world_size)
+        running = [rank for rank in senders if not self._is_final(rank)]
         self._stores.ask(lambda store: self._accept(store.read(running), BY_STORE))
         if self._stores.files is not None:
             with suppress(OSError):  # the file is being replaced, or the disk is briefly away
-                messages = self._stores.files.read(world_size)
-                self._accept({rank: packed for rank, packed in messages.items() if 0 < rank < world_size}, BY_FILE)
+                messages = self._stores.files.read(senders.stop)
+                self._accept({rank: packed for rank, packed in messages.items() if rank in senders}, BY_FILE)
+
+    def end_step(self) -> int | None:
+        """Return the step with which the training ends, by the latest message of rank 0; None before it says so."""
+        data = self._arrivals[0].message.data if 0 in self._arrivals else b""
+        return int(data) if data.isdigit() else None
 
     def _is_final(self, rank: int) -> bool:
         return rank in self._arrivals and self._arrivals[rank].message.is_final
@@ -231,6 +242,10 @@ class RankChannel:
         self._is_over = self._wants_read = False
         self._next_soon_ns = 0
         self._took_s = 0.0  # by the latest poll
+        self._follows_end = False
+        self.end_step: int | None = None
+        """The step with which the training ends on all ranks; None while rank 0 has not said so."""
+        self._ends_in: int | None = None  # steps from the moment in which that is sent
 
     def reconfigure(self, wait_s: float) -> None:
         """Let ``close`` take at most ``wait_s`` from now on."""
@@ -260,6 +275,23 @@ class RankChannel:
             self._next_soon_ns = self.stores.next_ns()
             self._wants_read = True
             self.stores.wakes.put(None)
+
+    def follow_end(self, is_on: bool) -> None:
+        """Listen to rank 0 from now on, which may end the training of all ranks; or no longer."""
+        self._follows_end = is_on
+
+    def end_in(self, steps: int) -> None:
+        """Have the training end on all ranks, on rank 0, so many steps after the one in which the others hear of it."""
+        self._ends_in = steps
+        self.stores.wakes.put(None)
+
+    def _exchange_end(self) -> None:
+        """Send to the other ranks, on rank 0, with which step the training ends; on the others read that."""
+        if self._rank.who.rank:
+            self.inbox.read()
+            self.end_step = self.inbox.end_step()
+        elif self._ends_in is not None:
+            self.end_step = self.outbox.send_end(self._ends_in)
 
     def close(self, is_hurried: bool = False) -> None:
         """Send the latest message; on rank 0 wait at most ``wait_s`` for the other ranks' final messages."""
@@ -311,6 +343,8 @@ class RankChannel:
         begin_ns = self._clock()
         is_ending = self._until_ns is not None  # asked first: a message handed over before the end is still sent
         self.stores.connect()
+        if self._follows_end and self.end_step is None:
+            self._exchange_end()
         if self._rank.who.rank == 0:
             self.outbox.announce()
             wants_read, self._wants_read = self._wants_read, False

@@ -27,7 +27,7 @@ from training_profiler.runtime.health import ProfilerHealth, budget_s, measure, 
 from training_profiler.runtime.instrumentation import Instrumentation
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.parts import Samplers, TrainingProgress
-from training_profiler.runtime.shutdown import waited_for_children
+from training_profiler.runtime.shutdown import PlannedEnd, waited_for_children
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import EPOCHS, REPORTS, SHARE, CostBudget, FaultGuard
 from training_profiler.sampling.line_sampler import StartupSampler
@@ -116,6 +116,9 @@ class Pipeline:
         self.has_reported = self._is_closing = False
         self._has_flushed = False  # other than early
         self._cpu: CpuSpeed | None = None
+        self.planned_end = PlannedEnd(
+            self.rank, self.channel, self.recorder.clock, context.begin_ns, self.terminal.report
+        )
         self._apply(settings)
 
     def _connect_ranks(self, settings: Settings, begin_ns: int) -> None:
@@ -194,6 +197,7 @@ class Pipeline:
         self.accumulator.reconfigure(settings.warmup)
         self.sums.reconfigure(settings.warmup)
         self.exchange.reconfigure(settings)
+        self.planned_end.reconfigure(settings)
 
     def begin_training(self) -> None:
         """Share the run folder with the other ranks and start the trackers. Called before the first step ends."""
@@ -384,6 +388,7 @@ class Pipeline:
         self.guard.run("trackers", lambda: self._send_loader_rows(is_last=True))
         last = partial(self.exchange.final_summary, self.sums.run, ended_by=ended_by)
         self.guard.run("ranks", lambda: self._publish(last(inside=self._open_sections())))
+        ended_by = ended_by or self.planned_end.ended_by
         if not self.rank.is_primary():
             self.outputs.close(self.health, ended_by)  # may find the run folder, which the channel then uses
             self.exchange.close()
@@ -452,6 +457,11 @@ class Pipeline:
             price=self._settings.gpu_hour_price,
             **of_run,
         )
+
+    def first_finding(self) -> tuple[int, str | None]:
+        """Return after how many steps the figures are, up to the last flush, and the code of the first finding."""
+        snapshot = self.stats()
+        return snapshot.steps, next((finding.code for finding in diagnose(snapshot)), None)
 
     def show_so_far(self) -> None:
         """Print the final summary as it would be now."""

@@ -84,7 +84,7 @@ class Session:
         self._components: tuple[Component, ...] = (run.hang_watch, run.captures, run.samplers, run)
         self._cells = NotebookCells(lambda: run.progress.steps, self.show_so_far)
         self._recorder, self._progress, self._captures = run.recorder, run.progress, run.captures
-        self._gradient_sync = run.instrumentation.context.gradient_sync
+        self._gradient_sync, self._planned_end = run.instrumentation.context.gradient_sync, run.planned_end
         self._shutdown = Shutdown(self.close)
         self._reports = run.budget.pace(REPORTS)
         self._epochs = run.budget.pace(EPOCHS)
@@ -138,6 +138,8 @@ class Session:
         """End a training step now or at ``at_ns``. Report and flush if they are due."""
         self._end_step(at_ns)
         self._be_quiet()
+        if self._planned_end.is_on and self.is_running:
+            self._planned_end.step_ended(self._progress.steps, self._step_end_ns)
 
     def _be_quiet(self) -> None:
         """Let steps end without this session while nothing of ``_end_step`` is due."""
@@ -148,6 +150,7 @@ class Session:
             before = NO_LIMIT
         if self._captures.is_on or has_ddp or steps + 1 < COUNTED_BY or not self.is_running:
             before = 0
+        before = min(before, self._planned_end.next_step)
         self._recorder.be_quiet(self._progress, before, self._next_poll_ns)
 
     def _end_step(self, at_ns: int | None) -> None:
@@ -324,7 +327,7 @@ class Session:
         due_ns = self._beside_ns
         if self._next_early_ns is not None and (self.run.rank.is_certain or self._progress.steps):
             due_ns = min(due_ns, self._next_early_ns)
-        if now_ns < due_ns:
+        if now_ns < due_ns and not self._planned_end.is_look_due(self._progress.steps, now_ns):
             return min(IDLE_S, (due_ns - now_ns) / NS_PER_S)
         if now_ns >= self._beside_ns:
             self.run.guard.run("cost of a section", self.run.profiler_health.measure_again)
@@ -347,6 +350,8 @@ class Session:
         now_ns = self._recorder.clock()
         is_early = now_ns < self._beside_ns
         self.run.flush(is_beside=True, is_early=is_early)
+        if self._planned_end.is_look_due(self._progress.steps, now_ns):
+            self._planned_end.look(self.run.first_finding)
         if self._next_early_ns is not None and now_ns >= self._next_early_ns:
             self._next_early_ns = self._begun_ns + EARLY_FLUSHES * (now_ns - self._begun_ns)
             if self._next_early_ns - now_ns >= self._flush_ns:

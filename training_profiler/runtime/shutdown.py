@@ -10,15 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import ceil
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.base.units import NS_PER_S, counted
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.identity import Rank
 from training_profiler.recording.tracebacks import code_of_handler, is_from_signal_handler
 from training_profiler.safety import files as descriptors
 from training_profiler.safety.fault_guard import library_of_greenlets
 from training_profiler.safety.files import Descriptor, identity, raised
 from training_profiler.sampling.frames import frame_of
+from training_profiler.settings.settings import Settings
 
 # These ask the process to end: what their handlers raise must end our work as well.
 ENDING: Final = frozenset(
@@ -61,6 +66,137 @@ def held_handler_errors() -> Iterator[list[Exception]]:
         for each, (handler, holding) in replaced.items():
             if signal.getsignal(each) is holding:  # the handler itself may have installed another one
                 signal.signal(each, handler)
+
+
+SURE_STEPS: Final = 200  # for which the first finding has been the same
+LOOK_STEPS: Final = 20  # between two looks at the findings, at least
+LOOK_S: Final = 1.0
+LOOKS_SHARE: Final = 0.01  # of the time, at most
+LEAD: Final = 3  # messages of ranks, from when rank 0 sets the last step until it comes
+NEVER: Final = 1 << 62  # a step, and a time in ns
+OF_PYTHON: Final = ("_signal", "asyncio.runners")  # handlers of SIGINT for a KeyboardInterrupt, not the program's own
+
+
+class EndOfTraining(KeyboardInterrupt, SystemExit):
+    """Ends the training as Ctrl-C does. Where nothing catches it, the program ends with status 0 and no traceback."""
+
+    code = 0
+
+
+class PlannedEnd:
+    """Ends the training when the user wants it: after a time, some steps, or once the first finding is sure.
+
+    Each rank counts steps itself. Rank 0 alone decides by time and by findings: it sets the last step of all ranks so
+    far ahead that each hears of it before.
+
+    Args:
+        begin_ns: the begin of the run, by ``clock``.
+        say: prints a line and keeps it for the report.
+    """
+
+    def __init__(
+        self, rank: Rank, channel: RankChannel, clock: Callable[[], int], begin_ns: int, say: Callable[[str], None]
+    ) -> None:
+        self._rank, self._channel, self._clock, self._begin_ns, self._say = rank, channel, clock, begin_ns, say
+        self.is_on = False  # whether ``step_ended`` is to be called
+        self.next_step = NEVER  # the first step for which it is
+        self.ended_by: str | None = None  # the option that has ended the training
+        self._is_over = self._is_set = self._is_sure = self._stops_when_sure = False
+        self._text, self._steps, self._due_ns = "", NEVER, NEVER
+        self._pace: tuple[int, int] | None = None  # steps, and when, shortly before the last step is set
+        self._first: tuple[str | None, int] = None, 0  # code of the first finding, and since which step
+        self._looked_at = self._next_look_ns = 0
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Apply new settings. The training is ended once."""
+        limit, self._stops_when_sure = settings.for_, settings.stop_when_sure
+        self.is_on = not self._is_over and (limit is not None or self._stops_when_sure)
+        self._text, self._steps, self._due_ns = "", NEVER, NEVER
+        if limit is not None:
+            self._text, self._steps = f"--for {limit.text}", limit.steps or NEVER
+            self._due_ns = NEVER if limit.seconds is None else self._begin_ns + int(limit.seconds * NS_PER_S)
+        self.next_step = self._steps if self.is_on else NEVER
+        self._channel.follow_end(self.is_on and (self._due_ns < NEVER or self._stops_when_sure))
+
+    def step_ended(self, steps: int, now_ns: int) -> None:
+        """End the training if the last of these ``steps``, which ended at ``now_ns``, is its last.
+
+        Raises:
+            EndOfTraining: it is, and the program does not handle SIGINT itself.
+        """
+        if self._is_over:
+            self._say(f"the training caught the interrupt of {self.ended_by} and goes on; it ends at its own will")
+            self.is_on, self.next_step, self.ended_by = False, NEVER, None
+            return
+        self.next_step = min(self.next_step, self._agreed_step(steps, now_ns))
+        if steps < self.next_step:
+            return
+        is_reached = steps >= self._steps or now_ns >= self._due_ns
+        self.ended_by = self._text if is_reached or not self._stops_when_sure else "--stop-when-sure"
+        self._is_over, self.next_step = True, 0
+        why = "" if self.ended_by == self._text else f": {self._first[0]} was first for {SURE_STEPS} steps"
+        self._say(f"ending the training after {counted(steps, 'step')}, as {self.ended_by} asked{why}")
+        end_training()
+
+    def _agreed_step(self, steps: int, now_ns: int) -> int:
+        """Return the last step by time or by findings."""
+        if not self._rank.is_one_of_many():
+            return steps if self._is_sure or now_ns >= self._due_ns else NEVER
+        if self._rank.is_primary() and not self._is_set:
+            lead_ns = int(LEAD * self._channel.stores.every_s * NS_PER_S)
+            if self._is_sure or now_ns >= self._due_ns - 2 * lead_ns:
+                before, since_ns = self._pace = self._pace or (steps, now_ns)
+                if now_ns - since_ns >= lead_ns:
+                    self._is_set = True
+                    self._channel.end_in(1 + ceil((steps - before) * lead_ns / (now_ns - since_ns)))
+        return NEVER if self._channel.end_step is None else self._channel.end_step
+
+    def is_look_due(self, steps: int, now_ns: int) -> bool:
+        """Return whether ``look`` is to be called with new figures."""
+        is_wanted = self._stops_when_sure and not self._is_sure and not self._rank.who.rank
+        return is_wanted and now_ns >= self._next_look_ns and steps >= self._looked_at + LOOK_STEPS
+
+    def look(self, first_finding: Callable[[], tuple[int, str | None]]) -> None:
+        """Look, beside the training, whether the first finding has been the same for long enough.
+
+        ``first_finding`` returns its code, None without findings, and after how many steps it is so.
+        """
+        begin_ns = self._clock()
+        self._looked_at, code = first_finding()
+        if code != self._first[0]:
+            self._first = code, self._looked_at
+        self._is_sure = code is not None and self._looked_at - self._first[1] >= SURE_STEPS
+        now_ns = self._clock()
+        self._next_look_ns = now_ns + max(int(LOOK_S * NS_PER_S), int((now_ns - begin_ns) / LOOKS_SHARE))
+
+
+def end_training() -> None:
+    """Raise in the training what Ctrl-C does; a handler of the program's own for SIGINT is called instead.
+
+    Raises:
+        EndOfTraining: there is none, or it raised a ``KeyboardInterrupt`` on this thread.
+    """
+    handler: Any = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    is_own = callable(handler) and getattr(getattr(handler, "func", handler), "__module__", None) not in OF_PYTHON
+    if is_own and not is_main:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return
+    if is_own:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            return
+        except KeyboardInterrupt as error:
+            if type(error) is not KeyboardInterrupt:  # the program may wait for its own kind
+                raise
+    if not is_main:  # which prints tracebacks of all but exactly SystemExit
+        setattr(threading, "excepthook", partial(_leave_quietly, threading.excepthook))  # noqa: B010 - of another module
+    raise EndOfTraining
+
+
+def _leave_quietly(others: Callable[[Any], Any], ended: Any) -> None:
+    if ended.exc_type is not EndOfTraining:
+        others(ended)
 
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler

@@ -21,6 +21,7 @@ from training_profiler.base.switch import (
     short_name,
 )
 from training_profiler.base.trackers import PROMETHEUS, TRACKERS
+from training_profiler.base.units import read_seconds
 from training_profiler.model.machine import Price
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
@@ -141,6 +142,23 @@ def _name(given: object) -> str | None:
     if re.fullmatch(r"\d+|rank\d+(-\d+)?", name):
         raise _InvalidValueError("is a number, or the name of a rank's folder")
     return name
+
+
+class RunLimit(NamedTuple):
+    """After which time since the start of the run, or after how many steps, the training is ended."""
+
+    text: str
+    seconds: float | None
+    steps: int | None
+
+
+def _limit(given: object) -> RunLimit | None:
+    text = str(given).strip().lower()
+    steps = re.fullmatch(r"(\d{1,15}) *steps?", text)
+    limit = RunLimit(text, read_seconds(text), int(steps[1]) if steps else None)
+    if not limit.seconds and not limit.steps and text != "none":
+        raise _InvalidValueError("is neither a time nor a number of steps")
+    return None if text == "none" else limit
 
 
 class Address(NamedTuple):
@@ -267,6 +285,12 @@ class Settings:
     gpu_hour_price: Price | None = _setting(  # noqa: RUF009 - a field
         None, "price of one GPU for an hour, with its currency, for costs in the report", _price, "2.50 EUR", "none"
     )
+    for_: RunLimit | None = _setting(  # noqa: RUF009 - a field
+        None, "time since the start, or number of steps, after which the training is ended", _limit, "200steps", "none"
+    )
+    stop_when_sure: bool = _setting(
+        False, "whether the training is ended once its first finding is sure", _yes_or_no, 1, "no"
+    )
     is_log_every_given: bool = field(default=False, compare=False)  # whether the user asked for periodic reports
     # The launcher sets these two.
     rank: int = 0
@@ -356,7 +380,7 @@ def _parsed(source: str, parser: Parser, given: object) -> Any:
 
 
 def _variable(name: str) -> str:
-    return PREFIX + name.upper()
+    return PREFIX + name.rstrip("_").upper()  # ``for`` is a word of Python
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -64,8 +64,8 @@ class StepDetector(Fields):
     def end_pending(self) -> None:
         """End the pending step; updates before the primary's next one belong to no step."""
         if self.pending_ns is not None:
-            self._end_step(self.pending_ns)
-            self.pending_ns = None
+            at_ns, self.pending_ns = self.pending_ns, None  # first: the end of a step may end the training
+            self._end_step(at_ns)
 
     def _was_replaced(self) -> bool:
         """Return whether the optimizers after the primary's last step went on without it, now that all has ended."""
@@ -100,8 +100,8 @@ class StepDetector(Fields):
     def _end_now_or_later(self, end_ns: int) -> None:
         self.is_alone = self._primary_steps > 1 and not self._most
         if self._primary_steps and not self._most:
-            self._end_step(end_ns)
             self._primary_end_ns = self.pending_ns = None
+            self._end_step(end_ns)
         else:
             self._primary_end_ns = self.pending_ns = end_ns
 

@@ -114,7 +114,7 @@ def start_training_profiling(
     Raises:
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    settings = usable_settings(locals())  # None is no value
+    settings = usable_settings(locals())  # which leaves out None
     if _may_start():
         _process.start(settings)
 

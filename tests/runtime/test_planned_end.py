@@ -139,7 +139,7 @@ def test_rank_0_sets_the_last_step_two_steps_ahead_where_steps_are_long(clock):
     assert training.asked == [2]
 
 
-def test_rank_0_ends_only_where_the_others_could_be_told(clock):
+def test_rank_0_ends_only_where_the_others_hear_of_it(clock):
     training = Planned(clock, 0, 2, for_="1s")
     assert training.train(1000) is None
     assert len(training.asked) == 1

@@ -70,7 +70,9 @@ def launch(words: list[str]) -> int:
 
         given, words = read_flags(words)
         if words[:1] and words[0] in HELP:
-            return _show_help()
+            from training_profiler.cli import main
+
+            return main(["run", "--help"])
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
@@ -106,12 +108,6 @@ def resolve(words: list[str]) -> tuple[str, list[str], bool]:
     arguments = words if program else [sys.executable, *words]
     program = program or sys.executable
     return program, arguments, bool(program) and _is_python(program)
-
-
-def _show_help() -> int:
-    from training_profiler.cli import main
-
-    return main(["run", "--help"])
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str]) -> int:

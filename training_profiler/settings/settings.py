@@ -36,24 +36,24 @@ NATIVE: Final = PREFIX + "NATIVE"  # no argument: the recorder is chosen when th
 MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four totals
 
 
-class Parser(NamedTuple):
-    """How a setting is read from an argument or a variable."""
+class SettingDescription(NamedTuple):
+    """A row of the table of settings, and how its value is read from an argument or a variable."""
 
+    argument: str
     parse: Callable[[object], Any]  # returns the value; the message of its error continues the given value
     meaning: str
     example: str
-    default: str  # the default as users write it
+    default: str  # as users write it
 
+    @property
+    def variable(self) -> str:
+        """The environment variable; ``for_`` has the underscore because ``for`` is a word of Python."""
+        return PREFIX + self.argument.rstrip("_").upper()
 
-class SettingDescription(NamedTuple):
-    """A row of the table of settings."""
-
-    variable: str
-    argument: str
-    default: str
-    meaning: str
-    example: str
-    is_yes_or_no: bool = False
+    @property
+    def is_yes_or_no(self) -> bool:
+        """Whether a flag says it without a value."""
+        return self.parse is _yes_or_no
 
 
 class _InvalidValueError(ValueError):
@@ -65,7 +65,8 @@ def _setting(
 ) -> Any:
     text = str(default) if default_text is None else default_text
     kind = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**kind, metadata={Parser: Parser(parse, meaning, str(example), text)})
+    parse = partial(_or_none, parse, text) if default is None else parse
+    return field(**kind, metadata={SettingDescription: (parse, meaning, str(example), text)})
 
 
 def _count(given: object, least: int = 1, most: int | None = None) -> int:
@@ -108,10 +109,8 @@ def _word(given: object, words: tuple[str, ...]) -> str:
     return word
 
 
-def _count_or_none(given: object, none_words: tuple[str, ...], least: int = 1) -> int | None:
-    if str(given).strip().lower() in none_words:
-        return None
-    return _count(given, least)
+def _or_none(parse: Callable[[object], Any], none_word: str, given: object) -> Any:
+    return None if str(given).strip().lower() == none_word else parse(given)
 
 
 def _folder(given: object) -> str:
@@ -124,19 +123,17 @@ def _folder(given: object) -> str:
     return folder
 
 
-def _price(given: object) -> Price | None:
-    if isinstance(given, Price) or str(given).strip().lower() == "none":
-        return given if isinstance(given, Price) else None
+def _price(given: object) -> Price:
+    if isinstance(given, Price):
+        return given
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(?:\s+([^\W\d_]{1,10}|[$€£¥₹]))?", str(given).strip())
     if match is None or isinstance(given, bool) or not float(match[1]):
         raise _InvalidValueError("is not a positive price with a currency")
     return Price(float(match[1]), match[2] or "")
 
 
-def _name(given: object) -> str | None:
+def _name(given: object) -> str:
     name = str(given).strip()
-    if name.lower() == "none":
-        return None
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise _InvalidValueError("is not up to 100 letters, digits and _ . -")
     if re.fullmatch(r"\d+|rank\d+(-\d+)?", name):
@@ -152,13 +149,13 @@ class RunLimit(NamedTuple):
     steps: int | None
 
 
-def _limit(given: object) -> RunLimit | None:
+def _limit(given: object) -> RunLimit:
     text = str(given).strip().lower()
     steps = re.fullmatch(r"(\d{1,15}) *steps?", text)
     limit = RunLimit(text, read_seconds(text), int(steps[1]) if steps else None)
-    if not limit.seconds and not limit.steps and text != "none":
+    if not limit.seconds and not limit.steps:
         raise _InvalidValueError("is neither a time nor a number of steps")
-    return None if text == "none" else limit
+    return limit
 
 
 class Address(NamedTuple):
@@ -168,9 +165,7 @@ class Address(NamedTuple):
     port: int
 
 
-def _address(given: object) -> Address | None:
-    if str(given).strip().lower() in ("none", ""):
-        return None
+def _address(given: object) -> Address:
     host, colon, port = str(given).strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host or host.isspace():
@@ -232,11 +227,7 @@ class Settings:
     dir: str = _setting("runs", "folder for run folders", _folder, "runs")
     stream: str = _setting("stdout", "where reports are printed", partial(_word, words=STREAMS), "stdout")
     warmup: int | None = _setting(
-        None,
-        "first steps left out of averages, or auto",
-        partial(_count_or_none, none_words=("auto",), least=0),
-        3,
-        default_text="auto",
+        None, "first steps left out of averages, or auto", partial(_count, least=0), 3, default_text="auto"
     )
     flush_s: float = _setting(10.0, "longest time between two writes to the journal, in s", _seconds, 10, "10")
     max_names: int = _setting(500, "section names with a row of their own", partial(_count, most=MAX_NAMES), 500)
@@ -259,7 +250,7 @@ class Settings:
     log_scalars_every_n_steps: int | None = _setting(
         None,
         "steps between two rows of a loader's metrics, or none for every step",
-        partial(_count_or_none, none_words=("none", "auto")),
+        partial(_or_none, _count, "auto"),
         10,
         "none",
     )
@@ -279,7 +270,11 @@ class Settings:
         CapturePlan, "when deep capture records, and its limits", read_plan, "steps=100-103", "on request"
     )
     prometheus_port: Address | None = _setting(  # noqa: RUF009 - a field
-        None, "port on this machine at which Prometheus finds the metrics, or address:port", _address, 9400, "none"
+        None,
+        "port on this machine at which Prometheus finds the metrics, or address:port",
+        partial(_or_none, _address, ""),
+        9400,
+        "none",
     )
     name: str | None = _setting(None, "name of the run, at the end of its folder's name", _name, "baseline", "none")
     gpu_hour_price: Price | None = _setting(  # noqa: RUF009 - a field
@@ -319,19 +314,16 @@ class Settings:
         return self.log_every == 0
 
 
-_PARSERS: Final[Mapping[str, Parser]] = {
-    setting.name: setting.metadata[Parser] for setting in fields(Settings) if Parser in setting.metadata
+_ROWS: Final = {
+    setting.name: SettingDescription(setting.name, *setting.metadata[SettingDescription])
+    for setting in fields(Settings)
+    if SettingDescription in setting.metadata
 }
 
 
 def describe() -> list[SettingDescription]:
     """Return one row per setting, in the order of the arguments of ``start_training_profiling``."""
-    return [
-        SettingDescription(
-            _variable(name), name, parser.default, parser.meaning, parser.example, parser.parse is _yes_or_no
-        )
-        for name, parser in _PARSERS.items()
-    ]
+    return list(_ROWS.values())
 
 
 def read_settings(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -344,18 +336,20 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
     values: dict[str, Any] = {"rank": _number(environ, "RANK") or 0, "launch": _launch(environ)}
     native = given_name(NATIVE, environ)
     if native is not None:
-        parser = Parser(_yes_or_no, "whether the recorder in C is used where it was built", "0", "yes")
-        values["may_be_native"] = _parsed(f"{native}={environ[native]!r}", parser, environ[native])
+        row = SettingDescription(
+            "native", _yes_or_no, "whether the recorder in C is used where it was built", "0", "yes"
+        )
+        values["may_be_native"] = _parsed(f"{native}={environ[native]!r}", row, environ[native])
     for name in arguments:
-        if name not in _PARSERS:
-            raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _PARSERS)}")
-    for name, parser in _PARSERS.items():
-        variable = given_name(_variable(name), environ)
+        if name not in _ROWS:
+            raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _ROWS)}")
+    for name, row in _ROWS.items():
+        variable = given_name(row.variable, environ)
         if name in arguments:
             source = f"start_training_profiling({name}={arguments[name]!r})"
-            values[name] = _parsed(source, parser, arguments[name])
+            values[name] = _parsed(source, row, arguments[name])
         elif variable is not None:
-            values[name] = _parsed(f"{variable}={environ[variable]!r}", parser, environ[variable])
+            values[name] = _parsed(f"{variable}={environ[variable]!r}", row, environ[variable])
     if values.get("prometheus_port") is not None:
         values["sinks"] = tuple(dict.fromkeys((*values.get("sinks", ()), PROMETHEUS.name)))
     return Settings(is_log_every_given="log_every" in values, **values)
@@ -367,20 +361,16 @@ def check_setting(name: str, source: str, given: str) -> None:
     Raises:
         SettingsError: it cannot be used.
     """
-    _parsed(source, _PARSERS[name], given)
+    _parsed(source, _ROWS[name], given)
 
 
-def _parsed(source: str, parser: Parser, given: object) -> Any:
+def _parsed(source: str, row: SettingDescription, given: object) -> Any:
     try:
-        return parser.parse(given)
+        return row.parse(given)
     except _InvalidValueError as error:
-        raise SettingsError(f"{source} {error} ({parser.meaning}); example: {parser.example}") from None
+        raise SettingsError(f"{source} {error} ({row.meaning}); example: {row.example}") from None
     except SettingsError as error:
         raise SettingsError(f"{source} {error}") from None
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.rstrip("_").upper()  # ``for`` is a word of Python
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -412,7 +402,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
 
 def variables() -> list[str]:
     """Return the names of all variables the profiler reads."""
-    return [SWITCH, NATIVE, *map(_variable, _PARSERS)]
+    return [SWITCH, NATIVE, *(row.variable for row in _ROWS.values())]
 
 
 def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -15,7 +15,6 @@ from tests.system.scripts import (
     command,
     environment,
     finish,
-    run,
     run_forked,
     small_files,
     start_forked,
@@ -53,9 +52,12 @@ def train(count, each=None):
 def names(prof):
     return sorted({event.key for event in prof.key_averages()})
 """
-# Time passes only in ``advance``, so the length of a step does not depend on the machine.
+# Time passes only in ``advance``, so the length of a step does not depend on the machine. The modules of the profiler
+# that the fork has are imported again: they have the real clock.
 FAKE_CLOCK = """
-import threading, time
+import sys, threading, time
+for name in [name for name in sys.modules if name.partition(".")[0] == "training_profiler"]:
+    del sys.modules[name]
 now_ns, moving = time.perf_counter_ns(), threading.RLock()  # threads of the profiler read it, too
 def fake_clock():
     global now_ns
@@ -73,8 +75,7 @@ PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 def trained(cwd: Path, text: str, plan: str = "steps=5-8", before: str = "") -> Outcome:
     """Run ``before``, the training and ``text`` as one script with a plan of captures."""
-    starts = run if before else run_forked  # which has imported the profiler before
-    return starts(cwd, before + TRAINING + text, variables={PLAN: plan})
+    return run_forked(cwd, before + TRAINING + text, variables={PLAN: plan})
 
 
 def captures(outcome: Outcome) -> list[str]:

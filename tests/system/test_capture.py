@@ -3,23 +3,13 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.scripts import (
-    Outcome,
-    command,
-    environment,
-    finish,
-    run_forked,
-    small_files,
-    start_forked,
-    wait_for,
-)
+from tests.system.scripts import Outcome, command, finish, run_forked, small_files, start_forked, wait_for
+from tests.system.test_many_ranks import train_in_forks
 
 # A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
@@ -460,16 +450,8 @@ def test_invalid_request_ends_with_status_2_and_the_reason(tmp_path, words, why)
 
 @pytest.mark.programs
 def test_every_rank_writes_its_own_file(tmp_path):
-    program = Path(__file__).parents[1] / "rank_programs" / "training.py"
-    launch = [sys.executable, "-m", "training_profiler", "run", sys.executable, "-m", "torch.distributed.run"]
-    done = subprocess.run(
-        [*launch, "--standalone", "--nproc-per-node=2", str(program), "--steps", "30"],
-        cwd=tmp_path,
-        env=environment(None, **{PLAN: "steps=5-8"}),
-        capture_output=True,
-        text=True,
-    )
-    outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
+    training = train_in_forks(tmp_path, "--steps", "30", **{PLAN: "steps=5-8"})
+    outcome = Outcome(training.status, training.stdout, training.stderr, tmp_path)
     assert outcome.status == 0, outcome.stderr
     assert captures(outcome) == [f"step5-8-rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
     assert [trace(outcome, name)["distributedInfo"]["rank"] for name in captures(outcome)] == [0, 1]

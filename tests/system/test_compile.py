@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import run
+from tests.system.scripts import run, run_forked
 from training_profiler.settings.settings import NATIVE
 
 SCRIPT = """
@@ -60,7 +60,8 @@ def test_sections_inside_a_compiled_function_cost_no_graph_break(
     tmp_path: Path, order: str, profile: str, native: str
 ) -> None:
     script = SCRIPT.replace("{imports}", ORDERS[order])
-    outcome = run(tmp_path, script, profile=profile, variables={NATIVE: native})
+    starts = run if order == "before torch" else run_forked
+    outcome = starts(tmp_path, script, profile=profile, variables={NATIVE: native})
     assert outcome.status == 0, outcome.stderr
     assert outcome.stdout == "0 {}\n"
     if profile == "1":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.launching import execute, through_run
+from tests.system.launching import execute, execute_forked, through_run
 from tests.system.scripts import ROOT, run, run_forked, write_script
 
 SUMMARY = "=== Final Profiling Summary ("
@@ -46,13 +46,17 @@ def quick_are(programs: Iterable[str], *quick: str) -> list[Any]:
 @pytest.mark.parametrize("is_run", [False, pytest.param(True, marks=pytest.mark.programs)], ids=["alone", "run"])
 @pytest.mark.parametrize("program", quick_are(PROGRAMS, "import after torch", "started before torch"))
 def test_all_steps_are_counted_once(tmp_path: Path, program: str, is_run: bool) -> None:
+    is_forked = PROGRAMS[program].startswith("import torch")
     if is_run:
         write_script(tmp_path, PROGRAMS[program])
-        done = execute(tmp_path, through_run("script.py"), "1", str(ROOT), variables={"OMP_NUM_THREADS": "1"})
+        if is_forked:
+            done = execute_forked(tmp_path, "script.py", RECTIFIED_FLOW_PROFILE="1")
+        else:
+            done = execute(tmp_path, through_run("script.py"), "1", str(ROOT))
         assert (done.status, done.stdout.count(SUMMARY)) == (0, 1), done.stderr
         assert f"{SUMMARY}20 steps)" in done.stdout
         return
-    starts = run_forked if PROGRAMS[program].startswith("import torch") else run
+    starts = run_forked if is_forked else run
     outcome = starts(tmp_path, PROGRAMS[program])
     assert (outcome.status, outcome.stderr, outcome.stdout.count(SUMMARY)) == (0, "", 1)
     sections = outcome.report["sections"]

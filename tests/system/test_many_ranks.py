@@ -85,20 +85,19 @@ def kill_all(pid: int) -> None:
                 process.kill()
 
 
-def train(
-    cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_profiled: bool = True, **variables: str
-) -> Training:
-    """Run a program of tests/rank_programs to its end, with or without the profiler."""
-    command = [*launch(ranks), str(PROGRAMS / program), *words]
-    if is_profiled:
-        command = [sys.executable, "-m", "training_profiler", "run", *command]
+def train(cwd: Path, *words: str, **variables: str) -> Training:
+    """Run the training on two ranks under torchrun and the profiler."""
+    command = [sys.executable, "-m", "training_profiler", "run", *launch(2), str(PROGRAMS / "training.py"), *words]
     with started(command, cwd, None, **variables) as process:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     return Training(cwd, process.returncode, stdout, stderr)
 
 
-def train_in_forks(cwd: Path, *words: str, ranks: int = 2) -> Training:
-    """Run the training with the variables that torchrun sets, each rank in a fork of a process that has torch."""
+def train_in_forks(
+    cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_profiled: bool = True, **variables: str
+) -> Training:
+    """Run a program with the variables that torchrun sets, each rank in a fork of a process that has torch."""
+    cwd.mkdir(exist_ok=True)
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -106,11 +105,10 @@ def train_in_forks(cwd: Path, *words: str, ranks: int = 2) -> Training:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    program = [str(PROGRAMS / "training.py"), *words]
     processes = []
     for rank in map(str, range(ranks)):
-        variables = environment(None, **FIXED, **shared, RANK=rank, LOCAL_RANK=rank)
-        processes.append(start_in_fork(cwd, program, variables))
+        of_rank = environment(None, **FIXED, **shared, **variables, RANK=rank, LOCAL_RANK=rank)
+        processes.append(start_in_fork(cwd, [str(PROGRAMS / program), *words], of_rank, is_profiled))
     ended = [finish(process, cwd) for process in processes]
     stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
     return Training(cwd, max(abs(each.status) for each in ended), stdout, stderr)
@@ -127,8 +125,8 @@ TOTALS = r"rank \d: \d+ collectives, losses \[.*\]"
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parallel: str) -> None:
-    plain = train(tmp_path / "plain", "--parallel", parallel, is_profiled=False)
-    ours = train(tmp_path / "ours", "--parallel", parallel)
+    plain = train_in_forks(tmp_path / "plain", "--parallel", parallel, is_profiled=False)
+    ours = train_in_forks(tmp_path / "ours", "--parallel", parallel)
     assert (plain.status, ours.status) == (0, 0), ours.stderr
     assert ours.lines_matching(TOTALS) == plain.lines_matching(TOTALS)
     assert len(plain.lines_matching(TOTALS)) == 2
@@ -214,7 +212,7 @@ def test_rank_ended_by_torchrun_still_reports(tmp_path: Path) -> None:
 
 
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
-    training = train(tmp_path, program="sections.py", is_profiled=False, RECTIFIED_FLOW_PROFILE="1")
+    training = train_in_forks(tmp_path, program="sections.py", is_profiled=False, RECTIFIED_FLOW_PROFILE="1")
     assert training.status == 0, training.stderr
     spread = {row["name"]: row for row in training.report["ranks"]["sections"]}
     assert (spread["only_here"]["ranks"], spread["only_here"]["never_on"]) == (1, [0])

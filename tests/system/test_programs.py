@@ -30,10 +30,11 @@ PROGRAMS = sorted(
 )
 ARGUMENTS = {"main/is_main": ["--lr", "1e-3", "--", "a b", "--rest"]}
 UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "process/fsdp2_torchrun"}
-# Programs about their own process, and one of each other folder; the rest run in forks of a process with torch.
-OWN_PROCESS = (
-    *("compile/", "exit/", "main/", "process/", "profiler/"),
-    *("autograd/adversarial", "data/transfer", "data/workers_spawned", "eval/no_grad_inside"),
+# Programs about their own process have one, and so has one of each other folder under the profiler; the rest run in
+# forks of a process with torch.
+OWN_PROCESS = ("exit/", "main/", "process/", "data/workers_spawned")
+STARTED = (
+    *("compile/", "profiler/", "autograd/adversarial", "data/transfer", "eval/no_grad_inside"),
     *("manual/steps", "model/wrapped", "optim/schedulers", "rl/dqn"),
 )
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
@@ -124,11 +125,9 @@ def run(
     def pair_of(name: str) -> Pair:
         if name not in pairs or is_second_chance:
             cwd = tmp_path_factory.mktemp(name.replace("/", "_"))
-            folders = cwd / "plain", cwd / "profiled"
-            if name.startswith(OWN_PROCESS):
-                pairs[name] = Pair(run_as_command(name, folders[0]), run_profiled(name, folders[1]))
-            else:
-                pairs[name] = Pair(*(run_forked(name, folders[i], is_profiled=bool(i)) for i in range(2)))
+            plain = run_as_command if name.startswith(OWN_PROCESS) else run_forked
+            profiled = run_profiled if name.startswith((*OWN_PROCESS, *STARTED)) else run_forked_profiled
+            pairs[name] = Pair(plain(name, cwd / "plain"), profiled(name, cwd / "profiled"))
         return pairs[name]
 
     return pair_of
@@ -140,10 +139,15 @@ def run_profiled(name: str, cwd: Path) -> Outcome:
     return run_command(["-m", "training_profiler", "run", *launcher, *words_of(name)], cwd)
 
 
-def run_forked(name: str, cwd: Path, is_profiled: bool) -> Outcome:
+def run_forked(name: str, cwd: Path, is_profiled: bool = False) -> Outcome:
     """Run a program in a fork of a process that has imported torch."""
     cwd.mkdir()
     return finish(start_in_fork(cwd, words_of(name), variables(), is_profiled), cwd)
+
+
+def run_forked_profiled(name: str, cwd: Path) -> Outcome:
+    """Run a program under the profiler in such a fork."""
+    return run_forked(name, cwd, is_profiled=True)
 
 
 def run_as_command(name: str, cwd: Path) -> Outcome:

@@ -1,23 +1,22 @@
 """Metrics of an unmodified training, read back with the readers of the trackers; metrics of the user are unchanged."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integrations.wandb_file import artifacts, axes, history
+from tests.system.launching import Ended, execute, execute_forked, through_run
+from tests.system.scripts import ROOT
 from training_profiler.base.sections import key_of
 from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.program_runs import mlflow_key
 
 pytestmark = pytest.mark.integrations
-ROOT = Path(__file__).parents[2]
-PREFIX = "RECTIFIED_FLOW_PROFILE"
+SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
 STEPS = 130
+UNUSED = "wandb,mlflow"  # by a program that logs nothing
 
 TRAINING = """
 import torch
@@ -39,31 +38,27 @@ SECTIONS = f"import training_profiler\nfor name in {NAMES!r}:\n    with training
 INIT = "import wandb; run = wandb.init(project='p', settings=wandb.Settings(silent=True))"
 
 
-def train(cwd: Path, sinks: str, before: str = "", log: str = "pass", after: str = "", **variables: str) -> str:
-    """Profile the training with these lines of the user in it; return its stderr."""
-    script = cwd / "train.py"
+def train(
+    cwd: Path,
+    sinks: str,
+    before: str = "",
+    log: str = "pass",
+    after: str = "",
+    is_forked: bool = True,
+    **variables: str,
+) -> Ended:
+    """Profile the training with these lines of the user in it, in a fork or in an interpreter of its own."""
     text = TRAINING.replace("BEFORE", before).replace("LOG", log.replace("\n", "\n    ")).replace("AFTER", after)
-    script.write_text(text)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "WANDB", "MLFLOW"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "training_profiler", "run", str(script)],
-        cwd=cwd,
-        env={
-            **kept,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "WANDB_MODE": "offline",
-            PREFIX + "_SINKS": sinks,
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"=== Final Profiling Summary ({STEPS} steps) ===" in done.stdout
-    assert "sink" not in done.stdout, done.stdout
-    return done.stderr
+    (cwd / "train.py").write_text(text)
+    variables = {"WANDB_MODE": "offline", SINKS: sinks, **variables}
+    if is_forked:
+        ended = execute_forked(cwd, "train.py", **variables)
+    else:
+        ended = execute(cwd, through_run("train.py"), pythonpath=str(ROOT), variables=variables)
+    assert ended.status == 0, ended.stderr
+    assert ("sink" in ended.stdout) == (sinks == UNUSED), ended.stdout
+    assert f"=== Final Profiling Summary ({STEPS} steps) ===" in ended.stdout
+    return ended
 
 
 def folder_of(cwd: Path) -> Path:
@@ -74,6 +69,14 @@ def folder_of(cwd: Path) -> Path:
 def expected_rows(cwd: Path) -> list[dict[str, Any]]:
     """Return the rows of the simplest tracker, which all others must match."""
     return [json.loads(line) for line in (folder_of(cwd) / "metrics.jsonl").read_text().splitlines()]
+
+
+def means_in(cwd: Path) -> dict[str, float]:
+    """Return the last mean of each section of ``NAMES``, by the name of its metric."""
+    last = expected_rows(cwd)[-1]
+    metrics = {name: f"profiling/timing_{key_of(name)}_avg" for name in NAMES}
+    assert len({last[metric] for metric in metrics.values()}) > len(NAMES) // 2  # most of them differ
+    return {metric: last[metric] for metric in metrics.values()}
 
 
 EACH = list(range(STEPS))
@@ -124,17 +127,22 @@ def test_wandb_rows_of_the_user_are_neither_lost_nor_doubled(
 
 
 @pytest.mark.parametrize("after", ["", "wandb.finish()"])
-def test_report_is_an_artifact_of_the_wandb_run(tmp_path: Path, after: str) -> None:
+def test_wandb_run_has_the_report_and_a_metric_for_each_name_of_a_section(tmp_path: Path, after: str) -> None:
     pytest.importorskip("wandb")
-    train(tmp_path, "wandb", INIT, "wandb.log({'mine': step})", after)
+    train(tmp_path, "wandb,jsonl", INIT, SECTIONS, after)
     ((name, kind, files),) = artifacts(tmp_path)
     assert (name.startswith("profiling-"), kind) == (True, "profiling-report")
     assert files == {"report.txt", "report.json"}
+    (*_, last) = (row for row in history(tmp_path) if "profiling/batch_time_avg" in row)
+    expected = {name.replace("a*b", "a_b") for name in means_in(tmp_path)} | {"profiling/timing_a_b_avg-2"}
+    assert expected <= last.keys()
+    assert {axes(tmp_path)[name] for name in expected} == {"profiling/step"}
 
 
 def test_rows_wait_for_a_late_wandb_run(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    train(tmp_path, "wandb", "import wandb", f"if step == 60:\n    {INIT}\nif step >= 60: wandb.log({{'mine': step}})")
+    log = f"if step == 60:\n    {INIT}\nif step >= 60: wandb.log({{'mine': step}})"
+    train(tmp_path, "wandb", "import wandb", log, is_forked=False)
     rows = history(tmp_path)
     assert [row["mine"] for row in rows if "mine" in row] == list(range(60, STEPS))
     assert [row["profiling/step"] for row in rows if "profiling/step" in row][-1] == STEPS
@@ -144,10 +152,11 @@ def test_tensorboard_reader_finds_every_metric(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tmp_path, "tensorboard,jsonl")
+    train(tmp_path, "tensorboard,jsonl", log=SECTIONS)
     events = EventAccumulator(str(folder_of(tmp_path) / "tensorboard"))
     events.Reload()
     rows = expected_rows(tmp_path)
+    assert means_in(tmp_path).keys() <= rows[-1].keys()
     for name in {name for row in rows for name in row} - {"step", "time"}:
         found = [(event.step, event.value) for event in events.Scalars(name)]
         assert found == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row]
@@ -170,7 +179,7 @@ def test_prometheus_parser_reads_the_text_file(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
-    train(tmp_path, "prometheus,jsonl")
+    train(tmp_path, "prometheus,jsonl", log=SECTIONS)
     families = list(text_string_to_metric_families((folder_of(tmp_path) / "metrics.prom").read_text()))
     assert {family.type for family in families} == {"gauge"}
     values = {
@@ -181,12 +190,14 @@ def test_prometheus_parser_reads_the_text_file(tmp_path: Path) -> None:
     assert values["profiling_batch_time_avg",] == last["profiling/batch_time_avg"]
     labelled = "profiling_timing_avg", ("section", "forward_pass")
     assert values[labelled] == last["profiling/timing_forward_pass_avg"]
+    for name, mean_s in means_in(tmp_path).items():
+        section = name.removeprefix("profiling/timing_").removesuffix("_avg")
+        assert values["profiling_timing_avg", ("section", section)] == mean_s
     (documentation,) = [family.documentation for family in families if family.name == "profiling_timing_avg"]
     assert documentation.startswith("profiling/timing_{section}_avg ")
 
 
-@pytest.mark.parametrize("store", ["sqlite:///{}/mlflow.db", "file://{}/mlruns"])
-@pytest.mark.parametrize("after", ["", "mlflow.end_run()"])
+@pytest.mark.parametrize(("store", "after"), [("sqlite:///{}/mlflow.db", ""), ("file://{}/mlruns", "mlflow.end_run()")])
 def test_active_mlflow_run_gets_our_metrics_and_those_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, after: str
 ) -> None:
@@ -194,7 +205,7 @@ def test_active_mlflow_run_gets_our_metrics_and_those_of_the_user(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = store.format(tmp_path)
     before = f"import mlflow; mlflow.set_tracking_uri({uri!r}); mlflow.start_run()"
-    log = "if step % 50 == 0: mlflow.log_metric('loss', 0.5, step=step)"
+    log = f"{SECTIONS}\nif step % 50 == 0: mlflow.log_metric('loss', 0.5, step=step)"
     train(tmp_path, "mlflow,jsonl", before, log, after, MLFLOW_ALLOW_FILE_STORE="true")
     import mlflow
 
@@ -207,82 +218,17 @@ def test_active_mlflow_run_gets_our_metrics_and_those_of_the_user(
         assert sorted(found) == [(row["step"], pytest.approx(row[name])) for row in rows]
     users = client.get_metric_history(run.info.run_id, "loss")
     assert sorted(metric.step for metric in users) == [0, 50, 100]
-
-
-def means_in(cwd: Path) -> dict[str, float]:
-    """Return the last mean of each section of ``NAMES``, by the name of its metric."""
-    last = expected_rows(cwd)[-1]
-    metrics = {name: f"profiling/timing_{key_of(name)}_avg" for name in NAMES}
-    assert len({last[metric] for metric in metrics.values()}) > len(NAMES) // 2  # most of them differ
-    return {metric: last[metric] for metric in metrics.values()}
-
-
-def test_wandb_has_a_metric_for_each_name_of_a_section(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    train(tmp_path, "wandb,jsonl", INIT, SECTIONS)
-    (*_, last) = (row for row in history(tmp_path) if "profiling/batch_time_avg" in row)
-    expected = {name.replace("a*b", "a_b") for name in means_in(tmp_path)} | {"profiling/timing_a_b_avg-2"}
-    assert expected <= last.keys()
-    assert {axes(tmp_path)[name] for name in expected} == {"profiling/step"}
-
-
-def test_tensorboard_has_a_tag_and_a_run_for_each_name_of_a_section(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(tmp_path, "tensorboard,jsonl", log=SECTIONS)
-    events = EventAccumulator(str(folder_of(tmp_path) / "tensorboard"))
-    events.Reload()
-    for name, mean_s in means_in(tmp_path).items():
-        assert events.Scalars(name)[-1].value == pytest.approx(mean_s, rel=1e-6)
-
-
-def test_prometheus_has_a_label_for_each_name_of_a_section(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    from prometheus_client.parser import text_string_to_metric_families
-
-    train(tmp_path, "prometheus,jsonl", log=SECTIONS)
-    families = text_string_to_metric_families((folder_of(tmp_path) / "metrics.prom").read_text())
-    means = {s.labels["section"]: s.value for f in families if f.name == "profiling_timing_avg" for s in f.samples}
-    assert {f"profiling/timing_{key}_avg": mean_s for key, mean_s in means.items()}.items() >= means_in(
-        tmp_path
-    ).items()
-
-
-@pytest.mark.parametrize("store", ["sqlite:///{}/mlflow.db", "file://{}/mlruns"])
-def test_mlflow_has_a_metric_for_each_name_of_a_section(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
-) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = store.format(tmp_path)
-    before = f"import mlflow; mlflow.set_tracking_uri({uri!r}); mlflow.start_run()"
-    train(tmp_path, "mlflow,jsonl", before, SECTIONS, MLFLOW_ALLOW_FILE_STORE="true")
-    import mlflow
-
-    (run,) = mlflow.MlflowClient(tracking_uri=uri).search_runs(["0"])
-    found = {name: value for name, value in run.data.metrics.items() if name.startswith("profiling/timing_")}
     names = PlainNames(mlflow_key)
     for name, mean_s in means_in(tmp_path).items():
-        assert found[names.of(name)] == pytest.approx(mean_s)
+        assert run.data.metrics[names.of(name)] == pytest.approx(mean_s)
 
 
 def test_unused_tracker_is_not_imported_and_reported(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
-    script = tmp_path / "train.py"
-    text = TRAINING.replace("BEFORE", "").replace("LOG", "pass")
-    script.write_text(text.replace("AFTER", "import sys; print({'wandb', 'mlflow'} & sys.modules.keys())"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    done = subprocess.run(
-        [sys.executable, "-m", "training_profiler", "run", str(script)],
-        cwd=tmp_path,
-        env={**kept, "PYTHONPATH": str(ROOT), PREFIX + "_SINKS": "wandb,mlflow"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\nset()\n" in done.stdout
-    assert "- wandb sink: no run was found (wandb.init())" in done.stdout
-    assert "- mlflow sink: no active run was found (mlflow.start_run())" in done.stdout
+    after = "import sys; print({'wandb', 'mlflow'} & sys.modules.keys())"
+    ended = train(tmp_path, UNUSED, after=after, is_forked=False)
+    assert ended.stderr == ""
+    assert "\nset()\n" in ended.stdout
+    assert "- wandb sink: no run was found (wandb.init())" in ended.stdout
+    assert "- mlflow sink: no active run was found (mlflow.start_run())" in ended.stdout

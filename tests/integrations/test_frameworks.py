@@ -1,18 +1,12 @@
 """A few lines in a Lightning or Accelerate training give a full report and leave its losses unchanged."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.system.scripts import Outcome, run
+
 pytestmark = pytest.mark.integrations
-ROOT = Path(__file__).parents[2]
-SWITCH = "RECTIFIED_FLOW_PROFILE"
 
 COMMON = """
 import torch
@@ -83,29 +77,14 @@ print("losses", *losses)
 """
 
 
-def train(cwd: Path, text: str, profile: str) -> str:
-    """Run the script and return its line of losses."""
-    script = cwd / "script.py"
-    script.write_text(textwrap.dedent(COMMON + text))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=cwd,
-        env={**kept, "PYTHONPATH": str(ROOT), SWITCH: profile},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("=== Final Profiling Summary (12 steps) ===") == (profile == "1")
-    (losses,) = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
-    assert len(losses.split()) == 13
-    return losses
-
-
-def report_of(cwd: Path) -> dict[str, Any]:
-    (folder,) = (cwd / "runs").iterdir()
-    return dict(json.loads((folder / "report.json").read_text()))
+def train(cwd: Path, text: str, profile: str) -> tuple[Outcome, list[str]]:
+    """Run the script; return how it ended, and its losses."""
+    outcome = run(cwd, COMMON + text, profile)
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.stderr.count("=== Final Profiling Summary (12 steps) ===") == (profile == "1")
+    (losses,) = [line.split()[1:] for line in outcome.stdout.splitlines() if line.startswith("losses ")]
+    assert len(losses) == 12
+    return outcome, losses
 
 
 @pytest.mark.parametrize(
@@ -119,22 +98,24 @@ def test_training_is_reported_and_its_losses_stay_the_same(
     tmp_path: Path, package: str, script: str, sections: list[str]
 ) -> None:
     pytest.importorskip(package)
-    on = train(tmp_path, script, "1")
-    report = report_of(tmp_path)
+    (tmp_path / "plain").mkdir()
+    outcome, losses = train(tmp_path, script, "1")
+    report = outcome.report
     assert report["steps"] == 12
     assert {name: report["sections"][name]["count"] for name in sections} == dict.fromkeys(sections, 12)
     assert report["loaders"][0]["batches"] == 12
     assert report["health"]["dropped"] == 0
     assert report["health"]["disabled"] == []
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
-    assert train(tmp_path, script, "0") == on
+    assert train(tmp_path / "plain", script, "0")[1] == losses
+    if package == "accelerate":
+        assert_throughput_is_logged(tmp_path)
 
 
-def test_accelerate_logs_the_throughput_with_its_own_trackers(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
+def assert_throughput_is_logged(tmp_path: Path) -> None:
+    """Read what Accelerate logged with a tracker of its own."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tmp_path, ACCELERATE, "1")
     (file,) = (tmp_path / "logs" / "example").glob("events.*")
     rows = EventAccumulator(str(file))
     rows.Reload()

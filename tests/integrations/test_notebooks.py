@@ -28,10 +28,9 @@ def run_cells(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str, switch: s
     pytest.importorskip("ipykernel")
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    folders = [str(ROOT)]
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
-    monkeypatch.setenv("PYTHONPATH", ":".join(folders))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = nbclient.NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(cwd)}}
@@ -66,12 +65,6 @@ def test_kernel_under_the_variable_shows_the_summary_and_the_folder(
     assert (folder / "report.json").exists()  # written at the kernel's end
 
 
-def test_final_summary_of_a_stop_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = "import training_profiler\ntraining_profiler.stop_training_profiling()"
-    shown = run_cells(tmp_path, monkeypatch, TRAIN.format(steps=20), stop, TRAIN.format(steps=5), switch="1")
-    assert [SUMMARY.findall(text) for text in shown] == [["20"], ["20"], []]
-
-
 def test_extension_switches_profiling_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = ["from training_profiler import snapshot", TRAIN.format(steps=3), "%load_ext training_profiler"]
     cells += [TRAIN.format(steps=20), "print(snapshot())", "%unload_ext training_profiler"]
@@ -98,16 +91,18 @@ def slow():
 """
 
 
-def test_start_and_stop_around_a_cell_give_all_its_steps_each_time(
+def test_a_stop_ends_the_run_and_starts_and_stops_around_cells_make_runs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stop = "import training_profiler\ntraining_profiler.stop_training_profiling()"
     start = "from training_profiler import start_training_profiling, stop_training_profiling\n"
     start += "start_training_profiling(log_every=0)\n" + SLOW
     train = TRAIN.replace("    optimizer.zero", "    slow()\n    optimizer.zero")
-    cells = [start + train.format(steps=steps) + "stop_training_profiling()" for steps in (200, 150)]
+    cells = [TRAIN.format(steps=20), stop, TRAIN.format(steps=5)]
+    cells += [start + train.format(steps=steps) + "stop_training_profiling()" for steps in (200, 150)]
     shown = run_cells(tmp_path, monkeypatch, *cells, switch="1")
-    assert [SUMMARY.findall(text) for text in shown] == [["200"], ["150"]]
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-    assert "In [1]:" in shown[0]
-    assert "In [2]:" in shown[1]
-    assert not re.search(r"ipykernel_\d", shown[0] + shown[1])
+    assert [SUMMARY.findall(text) for text in shown] == [["20"], ["20"], [], ["200"], ["150"]]
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert "In [4]:" in shown[3]
+    assert "In [5]:" in shown[4]
+    assert not re.search(r"ipykernel_\d", shown[3] + shown[4])

@@ -19,10 +19,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 TIMEOUT_S = 280  # ends a program that hangs; on a machine with a load of 10 one took over 140 s
-LAUNCH = ("accelerate", "launch", "--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
+LAUNCHERS = {
+    "accelerate": ("accelerate", "launch", "--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
+}
 COMMANDS = {
     "accelerate": ("accelerate_accumulation.py",),
-    "accelerate-launch": (*LAUNCH, "accelerate_accumulation.py"),
     "hugging-face": ("hugging_face_trainer.py",),
     "ignite": ("ignite_supervised.py",),
     "ignite-engine": ("ignite_engine.py",),
@@ -87,11 +88,11 @@ def environment(program: str) -> dict[str, str]:
     }
 
 
-def run(name: str, cwd: Path, prefix: tuple[str, ...]) -> Outcome:
-    """Run the program, after ``prefix``, to its end."""
-    words = [str(HERE / "programs" / word) if word.endswith(".py") else word for word in COMMANDS[name]]
+def run(name: str, cwd: Path, launcher: tuple[str, ...]) -> Outcome:
+    """Run the program to its end."""
+    program, *words = COMMANDS[name]
     done = subprocess.run(
-        [*prefix, *words],
+        [*launcher, str(HERE / "programs" / program), *words],
         cwd=cwd,
         env=environment(name),
         capture_output=True,
@@ -106,11 +107,10 @@ def run(name: str, cwd: Path, prefix: tuple[str, ...]) -> Outcome:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Both runs of one program, made once for all tests."""
     name = request.param
-    launched = COMMANDS[name][0] == LAUNCH[0]
-    plain = run(name, tmp_path_factory.mktemp(f"{name}-plain"), () if launched else (sys.executable,))
+    plain = run(name, tmp_path_factory.mktemp(f"{name}-plain"), (sys.executable,))
     assert plain.status == 0, plain.stderr
-    prefix = (sys.executable, "-m", "training_profiler", "run")
-    return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), prefix))
+    launcher = (sys.executable, "-m", "training_profiler", "run", *LAUNCHERS.get(name, ()))
+    return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), launcher))
 
 
 def test_program_keeps_its_status_and_output(pair: Pair) -> None:

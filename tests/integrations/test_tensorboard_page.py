@@ -113,20 +113,21 @@ def machine(wave: float) -> MachineStats:
     )
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Write the rows, serve them with TensorBoard, and yield its address."""
     pytest.importorskip("tensorboard")
     from training_profiler.sinks.tensorboard_events import TensorboardEvents
 
+    folder = tmp_path_factory.mktemp("tensorboard")
     sink = TensorboardEvents()
-    sink.open(tmp_path)
+    sink.open(folder)
     for row in rows():
         sink.write([row])
     sink.close()
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", "--logdir", tmp_path, "--host", "127.0.0.1", "--port", str(port)],
+        [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.neighbours import (
     PROGRAMS,
+    REPORT,
     STEPS,
     TRAINING,
     Both,
@@ -22,7 +23,7 @@ from tests.chaos.neighbours import (
     reported_steps,
 )
 from tests.support.ports import free_port
-from tests.system.launching import through_run
+from tests.system.launching import execute_forked, through_run
 from tests.system.scripts import TIMEOUT_S, environment
 
 pytestmark = pytest.mark.chaos
@@ -77,13 +78,19 @@ WAYS: dict[str, list[str]] = {
     "module": python("-m", "small_training"),
     "zip": python("app.zip"),
     "cProfile": python("-m", "cProfile", "-o", "profile.out", TRAINING),
-    **{how: python("runner.py") for how in RUNNERS},
 }
+
+
+@pytest.mark.parametrize("how", RUNNERS)
+def test_program_is_profiled_and_unchanged_whatever_calls_it(tmp_path: Path, how: str) -> None:
+    (tmp_path / "runner.py").write_text(RUNNERS[how].format(path=str(TRAINING)))
+    ended = execute_forked(tmp_path, "runner.py", PYTHONPATH=str(PROGRAMS), **REPORT)
+    assert (ended.status, ended.stdout) == (0, plain_losses()), ended.stderr
+    assert reported_steps(tmp_path) == STEPS, ended.stderr
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_program_is_profiled_and_unchanged_however_it_is_run(tmp_path: Path, way: str) -> None:
-    (tmp_path / "runner.py").write_text(RUNNERS.get(way, "").format(path=str(TRAINING)))
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.write(TRAINING, "__main__.py")
     assert_same(under_profiler(tmp_path, WAYS[way]))

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.chaos
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "visible-changes.md"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
+Views = dict[str, dict[str, Any]]  # by the moment, and by what is looked at
 
 
-def views(cwd: Path, *launcher: str, **variables: str) -> dict[str, dict[str, Any]]:
+def views(cwd: Path, *launcher: str, **variables: str) -> Views:
     """Run the program in ``cwd`` and return what it saw at each moment."""
     shutil.rmtree(cwd / "runs", ignore_errors=True)
     output_of(cwd, launcher, "view.py", "views.json", **variables)
@@ -33,11 +34,16 @@ def cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(cwd: Path) -> dict[str, dict[str, Any]]:
+def alone(cwd: Path) -> Views:
     return views(cwd)
 
 
-def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def under_run(cwd: Path) -> Views:
+    return views(cwd, "-m", "training_profiler", "run")
+
+
+def differences(before: Views, after: Views) -> dict[str, Any]:
     """Return what differs at any moment, by its name."""
     return {
         name: (moment, seen[name], after[moment][name])
@@ -53,32 +59,34 @@ def documented() -> set[str]:
     return {row.replace("`", "") for row in rows if not row.startswith(("-", "place"))}
 
 
-def test_program_sees_what_it_sees_without_us_except_for_the_table(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
-    changed = differences(alone, views(cwd, "-m", "training_profiler", "run"))
+def test_program_sees_what_it_sees_without_us_except_for_the_table(alone: Views, under_run: Views) -> None:
+    changed = differences(alone, under_run)
     assert {name: seen for name, seen in changed.items() if name not in documented()} == {}
     assert documented() - set(changed) == set()
 
 
 @pytest.mark.parametrize("sections", [{}, {"VIEW_SECTIONS": "1"}], ids=["alone", "with sections"])
-def test_the_variable_changes_what_run_does_except_for_its_folder(cwd: Path, sections: dict[str, str]) -> None:
-    before = views(cwd, **sections)
+def test_the_variable_changes_what_run_does_except_for_its_folder(
+    cwd: Path, alone: Views, sections: dict[str, str]
+) -> None:
+    before = views(cwd, **sections) if sections else alone
     changed = differences(before, views(cwd, **sections, **{SWITCH: "1"}))
     assert set(changed) == documented()
     assert set(changed["os.environ"][2]) - set(changed["os.environ"][1]) == {SWITCH, f"{SWITCH}_ROOT"}
 
 
-def test_losses_and_random_numbers_are_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
-    training = views(cwd, "-m", "training_profiler", "run")["in the training"]
+def test_losses_and_random_numbers_are_the_same(alone: Views, under_run: Views) -> None:
+    training = under_run["in the training"]
     for name in ("losses", "random", "default generator", "attributes", "references", "sys.getswitchinterval()"):
         assert training[name] == alone["in the training"][name]
 
 
-def test_two_runs_without_us_see_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
+def test_two_runs_without_us_see_the_same(cwd: Path, alone: Views) -> None:
     assert differences(alone, views(cwd)) == {}
 
 
-def test_environment_has_three_variables_more(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
-    environment = views(cwd, "-m", "training_profiler", "run")["at the start"]["os.environ"]
+def test_environment_has_three_variables_more(alone: Views, under_run: Views) -> None:
+    environment = under_run["at the start"]["os.environ"]
     assert set(environment) - set(alone["at the start"]["os.environ"]) == {SWITCH, f"{SWITCH}_ROOT", "PYTHONPATH"}
 
 

@@ -1,10 +1,8 @@
 """The small GPT: it learns from the standard library, resumes, compiles, and profiles like any user's script."""
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,37 +10,23 @@ import torch
 from examples.char_gpt.data import CHARACTERS, CorpusError, RandomWindows, Windows, decode, encode, read_corpus
 from examples.char_gpt.model import GPT, factory, write
 from examples.char_gpt.trainer import Plan
+from tests.examples.running import losses_of_validation, metrics, run
+from tests.system.scripts import Outcome
 
-ROOT = Path(__file__).parents[2]
 BRIEF = ("--batch-size", "4", "--context", "32", "--sample-length", "40", "--eval-every", "10", "--log-every", "10")
 
-
-def run(out: Path, *words: str, profile: str | None = None) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECTIFIED_FLOW_PROFILE")}
-    environment |= {"RECTIFIED_FLOW_PROFILE_DIR": str(out / "runs"), "OMP_NUM_THREADS": "1"}
-    if profile is not None:
-        environment["RECTIFIED_FLOW_PROFILE"] = profile
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.char_gpt", "--out", str(out), *BRIEF, *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+ALONE = (sys.executable, "-m", "examples.char_gpt")
 
 
-def metrics(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def train(out: Path, *words: str, **options: Any) -> Outcome:
+    return run("char_gpt", out, "--out", str(out), *BRIEF, *words, **options)
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("profiled")
-    return out, run(out, "--steps", "20", profile="1")
+    train(out, "--steps", "20", profile="1", program=ALONE)
+    return out
 
 
 def test_text_round_trips_except_non_ascii():
@@ -106,15 +90,14 @@ def test_learning_rate_rises_then_falls_to_a_tenth():
 
 
 def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
-    assert "Profiling" not in run(tmp_path, "--steps", "20")
-    assert (tmp_path / "metrics.jsonl").read_text() == (profiled[0] / "metrics.jsonl").read_text()
-    assert (tmp_path / "sample.txt").read_text() == (profiled[0] / "sample.txt").read_text()
+    assert "Profiling" not in train(tmp_path, "--steps", "20").stdout
+    assert (tmp_path / "metrics.jsonl").read_text() == (profiled / "metrics.jsonl").read_text()
+    assert (tmp_path / "sample.txt").read_text() == (profiled / "sample.txt").read_text()
     assert not (tmp_path / "runs").exists()
 
 
 def test_all_sections_are_measured_per_micro_batch_and_update(profiled):
-    (folder,) = (profiled[0] / "runs").iterdir()
-    report = json.loads((folder / "report.json").read_text())
+    report = Outcome(0, "", "", profiled).report
     counts = {name: section["count"] for name, section in report["sections"].items()}
     by_micro_batch = ("data_loading", "data_transfer", "forward_pass", "backward_pass")
     assert {name: counts[name] for name in by_micro_batch} == dict.fromkeys(by_micro_batch, 40)
@@ -126,25 +109,24 @@ def test_all_sections_are_measured_per_micro_batch_and_update(profiled):
 
 
 def test_resumed_training_equals_an_uninterrupted_one(profiled, tmp_path):
-    run(tmp_path / "first", "--steps", "10")
-    run(tmp_path / "second", "--steps", "20", "--resume", str(tmp_path / "first" / "checkpoint.pt"))
-    assert metrics(tmp_path / "second") == metrics(profiled[0])
-    assert (tmp_path / "second" / "sample.txt").read_text() == (profiled[0] / "sample.txt").read_text()
+    train(tmp_path / "first", "--steps", "10")
+    train(tmp_path / "second", "--steps", "20", "--resume", str(tmp_path / "first" / "checkpoint.pt"))
+    assert metrics(tmp_path / "second") == metrics(profiled)
+    assert (tmp_path / "second" / "sample.txt").read_text() == (profiled / "sample.txt").read_text()
 
 
 @pytest.mark.programs
 def test_model_learns_more_than_character_frequencies(tmp_path):
-    printed = run(tmp_path, "--steps", "120", "--eval-every", "60", "--lr-steps", "120", "--batch-size", "12")
-    start, *rows = metrics(tmp_path)
-    losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    printed = train(tmp_path, "--steps", "120", "--eval-every", "60", "--lr-steps", "120", "--batch-size", "12").stdout
+    start, losses = metrics(tmp_path)[0], losses_of_validation(tmp_path)
     assert losses[-1] < losses[0] < start["unigram_entropy"]
     assert losses[-1] < start["unigram_entropy"] - 0.7
     assert printed.count("class ") >= 1
 
 
 def test_bfloat16_losses_are_close(profiled, tmp_path):
-    run(tmp_path, "--steps", "3", "--bf16")
-    pairs = zip(metrics(tmp_path)[1:4], metrics(profiled[0])[1:4], strict=True)
+    train(tmp_path, "--steps", "3", "--bf16")
+    pairs = zip(metrics(tmp_path)[1:4], metrics(profiled)[1:4], strict=True)
     for half, full in pairs:
         assert half["loss"] != full["loss"]
         assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
@@ -152,8 +134,8 @@ def test_bfloat16_losses_are_close(profiled, tmp_path):
 
 @pytest.mark.programs
 def test_compiled_model_learns_the_same(profiled, tmp_path):
-    run(tmp_path, "--steps", "2", "--compile", profile="1")
-    losses = [[row["loss"] for row in metrics(out)[1:3]] for out in (tmp_path, profiled[0])]
+    train(tmp_path, "--steps", "2", "--compile", profile="1", program=ALONE)  # the compiler has threads
+    losses = [[row["loss"] for row in metrics(out)[1:3]] for out in (tmp_path, profiled)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 

@@ -1,55 +1,28 @@
 """The masked autoencoder: it learns, draws, and profiles like any user's script."""
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra: examples)")
-
 import torch
 
-from examples.masked_autoencoder.data import draw_strokes
 from examples.masked_autoencoder.model import MaskedAutoencoder
 from examples.masked_autoencoder.patches import draw_order, patchify, unpatchify
+from tests.examples.running import losses_of_validation, metrics, needs_digits, run
+from tests.system.scripts import Outcome
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(out: Path, *words: str, profile: str | None = None) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECTIFIED_FLOW_PROFILE")}
-    environment |= {"RECTIFIED_FLOW_PROFILE_DIR": str(out / "runs"), "OMP_NUM_THREADS": "1"}
-    if profile is not None:
-        environment["RECTIFIED_FLOW_PROFILE"] = profile
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.masked_autoencoder", "--out", str(out), *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+pytestmark = needs_digits
 
 
-def report(out: Path) -> dict:
-    (folder,) = (out / "runs").iterdir()
-    return json.loads((folder / "report.json").read_text())
-
-
-def metrics(out: Path) -> str:
-    return (out / "metrics.jsonl").read_text()
+def train(out: Path, *words: str, **options: Any) -> Outcome:
+    return run("masked_autoencoder", out, "--out", str(out), *words, **options)
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("profiled")
-    return out, run(out, "--epochs", "3", profile="1")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    program = (sys.executable, "-m", "examples.masked_autoencoder")
+    return train(tmp_path_factory.mktemp("profiled"), "--epochs", "3", profile="1", program=program)
 
 
 def test_patches_reassemble_the_image():
@@ -67,6 +40,8 @@ def test_hidden_patches_do_not_affect_the_output():
 
 
 def test_synthetic_drawings_look_like_digits():
+    from examples.masked_autoencoder.data import draw_strokes  # with scikit-learn, which takes long to import
+
     images = draw_strokes(5, torch.Generator().manual_seed(0))
     assert images.shape == (5, 1, 8, 8)
     assert images.min() >= -1
@@ -74,23 +49,22 @@ def test_synthetic_drawings_look_like_digits():
 
 
 def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
-    run(tmp_path, "--epochs", "3")
-    assert metrics(tmp_path) == metrics(profiled[0])
+    train(tmp_path, "--epochs", "3")
+    assert metrics(tmp_path) == metrics(profiled.cwd)
     assert not (tmp_path / "runs").exists()
 
 
 def test_all_sections_and_epochs_are_measured(profiled):
-    out, printed = profiled
-    counts = {name: section["count"] for name, section in report(out)["sections"].items()}
+    counts = {name: section["count"] for name, section in profiled.report["sections"].items()}
     per_step = ("data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass")
     per_step += ("metrics_computation", "optimizer_step", "ema_update")
     assert {name: counts[name] for name in per_step} == dict.fromkeys(per_step, 90)
     assert (counts["validation_epoch"], counts["visualization_generation"], counts["checkpointing"]) == (3, 3, 2)
-    assert [f"=== Epoch {n} Profiling Summary ===" in printed for n in (1, 2, 3)] == [True] * 3
+    assert [f"=== Epoch {n} Profiling Summary ===" in profiled.stdout for n in (1, 2, 3)] == [True] * 3
 
 
 def test_training_and_validation_have_their_own_loaders(profiled):
-    train, val = report(profiled[0])["loaders"]
+    train, val = profiled.report["loaders"]
     assert (train["name"], train["phase"], train["batches"], train["samples"]) == ("digits", "train", 90, 4500)
     assert (val["name"], val["phase"], val["batches"], val["samples"]) == ("held-out digits", "val", 9, 891)
     assert min(train["data_avg_s"], train["forward_avg_s"], train["optimizer_avg_s"], val["forward_avg_s"]) > 0
@@ -98,9 +72,8 @@ def test_training_and_validation_have_their_own_loaders(profiled):
 
 @pytest.mark.programs
 def test_model_learns_and_draws_reconstructions(tmp_path):
-    run(tmp_path, "--epochs", "8")
-    rows = [json.loads(line) for line in metrics(tmp_path).splitlines()]
-    losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    train(tmp_path, "--epochs", "8")
+    losses = losses_of_validation(tmp_path)
     assert losses[-1] < 0.5 * losses[0]
     image = pytest.importorskip("PIL.Image").open(tmp_path / "reconstructions.png")
     assert image.size == (6 * (10 * 9 + 1), 6 * (3 * 9 + 1))
@@ -108,7 +81,6 @@ def test_model_learns_and_draws_reconstructions(tmp_path):
 
 @pytest.mark.programs
 def test_synthetic_data_is_made_in_the_loop(tmp_path):
-    run(tmp_path, "--epochs", "1", "--synthetic", profile="1")
-    sections = report(tmp_path)["sections"]
+    sections = train(tmp_path, "--epochs", "1", "--synthetic", profile="1").report["sections"]
     assert sections["data_generation"]["count"] == 60
     assert "data_loading" not in {name for name, section in sections.items() if section["count"] >= 30}

@@ -1,22 +1,21 @@
 """The trainer with many loaders: schedules, errors in its file, and its report."""
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra: examples)")
 pytest.importorskip("yaml", reason="the file is YAML (extra: examples)")
 
 import yaml
 
 from examples.multi_loader.config import ConfigError, read_config
 from examples.multi_loader.schedule import order, proportions
+from tests.examples.running import needs_digits, run
+from tests.system.scripts import ROOT, Outcome
 
-ROOT = Path(__file__).parents[2]
+pytestmark = needs_digits
 DEFAULT = ROOT / "examples" / "multi_loader" / "config.yaml"
 
 
@@ -37,18 +36,8 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
-def run(path: Path, profile: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECTIFIED_FLOW_PROFILE")}
-    environment |= {"RECTIFIED_FLOW_PROFILE_DIR": str(path.parent / "runs"), "OMP_NUM_THREADS": "1"}
-    if profile is not None:
-        environment["RECTIFIED_FLOW_PROFILE"] = profile
-    words = [sys.executable, "-m", "examples.multi_loader", str(path)]
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-
-
-def report(path: Path) -> dict:
-    (folder,) = (path.parent / "runs").iterdir()
-    return json.loads((folder / "report.json").read_text())
+def train(path: Path, **options: Any) -> Outcome:
+    return run("multi_loader", path.parent, str(path), **options)
 
 
 def test_round_robin_alternates_loaders():
@@ -114,8 +103,8 @@ def test_missing_or_malformed_file_is_reported(tmp_path):
 
 
 def test_invalid_file_ends_with_one_line_and_status_2(tmp_path):
-    done = run(written(tmp_path, training__epochs=0))
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    done = train(written(tmp_path, training__epochs=0), status=2)
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +113,17 @@ def test_invalid_file_ends_with_one_line_and_status_2(tmp_path):
 def test_report_names_the_slow_loader_and_the_mix(tmp_path, kind):
     weights = {} if kind == "weighted" else {"data__train__schedule__weights": ...}
     path = written(tmp_path, data__train__schedule__kind=kind, data__train__loaders__aux__delay_ms=1, **weights)
-    done = run(path)
-    assert done.returncode == 0, done.stderr
-    (slow,) = (finding for finding in report(path)["findings"] if finding["code"] == "loader-slow")
+    done = train(path, program=(sys.executable, "-m", "examples.multi_loader") if kind == "round_robin" else ())
+    (slow,) = (finding for finding in done.report["findings"] if finding["code"] == "loader-slow")
     assert slow["finding"].startswith("Loader aux is slow: ")
-    assert "loader-mix" not in [finding["code"] for finding in report(path)["findings"]]
-    main, aux, held_out = report(path)["loaders"]
+    assert "loader-mix" not in [finding["code"] for finding in done.report["findings"]]
+    main, aux, held_out = done.report["loaders"]
     assert (main["name"], aux["name"], held_out["name"], held_out["phase"]) == ("main", "aux", "held_out", "val")
     assert main["batches"] + aux["batches"] == 3 * 188
     asked = {"round_robin": (0.5, 0.5), "weighted": (2 / 3, 1 / 3), "sequential": (0.5, 0.5)}[kind]
     assert (main["requested_proportion"], aux["requested_proportion"]) == pytest.approx(asked)
     assert aux["data_avg_s"] > 0.016  # 16 samples with a delay of 1 ms each
-    assert report(path)["steps"] == 3 * 94
+    assert done.report["steps"] == 3 * 94
 
 
 @pytest.mark.programs
@@ -143,8 +131,8 @@ def test_unprofiled_training_prints_the_same_losses_without_a_report(tmp_path):
     for folder in ("on", "off"):
         (tmp_path / folder).mkdir()
     steps = {"training__epochs": ..., "training__steps": 120}
-    on = run(written(tmp_path / "on", **steps))
-    off = run(written(tmp_path / "off", training__profile_training=False, **steps), profile="1")
+    on = train(written(tmp_path / "on", **steps))
+    off = train(written(tmp_path / "off", training__profile_training=False, **steps), profile="1")
     assert not (tmp_path / "off" / "runs").exists()
     printed = [line for line in off.stdout.splitlines() if line]
     assert len(printed) == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.fork_server import ForkedProgram
+from tests.support.ports import free_port
 from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish, fork_server
 from training_profiler.base.switch import launch_environment
 
@@ -50,6 +51,24 @@ def start_in_fork(
     """Start a program in a fork of a process that has imported torch, as ``training-profiler run`` does it."""
     launched = launch_environment(str(BOOTSTRAP), True, variables) if is_profiled else variables
     return fork_server().start(words, cwd, launched, is_profiled)
+
+
+def start_ranks(
+    cwd: Path, words: Sequence[str], ranks: int, variables: Mapping[str, str], is_profiled: bool = True
+) -> list[ForkedProgram]:
+    """Start a program on so many ranks in forks, with the variables that torchrun sets."""
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return [
+        start_in_fork(cwd, words, {**variables, **shared, "RANK": rank, "LOCAL_RANK": rank}, is_profiled)
+        for rank in map(str, range(ranks))
+    ]
 
 
 def execute_forked(cwd: Path, *words: str, is_profiled: bool = True, **variables: str) -> Ended:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.ports import free_port
-from tests.system.launching import start_in_fork
+from tests.system.launching import start_ranks
 from tests.system.scripts import ROOT, TIMEOUT_S, environment, finish
 
 pytestmark = pytest.mark.programs  # each starts several ranks
@@ -98,17 +98,8 @@ def train_in_forks(
 ) -> Training:
     """Run a program with the variables that torchrun sets, each rank in a fork of a process that has torch."""
     cwd.mkdir(exist_ok=True)
-    shared = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    processes = []
-    for rank in map(str, range(ranks)):
-        of_rank = environment(None, **FIXED, **shared, **variables, RANK=rank, LOCAL_RANK=rank)
-        processes.append(start_in_fork(cwd, [str(PROGRAMS / program), *words], of_rank, is_profiled))
+    words = (str(PROGRAMS / program), *words)
+    processes = start_ranks(cwd, words, ranks, environment(None, **FIXED, **variables), is_profiled)
     ended = [finish(process, cwd) for process in processes]
     stdout, stderr = ("".join(texts) for texts in zip(*((each.stdout, each.stderr) for each in ended), strict=True))
     return Training(cwd, max(abs(each.status) for each in ended), stdout, stderr)

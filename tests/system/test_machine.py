@@ -1,7 +1,6 @@
 """Machine load and throughput, in whole processes."""
 
 import json
-import sys
 from pathlib import Path
 
 from tests.system.launching import execute, execute_forked, through_run
@@ -29,9 +28,8 @@ FLOPS = 2 * 32 * (16 * 64 + 64) + 2 * 32 * (16 * 64 + 2 * 64)
 
 
 def test_unmodified_training_has_flops_and_bitwise_equal_losses(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    off = execute(tmp_path, [sys.executable, "train.py"])
+    (tmp_path / "train.py").write_text(TRAINING)
+    off = execute_forked(tmp_path, "train.py", is_profiled=False)
     on = execute(tmp_path, through_run("train.py"))
     assert (on.status, on.stderr) == (0, off.stderr)
     (folder,) = (tmp_path / "runs").iterdir()

@@ -23,7 +23,7 @@ PROGRAMS = ROOT / "tests" / "trials" / "programs"
 SLEEPING = PROGRAMS / "sleeping.py"
 TRY = [sys.executable, "-m", "training_profiler", "try"]
 SESSION_S = 2 * TIMEOUT_S
-SESSIONS = 3  # at most
+SESSIONS = 2  # at most
 
 
 def tried(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
         cwd = tmp_path_factory.mktemp("try")
         (cwd / "checkpoint.txt").write_text("mine")
         changes = "num_workers=2,fused,gc_freeze"
-        results = results_of(cwd, "--budget", "5m", "--only", changes, str(PROGRAMS / "slow_twice.py"))
+        results = results_of(cwd, "--budget", "3m", "--only", changes, str(PROGRAMS / "slow_twice.py"))
         if all(row["verdict"] != NO_VERDICT for row in results["rows"]):
             break
     return results, cwd

@@ -10,7 +10,7 @@ import torch
 
 from tests.integrations.trainers.conftest import Runs
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.xdist_group("transformers")]  # its import takes seconds
 transformers = pytest.importorskip("transformers")
 CallbackHandler = transformers.trainer_callback.CallbackHandler
 EPOCHS, MICRO_BATCHES, UPDATES = 3, 16, 8  # an epoch

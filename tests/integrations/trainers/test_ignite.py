@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.integrations.trainers.conftest import Runs
 from training_profiler import api
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.xdist_group("ignite")]  # its import takes seconds
 pytest.importorskip("ignite")
 EPOCHS, BATCHES = 2, 6
 ROOT = Path(__file__).parents[3]

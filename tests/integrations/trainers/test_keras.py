@@ -9,7 +9,7 @@ import torch
 from tests.integrations.trainers.conftest import Runs
 from training_profiler.base.errors import SettingsError
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.xdist_group("keras")]  # its import takes seconds
 EPOCHS, BATCHES = 2, 6
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.integrations.trainers.conftest import Runs
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.xdist_group("lightning")]  # its import takes seconds
 lightning = pytest.importorskip("lightning")
 EPOCHS, BATCHES = 2, 6
 ROOT = Path(__file__).parents[3]

@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The recorder in C is built by an installation, and by no test; see setup.py.
 NATIVE := setup.py $(wildcard native/*)
 
-.PHONY: profile test test-versions test-newest test-programs test-chaos test-native fuzz test-gpu test-integrations golden lint house bench docs dist audit dev venv clean
+.PHONY: profile packages test test-versions test-newest test-programs test-chaos test-native fuzz test-gpu test-integrations golden lint house bench docs dist audit dev venv clean
 
 profile: venv
 	RECTIFIED_FLOW_PROFILE=1 $(VENV)/bin/python profile_training.py
@@ -138,11 +138,20 @@ dev: venv
 
 venv: $(VENV)/.made
 
-$(VENV)/.made: $(CONSTRAINTS) pyproject.toml $(NATIVE)
+$(VENV)/.made: $(VENV)/.packages $(NATIVE)
+	$(VENV)/bin/python $(PIP) --editable '.[examples,dev]'
+	@touch $@
+
+# What the extras ask for, without this package: that changes no file here, so environments can be filled beside others.
+EXTRAS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], \
+  *(line for extra in sys.argv[1:] for line in project["optional-dependencies"][extra]), sep="\n")
+packages: $(VENV)/.packages
+$(VENV)/.packages: $(CONSTRAINTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "training_profiler needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(PIP) --editable '.[examples,dev]'
+	$(VENV)/bin/python -c '$(EXTRAS)' examples dev > $(VENV)/requirements.txt
+	$(VENV)/bin/python $(PIP) --requirement $(VENV)/requirements.txt
 	@touch $@
 
 # Of two lines for one package, the first counts.
@@ -153,9 +162,14 @@ build/constraints-%.txt: constraints-%.txt constraints.txt
 # rectified-flow-pytorch asks for torchvision, which has no wheel for the CPU build of torch: hence no dependencies
 # with it; traceinsight asks for JupyterLab, which no benchmark needs. The extra lists the others, and
 # tests/integrations/stand_ins stands in for torchvision.
-$(INTEGRATIONS)/.made: $(CONSTRAINTS) pyproject.toml $(NATIVE)
-	$(PYTHON) -m venv $(INTEGRATIONS)
+$(INTEGRATIONS)/.made: $(INTEGRATIONS)/.packages $(NATIVE)
 	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
+	@touch $@
+
+$(INTEGRATIONS)/.packages: $(CONSTRAINTS) pyproject.toml
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -c '$(EXTRAS)' examples integrations > $(INTEGRATIONS)/requirements.txt
+	$(INTEGRATIONS)/bin/python $(PIP) --requirement $(INTEGRATIONS)/requirements.txt
 	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch traceinsight
 	@touch $@
 

@@ -25,10 +25,14 @@ from tests.system.scripts import ROOT, Outcome, environment, finish, report_comm
 
 FOLDER = ROOT / "tests" / "programs"
 HELPERS = FOLDER / "helpers"  # what the programs import from each other
-PROGRAMS = sorted(
-    path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.py") if path.parent != HELPERS
-)
 ARGUMENTS = {"main/is_main": ["--lr", "1e-3", "--", "a b", "--rest"]}
+VARIANTS = {  # of another program, by an argument
+    "data/module_transforms_workers": ["data/module_transforms", "2"],
+    "data/workers_persistent": ["data/workers", "persistent"],
+    "optim/grad_scaler_fused": ["optim/grad_scaler", "fused"],
+}
+FILES = [path.relative_to(FOLDER).with_suffix("") for path in FOLDER.glob("*/*.py") if path.parent != HELPERS]
+PROGRAMS = sorted([*map(Path.as_posix, FILES), *VARIANTS])
 UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "process/fsdp2_torchrun"}
 # Programs about their own process have one, and so has one of each other folder under the profiler; the rest run in
 # forks of a process with torch.
@@ -158,7 +162,8 @@ def run_as_command(name: str, cwd: Path) -> Outcome:
 
 def words_of(name: str) -> list[str]:
     """Return the program's path and arguments."""
-    return [str(FOLDER / f"{name}.py"), *ARGUMENTS.get(name, [])]
+    program, *words = VARIANTS.get(name, [name, *ARGUMENTS.get(name, [])])
+    return [str(FOLDER / f"{program}.py"), *words]
 
 
 def torchrun_words() -> list[str]:

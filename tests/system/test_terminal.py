@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.terminal import shown
-from tests.system.launching import through_run
+from tests.system.launching import execute_forked, through_run
 from tests.system.scripts import environment
 
 pytestmark = pytest.mark.programs
@@ -94,8 +94,6 @@ def test_tables_where_they_were_asked_for_or_nothing(
 
 def test_output_to_a_file_is_as_before(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    done = subprocess.run(
-        [*through_run("train.py")], cwd=tmp_path, env=environment(None), capture_output=True, text=True, timeout=240
-    )
-    assert (done.returncode, BEGIN in done.stdout) == (0, False)
-    assert done.stdout.count("=== Profiling Report") == 3
+    ended = execute_forked(tmp_path, "train.py")
+    assert (ended.status, BEGIN in ended.stdout) == (0, False)
+    assert ended.stdout.count("=== Profiling Report") == 3

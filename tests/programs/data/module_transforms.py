@@ -1,4 +1,6 @@
-"""The data set's transforms are modules, called thousands of times in this process."""
+"""The data set's transforms are modules, called thousands of times: in this process, or in so many workers."""
+
+import sys
 
 import torch
 from _tiny import counts, net, show, truth
@@ -37,7 +39,7 @@ class Examples(Dataset):
 count = counts()
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(Examples(), batch_size=16, shuffle=True, num_workers=0)
+loader = DataLoader(Examples(), batch_size=16, shuffle=True, num_workers=int(*sys.argv[1:]))
 for _epoch in range(2):
     for inputs, targets in loader:
         count["data_loading"] += 1

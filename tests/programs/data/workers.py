@@ -1,4 +1,6 @@
-"""Two workers, restarted each epoch."""
+"""Two workers, restarted each epoch, or persistent."""
+
+import sys
 
 import torch
 from _tiny import counts, examples, net, show, truth
@@ -8,8 +10,9 @@ from torch.utils.data import DataLoader
 count = counts("validation_epoch/data_loading")
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(examples(44), batch_size=8, shuffle=True, num_workers=2)
-val_loader = DataLoader(examples(20), batch_size=8, num_workers=2)
+persistent = {"persistent_workers": True, "prefetch_factor": 3} if "persistent" in sys.argv else {}
+loader = DataLoader(examples(44), batch_size=8, shuffle=True, num_workers=2, **persistent)
+val_loader = DataLoader(examples(20), batch_size=8, num_workers=2, **persistent)
 for _epoch in range(2):
     for inputs, targets in loader:
         count["data_loading"] += 1

@@ -1,4 +1,6 @@
-"""An infinite loss: GradScaler skips the step and halves its scale."""
+"""An infinite loss: GradScaler skips the step and halves its scale; a fused step is made, and updates nothing."""
+
+import sys
 
 import torch
 from _tiny import counts, examples, net, show, truth
@@ -7,7 +9,7 @@ from torch.utils.data import DataLoader
 
 count = counts("metrics_computation")
 model = net()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused="fused" in sys.argv)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 for i, (inputs, targets) in enumerate(DataLoader(examples(80), batch_size=8, shuffle=True)):
     count["data_loading"] += 1

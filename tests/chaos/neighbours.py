@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from tests.system.launching import Ended, through_run
+from tests.system.launching import Ended, execute_forked, through_run
 from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
 PROGRAMS = ROOT / "tests" / "chaos" / "programs"
@@ -47,6 +47,13 @@ def execute(cwd: Path, command: Sequence[str], is_on: bool, **options: Any) -> E
 def both(cwd: Path, command: Sequence[str], **options: Any) -> Both:
     """Run ``command`` alone and under the profiler, each in a folder of its own that has the files of ``cwd``."""
     return Both(execute(cwd, command, False, **options), execute(cwd, command, True, **options), reported_steps(cwd))
+
+
+def both_forked(cwd: Path, text: str) -> Both:
+    """Run a script alone and under the profiler, in forks of a process that has torch."""
+    (cwd / "script.py").write_text(text)
+    off = execute_forked(cwd, "script.py", is_profiled=False, PYTHONPATH=str(PROGRAMS))
+    return Both(off, execute_forked(cwd, "script.py", PYTHONPATH=str(PROGRAMS), **REPORT), reported_steps(cwd))
 
 
 def reported_steps(cwd: Path) -> int | None:

@@ -17,14 +17,14 @@ from tests.chaos.neighbours import (
     Both,
     assert_same,
     both,
+    both_forked,
     execute,
     plain_losses,
     python,
     reported_steps,
 )
-from tests.support.ports import free_port
-from tests.system.launching import execute_forked, through_run
-from tests.system.scripts import TIMEOUT_S, environment
+from tests.system.launching import execute_forked, start_in_fork, start_ranks, through_run
+from tests.system.scripts import environment, finish, write_script
 
 pytestmark = pytest.mark.chaos
 
@@ -212,9 +212,7 @@ CRASHES = {
 
 @pytest.mark.parametrize("crash", CRASHES)
 def test_crashing_loader_worker_ends_the_training_as_alone(tmp_path: Path, crash: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
+    script = f"""
 import ctypes, os, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -232,8 +230,7 @@ for batch in DataLoader(Rows(), 4, num_workers=1):
     optimizer.step()
     print("step", flush=True)
 """
-    )
-    outcome = both(tmp_path, python(script))
+    outcome = both_forked(tmp_path, script)
     assert outcome.on.status == outcome.off.status != 0
     assert set(outcome.on.stdout.splitlines()) == {"step"}
     # The message may be missing, also without the profiler: the SIGCHLD handler of torch raises while Python prints.
@@ -242,8 +239,7 @@ for batch in DataLoader(Rows(), 4, num_workers=1):
 
 
 def test_program_killed_by_a_signal_has_its_status(tmp_path: Path) -> None:
-    code = "import os, small_training; small_training.train(); os.kill(os.getpid(), 11)"
-    outcome = both(tmp_path, python("-c", code))
+    outcome = both_forked(tmp_path, "import os, small_training; small_training.train(); os.kill(os.getpid(), 11)")
     assert outcome.on.status == outcome.off.status == -signal.SIGSEGV
 
 
@@ -278,26 +274,16 @@ if "RANK" in os.environ:
 
 
 def outputs(cwd: Path, ranks: int, is_on: bool) -> list[str]:
-    script = cwd / "script.py"
-    script.write_text(LISTENS)
-    words = through_run(str(script)) if is_on else [sys.executable, str(script)]
+    words = [str(write_script(cwd, LISTENS))]
     everything = {"SINKS": "jsonl,csv", "CAPTURE": "steps=20-22", "STREAM": "stderr", "MONITOR_S": "0.1"}
     variables = {f"RECTIFIED_FLOW_PROFILE_{name}": value for name, value in everything.items()} if is_on else {}
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    processes = [
-        subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=environment(None, **variables, **({**group, "RANK": str(rank)} if ranks > 1 else {})),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    ended = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, ended
-    return [stdout for stdout, _ in ended]
+    if ranks > 1:
+        processes = start_ranks(cwd, words, ranks, environment(None, **variables), is_on)
+    else:
+        processes = [start_in_fork(cwd, words, environment(None, **variables), is_on)]
+    ended = [finish(process, cwd) for process in processes]
+    assert [each.status for each in ended] == [0] * ranks, ended
+    return [each.stdout for each in ended]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -3,22 +3,31 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reports.test_texts import CHANGES, gpu_run, screen
+from tests.statistics.test_compare import of_sections
 from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.trials.test_results import RESULTS
+from training_profiler.cli.list_runs import render_runs
 from training_profiler.diagnosis import Finding
 from training_profiler.model.ranks import AllRanksStats, SectionSpread
-from training_profiler.model.snapshot import Snapshot
+from training_profiler.model.snapshot import LoaderStats, Snapshot
 from training_profiler.reports import layout
+from training_profiler.reports.comparison import ComparedRuns, render_comparison
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.reports.ranks import ranges_text, rank_lines
 from training_profiler.reports.report_json import as_data
+from training_profiler.reports.resources import loader_lines
 from training_profiler.reports.sections import percentages
 from training_profiler.reports.verdict import important
 from training_profiler.reports.watch import WatchedRun, watch_lines
+from training_profiler.statistics.compare import compare
+from training_profiler.storage.run_reader import ListedRun
+from training_profiler.trials.report import render_results
 
 LINES = Layout(format="lines")
 
@@ -127,6 +136,26 @@ def thousand() -> AllRanksStats:
         transfer_share=0.1,
         step_s=0.05,
     )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_tables_drop_columns_where_the_terminal_is_narrow(width):
+    of, steps = Layout(width=width), [0.1 + 0.01 * (number % 7) for number in range(100)]
+    compared = compare(*(of_sections(np.array(steps), np.array(steps) * factor) for factor in (1, 2)))
+    listed = ListedRun(
+        "runs/20261121-142530", "2026-11-21T14:25:30", None, "train.py", "ended", 5000, 0.1, "GOOD", None
+    )
+    names = ("forward_avg_s", "backward_avg_s", "optimizer_avg_s", "batch_wait_avg_s", "proportion")
+    means = dict.fromkeys(("data_avg_s", *names), 0.5)
+    loaders = [LoaderStats(name, 100, 3200, 1.0, **means) for name in ("a", "b")]
+    tables = (
+        render_comparison(ComparedRuns("before", "after", compared, {}, [], []), of).splitlines(),
+        render_runs([listed], of).splitlines(),
+        loader_lines(Snapshot(loaders=tuple(loaders), wall_s=10.0), of),
+        render_results(RESULTS, "runs/x", of).splitlines()[1:6],
+        [line for line in rank_lines(Snapshot(ranks=thousand()), of) if line.startswith("  sec")],
+    )
+    assert [max(map(len, each)) <= width for each in tables] == [True] * len(tables)
 
 
 @pytest.mark.parametrize("of", [Layout(width=80), Layout(width=118), LINES])

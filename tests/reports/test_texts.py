@@ -777,7 +777,7 @@ def watching() -> dict[str, Any]:
         "each event is said once": [log.update(each) for each in history],
         "ranks, parts and attempts are events": [others.update(each) for each in ends],
         "a line of progress fits": [
-            progress_line(replace(full, written_s_ago=age_s), width) for width, age_s in ((80, 0.2), (50, 7.0))
+            progress_line(replace(full, written_s_ago=age_s), width) for width, age_s in ((80, 7.0), (50, 0.2))
         ],
     }
 

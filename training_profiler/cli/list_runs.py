@@ -16,11 +16,12 @@ from training_profiler.base.errors import RunFolderError
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import ms_number
 from training_profiler.cli.common import layout_of_stdout, runs_folder, write
-from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
+from training_profiler.reports.layout import WIDTH, Layout, column_width, fitting, shortened, table
 from training_profiler.storage.run_reader import ListedRun, list_runs, no_runs
 
 HEADERS: Final = ("began", "run", "program", "state", "steps", "ms/step", "verdict")
 NAME_WIDTH, PROGRAM_WIDTH = 15, 10  # a folder's name is its time: 20261121-142530
+MIN_VERDICT: Final = 12
 WIDER: Final = 10  # more of both on a terminal of more than 80 columns
 DATE: Final = slice(len("2026-"), len("2026-11-21T14:25"))
 _KEYS: Final[dict[str, Callable[[ListedRun], Any]]] = {
@@ -83,10 +84,12 @@ def render_runs(runs: Sequence[ListedRun], layout: Layout) -> str:
         ]
         for run in runs
     ]
-    widths = [column_width(header, [row[at] for row in cells]) for at, header in enumerate(HEADERS[:-1])]
+    kept = [*fitting(HEADERS[:-1], [row[:-1] for row in cells], layout.width - MIN_VERDICT - 2, (2, 0, 4, 5)), -1]
+    widths = [column_width(HEADERS[at], [row[at] for row in cells]) for at in kept[:-1]]
     room = max(0, layout.width - sum(widths))
     for row in cells:
         if len(row[-1]) > room:  # without its explanation
             row[-1] = re.split("[:,] ", row[-1])[0]
         row[-1] = row[-1] if len(row[-1]) <= room else f"{row[-1][: max(0, room - 2)]}.."
-    return "\n".join(table(HEADERS, cells, left=(0, 1, 2, 3, 6))) + "\n"
+    left = [at for at, column in enumerate(kept) if HEADERS[column] not in ("steps", "ms/step")]
+    return "\n".join(table([HEADERS[at] for at in kept], [[row[at] for at in kept] for row in cells], left)) + "\n"

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.base.text import printable_data
 from training_profiler.base.units import MS_PER_S, ms_text
-from training_profiler.reports.layout import Layout, sentence, shortened, table
+from training_profiler.reports.layout import Layout, fitting, sentence, shortened, table
 from training_profiler.reports.sections import table_label
 from training_profiler.statistics.compare import (
     FASTER,
@@ -23,6 +23,7 @@ SCHEMA: Final = 2  # 1 had other keys, which docs/reference/json.md lists
 LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
 MOST_ROWS: Final = 20
 NAME_WIDTH: Final = 26
+HEADERS: Final = ("per step", "before", "after", "change", "interval", "")
 MOST_DIFFERING: Final = 30
 TOGETHER: Final = f"the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"
 VERDICT_COLORS: Final = {FASTER: "green", SLOWER: "red", NOT_SHOWN: "yellow"}
@@ -130,10 +131,10 @@ def _table(comparison: Comparison, layout: Layout) -> list[str]:
          "*" if row.is_shown else ""]
         for row in shown_sections(comparison)
     ]  # fmt: skip
-    headers = ["per step", "before", "after", "change", "interval", ""]
     if layout.is_lines:
         return [", ".join(cell for cell in row if cell) for row in rows]
-    return table(headers, rows)
+    kept = fitting(HEADERS, rows, layout.width, (1, 2, 4))
+    return table([HEADERS[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def shown_sections(comparison: Comparison) -> list[SectionDifference]:
@@ -170,7 +171,7 @@ def _steps(name: str, run: SettledSteps) -> str:
 
 def _differing(differing: Sequence[Differing], layout: Layout) -> list[str]:
     if not differing:
-        return ["What differs between the runs: nothing that is known."]
+        return layout.wrap("What differs between the runs: nothing that is known.")
     lines = ["What differs between the runs:"]
     for each in differing[:MOST_DIFFERING]:
         before, after = (value if value is not None else "unknown" for value in (each.before, each.after))

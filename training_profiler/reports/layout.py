@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,6 +98,20 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 def column_width(header: str, cells: Sequence[str]) -> int:
     """Return the width that a column of ``table`` takes, with the space left of it."""
     return 2 + max(map(len, (*header.split("\n"), *cells)))
+
+
+def fitting(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int, drop: Iterable[int], least: int = WIDTH
+) -> list[int]:
+    """Return the columns of a table that fit ``width``: those of ``drop`` go first. Names may shrink to ``least``."""
+    widths = [column_width(header, [row[at] for row in rows]) for at, header in enumerate(headers)]
+    widths[0] = min(widths[0], 2 + least)
+    kept = list(range(len(headers)))
+    for column in drop:
+        if sum(widths[at] for at in kept) - 2 <= width:
+            break
+        kept.remove(column)
+    return kept
 
 
 def shortened(name: str, most: int) -> str:

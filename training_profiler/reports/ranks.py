@@ -8,13 +8,14 @@ from training_profiler.base.sections import name_of
 from training_profiler.base.units import MS_PER_S, ms_text
 from training_profiler.model.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
 from training_profiler.model.snapshot import Snapshot
-from training_profiler.reports.layout import Layout, column_width, shortened, table
+from training_profiler.reports.layout import Layout, column_width, fitting, shortened, table
 
 MOST_SECTIONS: Final = 12
 SHOWN_ABOVE: Final = 0.005  # of step time: shorter sections that every rank entered are left out
 MOST_NAMED: Final = 4  # ranks or hosts in one line
 UNEVEN_STEPS: Final = 1  # ranks that were ended by a signal may differ by this many steps
 EVEN_BELOW: Final = 0.01  # of a step: ranks whose work differs by less are even
+MIN_TEXTS: Final = 36  # of names and places together; of a narrow terminal half
 _HEADERS: Final = ("section", "min\n(ms)", "median\n(ms)", "max\n(ms)", "imbalance", "slowest")
 _INDENT: Final = "  "
 
@@ -122,14 +123,18 @@ def _table(spreads: Sequence[SectionSpread], layout: Layout) -> list[str]:
             few = len(spread.never_on) <= MOST_NAMED
             where += f"; not on {of_ranks(spread.never_on) if few else f'{len(spread.never_on)} ranks'}"
         rows.append((name_of(spread.name) + each + device, *cells, where))
-    names, *columns, _ = zip(*rows, strict=True)
-    fixed = sum(column_width(header, column) for header, column in zip(_HEADERS[1:5], columns, strict=True))
-    room = max(36, layout.width - fixed - len(_INDENT) - 2)
-    name_width = min(room // 2, max(map(len, names)))
-    fitting = [
-        (shortened(name, name_width), *cells, shortened(where, room - name_width)) for name, *cells, where in rows
+    least = min(MIN_TEXTS, layout.width // 2)
+    numbers = [cells for _, *cells, _ in rows]
+    kept = fitting(_HEADERS[1:5], numbers, layout.width - least - len(_INDENT) - 4, (0, 1, 3))
+    fixed = sum(column_width(_HEADERS[1 + at], [cells[at] for cells in numbers]) for at in kept)
+    room = max(least, layout.width - fixed - len(_INDENT) - 2)
+    name_width = min(room // 2, max(len(name) for name, *_ in rows))
+    shown = [
+        (shortened(name, name_width), *(cells[at] for at in kept), shortened(where, room - name_width))
+        for name, *cells, where in rows
     ]
-    lines = [_INDENT + line.rstrip() for line in table(_HEADERS, fitting, left=(0, 5))]
+    headers = (_HEADERS[0], *(_HEADERS[1 + at] for at in kept), _HEADERS[-1])
+    lines = [_INDENT + line.rstrip() for line in table(headers, shown, left=(0, len(headers) - 1))]
     return ["Per step, over ranks (each: per call):", *lines]
 
 

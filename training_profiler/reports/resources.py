@@ -26,7 +26,7 @@ from training_profiler.model.snapshot import (
     Throughput,
     WorkerStats,
 )
-from training_profiler.reports.layout import Layout, column_width, sentence, shortened, table
+from training_profiler.reports.layout import Layout, column_width, fitting, sentence, shortened, table
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
 OTHERS_SHOWN_FROM: Final = 0.02  # of the time of a device
@@ -229,7 +229,9 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
             for row in rows
         ]
     else:
-        headers = [_HEADERS[column] for column in kept]
+        all_headers = [_HEADERS[column] for column in kept]
+        fit = fitting(all_headers, rows, layout.width, range(len(kept) - 1, 1, -1), MIN_NAME_WIDTH)
+        headers, rows = [all_headers[at] for at in fit], [tuple(row[at] for at in fit) for row in rows]
         columns = list(zip(*rows, strict=True))
         fixed = sum(column_width(header, column) for header, column in zip(headers[1:], columns[1:], strict=True))
         room = max(MIN_NAME_WIDTH, layout.width - fixed)

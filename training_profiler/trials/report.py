@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.base.units import duration_text, ms_text
 from training_profiler.diagnosis.finding import Finding
-from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.reports.layout import Layout, column_width, fitting, shortened, table
 from training_profiler.trials.results import (
     FAILED,
     FASTER,
@@ -68,13 +68,17 @@ def _table(results: Results, layout: Layout) -> list[str]:
     cells = [_cells(row, row.label if row is not results.control else f"{row.label} (the noise)") for row in rows]
     unchanged = "-" if results.unchanged_step_s is None else ms_text(results.unchanged_step_s)
     all_cells = [["unchanged", unchanged, "", "", ""], *cells]
+    kept = list(range(len(HEADERS)))
     if not layout.is_lines:
-        others = sum(2 + max(len(each[column]) for each in (HEADERS, *all_cells)) for column in range(1, len(HEADERS)))
-        room = max(LEAST_LABEL, layout.width - others)
+        least = min(LEAST_LABEL, layout.width // 3)
+        kept = fitting(HEADERS, all_cells, layout.width, (4, 3, 1), least)
+        others = sum(column_width(HEADERS[column], [each[column] for each in all_cells]) for column in kept[1:])
+        room = max(least, layout.width - others)
         for row, each in zip(rows, cells, strict=True):
             name = row.name if len(each[0]) > room and len(row.name) < len(each[0]) else each[0]
             each[0] = shortened(name, room)
-    text = table(HEADERS, all_cells, left=(0, 2, 3, 4))
+    left = [at for at, column in enumerate(kept) if column != 1]
+    text = table([HEADERS[at] for at in kept], [[each[at] for at in kept] for each in all_cells], left)
     lines = text[:2]
     for row, line in zip(rows, text[2:], strict=True):
         is_left = row.verdict in (NOT_SHOWN, NOT_CONFIRMED) and row.name in results.remaining

@@ -31,6 +31,10 @@ SCHEMA_CHANGES: Final = (
     "batch_parts, unseen to unsampled_waits, exchange to gradient_sync; the rest is in docs/reference/json.md"
 )
 LINES_A_SECTION: Final = 10
+AS_THEY_ARE: Final = (  # fields of a snapshot
+    "steps", "wall_s", "phases", "batch_parts", "unsampled_waits", "device", "loaders", "throughput", "machine",
+    "memory_changes", "garbage", "gradient_sync", "attempts", "health", "open_sections", "ended_by",
+)  # fmt: skip
 
 
 def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -45,22 +49,15 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
             "schema": SCHEMA,
             "schema_changes": SCHEMA_CHANGES,
             "verdict": verdict(snapshot, findings).headline,
-            "steps": snapshot.steps,
-            "wall_s": snapshot.wall_s,
             "training_s": snapshot.training_s,
             "sections": {section.name: _without(asdict(section), "name") for section in sections},
             "lines": {
                 name: [_without(asdict(line), "lines", "parts") for line in lines]
                 for name, lines in _lines(snapshot).items()
             },
-            "phases": snapshot.phases,
-            "batch_parts": snapshot.batch_parts,
-            "unsampled_waits": _plain(snapshot.unsampled_waits),
             "startup": _startup(snapshot),
             "step_time": _plain(snapshot.step),
             "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
-            "device": _plain(snapshot.device),
-            "loaders": _plain(snapshot.loaders),
             "calls": [
                 {
                     "kind": call.kind,
@@ -70,31 +67,23 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str
                 }
                 for call in snapshot.program.calls
             ],
-            "throughput": _plain(snapshot.throughput),
-            "machine": _plain(snapshot.machine),
-            "memory_changes": _plain(snapshot.memory_changes),
-            "garbage": _plain(snapshot.garbage),
             "pauses": _plain(pauses(snapshot)),
             "ranks": _ranks(snapshot.ranks),
-            "gradient_sync": _plain(snapshot.gradient_sync),
-            "attempts": _plain(snapshot.attempts),
             "findings": [_finding(snapshot, finding) for finding in findings],
             "cost": _run_cost(snapshot),
             "checklist": [check._asdict() for check in checklist(snapshot)],
-            "health": asdict(snapshot.health),
-            "open_sections": snapshot.open_sections,
-            "ended_by": snapshot.ended_by,
+            **{name: _plain(getattr(snapshot, name)) for name in AS_THEY_ARE},
             "trials": trials,
         }
     )
     return data
 
 
-def _plain(record: Any) -> Any:
-    """Return a record of figures, or several, as plain data; None where it is unknown."""
-    if isinstance(record, list | tuple):
-        return [asdict(each) for each in record]
-    return None if record is None else asdict(record)
+def _plain(value: Any) -> Any:
+    """Return a record of figures, or several, as plain data; all else as it is."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _without(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -197,6 +186,9 @@ def report_schema(trials: type) -> Schema:
     ``trials`` is the class of the results of changes that were tried.
     """
     ranks, epoch = _schema_of(AllRanksStats), _schema_of(EpochStats)
+    hints = {
+        name: _schema_of(hint) for name, hint in get_type_hints(Snapshot).items() if name in (*AS_THEY_ARE, "step")
+    }
     ranks["properties"]["sections"]["items"]["properties"]["slowest"] = _COUNT
     epoch["properties"]["batches_per_s"] = _NUMBER  # not of every epoch
     line = _object({"place": _TEXT, "seconds": _NUMBER})
@@ -211,34 +203,19 @@ def report_schema(trials: type) -> Schema:
         "schema": {"const": SCHEMA},
         "schema_changes": _TEXT,
         "verdict": _TEXT,
-        "steps": _COUNT,
-        "wall_s": _NUMBER,
         "training_s": _NUMBER,
         "sections": _by_name(_object_of(stats.SectionStats, "name")),
         "lines": _by_name(_list_of(_object_of(LineStats, "lines", "parts"))),
-        "phases": _by_name(_NUMBER),
-        "batch_parts": _by_name(_NUMBER),
-        "unsampled_waits": _schema_of(tuple[stats.UnsampledWait, ...]),
         "startup": _or_null(_object({"total_s": _NUMBER, "has_steps": _SCHEMAS[bool], "parts": _list_of(part)})),
-        "step_time": _schema_of(stats.StepStats | None),
+        "step_time": hints["step"],
         "epochs": _list_of(epoch),
-        "device": _schema_of(stats.DeviceTimingStats | None),
-        "loaders": _schema_of(tuple[stats.LoaderStats, ...]),
         "calls": _list_of(_object({**call, "line": _COUNT, "arguments": _by_name(_TEXT)})),
-        "throughput": _schema_of(stats.Throughput | None),
-        "machine": _schema_of(stats.MachineStats | None),
-        "memory_changes": _schema_of(tuple[stats.MemoryChange, ...]),
-        "garbage": _schema_of(stats.GarbageStats | None),
         "pauses": _schema_of(tuple[Pause, ...]),
         "ranks": _or_null(ranks),
-        "gradient_sync": _schema_of(stats.GradientSyncStats | None),
-        "attempts": _schema_of(tuple[stats.AttemptStats, ...]),
         "findings": _list_of(_object({**texts, **numbers, **ranges, "actions": _list_of(action)})),
         "checklist": _list_of(_object_of(Check)),
         "cost": _or_null(_object(cost)),
-        "health": _schema_of(stats.Health),
-        "open_sections": _list_of(_TEXT),
-        "ended_by": _or_null(_TEXT),
+        **{name: hints[name] for name in AS_THEY_ARE},
         "trials": _or_null(_object_of(trials)),
     }
     return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}

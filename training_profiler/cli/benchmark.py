@@ -20,7 +20,7 @@ from pathlib import Path
 
 from training_profiler.base.errors import BenchmarkError
 from training_profiler.base.text import printable_lines
-from training_profiler.cli.common import write
+from training_profiler.cli.common import whole_number, write
 from training_profiler.safety.files import write_output
 
 OURS = str(Path(__file__).resolve().parents[1])
@@ -30,8 +30,10 @@ STDOUT = "-"
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", metavar="MODULE:FACTORY", help="package.module:name, or path/to/file.py:name")
-    parser.add_argument("--depth", type=_depth, help="levels of modules below the model (default: all)")
-    parser.add_argument("--threads", type=_threads, help="CPU threads of torch (default: torch's own choice)")
+    levels = whole_number("a number of levels (0, 1, ...); example: 2")
+    parser.add_argument("--depth", type=levels, help="levels of modules below the model (default: all)")
+    threads = whole_number("a number of threads (1, 2, ...); example: 4", 1)
+    parser.add_argument("--threads", type=threads, help="CPU threads of torch (default: torch's own choice)")
     parser.add_argument(
         "--min-run-time",
         type=_seconds,
@@ -111,20 +113,6 @@ def _write(place: str, text: str) -> None:
         write_output(Path(place), text.encode())
     except OSError as error:
         raise BenchmarkError(f"--json {place} cannot be written ({error.strerror}); example: --json a.json") from None
-
-
-def _depth(text: str) -> int:
-    return _number(text, int(text), 0, "levels, example: --depth 2")
-
-
-def _threads(text: str) -> int:
-    return _number(text, int(text), 1, "threads, example: --threads 4")
-
-
-def _number(text: str, number: int, least: int, what: str) -> int:
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text} is below {least}; expected a number of {what}")
-    return number
 
 
 def _seconds(text: str) -> float:

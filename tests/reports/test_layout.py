@@ -12,6 +12,7 @@ from tests.reports.test_texts import CHANGES, gpu_run, screen
 from tests.statistics.test_compare import of_sections
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.trials.test_results import RESULTS
+from training_profiler.base import table as traced
 from training_profiler.cli.list_runs import render_runs
 from training_profiler.diagnosis import Finding
 from training_profiler.model.ranks import AllRanksStats, SectionSpread
@@ -136,6 +137,14 @@ def thousand() -> AllRanksStats:
         transfer_share=0.1,
         step_s=0.05,
     )
+
+
+@pytest.mark.parametrize(("width", "headers"), [(40, "operator calls host"), (80, "operator calls host device")])
+def test_tables_of_traces_drop_their_last_columns(width, headers, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = traced.table(("operator", "calls", "host", "device"), [("aten::addmm" * 4, 7, "x" * 12, "y" * 12)])
+    assert " ".join(text.splitlines()[0].split()) == headers
+    assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from tabulate import tabulate
 from training_profiler.base import html
 
 Value = float | int | str | None
-WIDTH: Final = 80
+WIDTH: Final = 80  # of files, pipes and wide terminals
+MIN_WIDTH: Final = 40
 MIN_NAME: Final = 12  # characters that a name keeps even if the line becomes too long
 _BETWEEN: Final = 2  # spaces between columns
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
@@ -84,6 +86,11 @@ def _html_cell(value: Value) -> html.Cell:
     return html.Cell(value, value) if isinstance(value, int) else html.Cell("" if value is None else value)
 
 
+def text_width() -> int:
+    """Return the width of text: the terminal's, or COLUMNS, from 40 to 80."""
+    return max(MIN_WIDTH, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[int] = (0,), name: int | None = 0
 ) -> str:
@@ -93,21 +100,27 @@ def table(
         headers: one per column.
         rows: the cells; None is an empty one.
         left: the columns that are left-aligned. All others are right-aligned.
-        name: the column whose cells are shortened if the table is too wide; None for no column.
+        name: the column whose cells are shortened if the table is too wide; None for no column. On a narrow terminal
+            the last columns are dropped before.
     """
     if not rows:
         return "(nothing)"
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    columns = zip(headers, zip(*cells, strict=True), strict=True)
+    widths = [_BETWEEN + max(map(len, (*header.split("\n"), *column))) for header, column in columns]
+    kept, width = list(range(len(headers))), text_width() + _BETWEEN
     if name is not None:
-        columns = zip(headers, zip(*cells, strict=True), strict=True)
-        widths = [max(map(len, (*header.split("\n"), *column))) for header, column in columns]
-        room = max(MIN_NAME, WIDTH - sum(widths) + widths[name] - _BETWEEN * (len(widths) - 1))
+        least = min(widths[name], MIN_NAME + _BETWEEN)
+        for last in reversed(range(1, len(headers))):
+            if width < WIDTH and sum(widths[i] for i in kept) - widths[name] + least > width and last != name:
+                kept.remove(last)
+        room = max(MIN_NAME, width - sum(widths[i] for i in kept) + widths[name] - _BETWEEN)
         cells = [[shortened(cell, room) if i == name else cell for i, cell in enumerate(row)] for row in cells]
     # The headers are a row: tabulate makes columns wider than their headers, for which 80 columns have no room.
     text = tabulate(
-        [list(headers), *cells],
+        [[row[i] for i in kept] for row in (headers, *cells)],
         tablefmt="plain",
-        colalign=["left" if i in left else "right" for i in range(len(headers))],
+        colalign=["left" if i in left else "right" for i in kept],
         disable_numparse=True,
         preserve_whitespace=True,
     )
@@ -124,7 +137,7 @@ def with_details(text: str, details: Sequence[str], indent: str = "    ") -> str
     for row, detail in zip(lines[first:], details, strict=True):
         parts.append(row)
         if detail:
-            parts.append(indent + shortened(detail, WIDTH - len(indent)))
+            parts.append(indent + shortened(detail, text_width() - len(indent)))
     return "\n".join(parts)
 
 
@@ -137,7 +150,8 @@ def shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, first: str = "", rest: str = "") -> str:
-    """Return ``text`` in lines of 80 characters, the first after ``first``, the others after ``rest``."""
+    """Return ``text`` in lines of at most 80 characters, the first after ``first``, the others after ``rest``."""
+    width = text_width()
     return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from training_profiler.base.table import WIDTH, shortened, table, with_details, wrapped
+from training_profiler.base.table import shortened, table, text_width, with_details, wrapped
 from training_profiler.base.units import NS_PER_MS, counted
 from training_profiler.diagnosis.finding import check_lines
 from training_profiler.trace_analysis import report_work as work
@@ -46,7 +46,7 @@ VIEWS: Final[Mapping[str, Callable[[Trace, str, Sequence[RankCollective], Mappin
     "memory": lambda trace, *_: _memory(trace),
     "communication": lambda trace, _, over_ranks, __: work.communication(trace, over_ranks),
     CRITICAL_PATH: lambda trace, *_: render_critical_path(trace.graph),
-    "checklist": lambda trace, *_: "\n".join(check_lines(checks(trace), WIDTH)),
+    "checklist": lambda trace, *_: "\n".join(check_lines(checks(trace), text_width())),
     "recommendations": lambda trace, _, __, thresholds: _recommendations(trace, thresholds),
 }
 
